@@ -1,0 +1,225 @@
+"""The loop that grows a tree: plan, draw, score, grow, until there is an answer to vote for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from search.digest import tree_digest
+from search.engine import (
+    Engine,
+    EngineError,
+    PrefixTooLong,
+    RewardMissing,
+    Sampling,
+    TreeCost,
+)
+from search.events import Answered, Event, Started
+from search.growth import Draft, Growth
+from search.logical_kv import LogicalKV
+from search.outcome import Outcome
+from search.policies.policy import Policy, Round, Scores
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec, StopReason
+from search.stats import Tally
+from search.stop import budget_met, why_done
+from search.tree import Tree
+from search.vote import VOTE_SCORES, hold_vote, vote_name
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is asked.
+
+    ``prompt``: the policy model's token ids, chat template included. ``question``: the user's own
+    words, for the reward model. ``delimiter``: what ends a step.
+    """
+
+    prompt: tuple[int, ...]
+    question: str
+    delimiter: str = "\n\n"
+
+    def __post_init__(self) -> None:
+        """Refuse a delimiter that no step could end with."""
+        if not self.delimiter:
+            raise ValueError("delimiter: empty; at least one character is needed")
+
+
+async def search(
+    problem: Problem,
+    spec: SearchSpec,
+    engine: Engine,
+    *,
+    tree_id: str,
+    answer_of: Callable[[str], str | None],
+    clock: Callable[[], float],
+    deadline: float | None = None,
+    listen: Callable[[Event], None] | None = None,
+    context_tokens: int | None = None,
+) -> Outcome:
+    """Search for an answer to ``problem`` as ``spec`` says.
+
+    ``tree_id``: unique among the engine's trees. ``answer_of``: a reply's answer in canonical form,
+    or None. ``clock``: seconds; ``deadline``: a time by it, at which the round under way is dropped
+    whole. ``listen`` hears every event. ``context_tokens``: most tokens of prompt and reply, by
+    default what the engine can hold.
+
+    Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
+    it short. Cancelling the awaiting task ends a search early. The engine's tree is released or
+    aborted however the search ends. Raises ValueError (no seed), PrefixTooLong, RewardMissing and
+    whatever other EngineError the engine raises.
+    """
+    if spec.seed is None:
+        raise ValueError("seed: None; the caller must draw one, an integer from 0 to 2**63 - 1")
+    emit = listen or _unheard
+    context = context_tokens or engine.capabilities.context_tokens
+    if len(problem.prompt) >= context:
+        raise PrefixTooLong(f"prompt: {len(problem.prompt)} tokens; the context holds {context}")
+    policy = POLICIES[spec.policy](spec)
+    scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
+    _check_scores(spec, scores, engine)
+    tree = Tree(problem.prompt)
+    growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit)
+    tally = Tally(LogicalKV(len(problem.prompt)))
+    start = clock()
+    run = _Run(problem, spec, engine, tree_id, policy, growth, tally, clock, start, deadline)
+    emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
+    stop, cost = await run.to_the_end()
+    return run.outcome(stop, cost, answer_of, emit)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One search under way."""
+
+    problem: Problem
+    spec: SearchSpec
+    engine: Engine
+    tree_id: str
+    policy: Policy
+    growth: Growth
+    tally: Tally
+    clock: Callable[[], float]
+    start: float
+    deadline: float | None
+
+    async def to_the_end(self) -> tuple[StopReason, TreeCost]:
+        """Grow, then let go of the engine's tree, whatever happens."""
+        held = True
+        try:
+            stop = await self.grow()
+            if stop is not StopReason.DEADLINE:
+                cost = await self.engine.release(self.tree_id)
+                held = False
+                return stop, cost
+            return stop, TreeCost()
+        finally:
+            if held:
+                with suppress(EngineError):
+                    await self.engine.abort(self.tree_id)
+
+    async def grow(self) -> StopReason:
+        """Round after round, until the policy is done or a budget is met."""
+        tree = self.growth.tree
+        while (plan := self.plan()) is not None:
+            if (met := budget_met(tree, self.spec)) is not None:
+                return met
+            self.engine.hint(self.tree_id, self.growth.select(plan))
+            drawn = await self.draw(plan)
+            if drawn is None:
+                return StopReason.DEADLINE
+            children = self.growth.commit(*drawn)
+            self.tally.round(tree, children, self.clock() - self.start)
+            if len(children) < sum(plan.expand.values()):
+                return StopReason.MAX_TOKENS
+        return why_done(tree, self.spec)
+
+    def plan(self) -> Round | None:
+        """The policy's next round, timed."""
+        before = self.clock()
+        plan = self.policy.plan(self.growth.tree)
+        self.tally.policy_seconds += self.clock() - before
+        return plan
+
+    async def draw(self, plan: Round) -> tuple[list[Draft], dict[int, float]] | None:
+        """A round's steps and rewards, or None if the deadline comes first."""
+        left = None if self.deadline is None else self.deadline - self.clock()
+        if left is not None and left <= 0:
+            return None
+        timer = asyncio.timeout(left)
+        try:
+            async with timer:
+                branches = self.growth.branches(plan)
+                steps = await self.engine.expand(self.tree_id, branches, self.sampling())
+                drafts = self.growth.drafts(branches, steps)
+                rewards = await self.score(drafts)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            return None
+        late = self.deadline is not None and self.clock() >= self.deadline
+        return None if late else (drafts, rewards)
+
+    async def score(self, drafts: Sequence[Draft]) -> dict[int, float]:
+        """Rewards by draft id, unrounded; one for each distinct path that needs one."""
+        wanted = self.growth.to_score(drafts)
+        if not wanted:
+            return {}
+        problem = self.problem
+        given = await self.engine.score(self.tree_id, problem.prompt, problem.question, wanted)
+        good = [r for r in given if math.isfinite(r) and 0.0 <= r <= 1.0]
+        if len(good) != len(wanted):
+            able = self.engine.capabilities
+            raise RewardMissing(
+                f"engine {able.engine} ({dict(able.models)}) gave {len(good)} rewards in [0, 1] "
+                f"for {len(wanted)} trajectories"
+            )
+        return {trajectory.node: r for trajectory, r in zip(wanted, given, strict=True)}
+
+    def outcome(
+        self,
+        stop: StopReason,
+        cost: TreeCost,
+        answer_of: Callable[[str], str | None],
+        emit: Callable[[Event], None],
+    ) -> Outcome:
+        """Hold the vote and sum up."""
+        tree = self.growth.tree
+        ballot = hold_vote(tree, vote_name(self.spec), answer_of)
+        text = "" if ballot.chosen is None else tree.text(ballot.chosen)
+        digest = tree_digest(tree, ballot.answer)
+        emit(Answered(ballot.chosen, ballot.answer, text, ballot.rule, stop.value, digest))
+        return Outcome(
+            tree=tree,
+            answer=ballot.answer,
+            chosen=ballot.chosen,
+            text=text,
+            answers=ballot.answers,
+            stop_reason=stop,
+            vote=ballot.rule,
+            stats=self.tally.stats(tree, ballot.chosen, self.clock() - self.start, cost),
+            digest=digest,
+            spec=self.spec,
+        )
+
+    def sampling(self) -> Sampling:
+        """How steps are drawn: up to the delimiter, or in pieces of ``step_tokens``."""
+        spec = self.spec
+        stop = () if spec.step_tokens else (self.problem.delimiter,)
+        size = spec.step_tokens or spec.max_step_tokens
+        return Sampling(spec.temperature, spec.top_p, stop, size)
+
+
+def _check_scores(spec: SearchSpec, scores: Scores, engine: Engine) -> None:
+    if scores is not Scores.NONE and not engine.capabilities.scores:
+        raise RewardMissing(
+            f"engine {engine.capabilities.engine} has no reward model; policy {spec.policy} with "
+            f"vote {vote_name(spec)} needs one"
+        )
+
+
+def _unheard(_: Event) -> None:
+    return None

@@ -1,0 +1,207 @@
+"""What the search needs of an engine. Engines implement it in ``runtime``; nothing here runs.
+
+An engine owns one KV cache for all trees of all requests. The search names prefixes by token ids
+and nodes by (tree, id); it never says what to cache, it only hints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from search.tree import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How steps are drawn.
+
+    ``temperature`` 0 is greedy. ``top_p`` in (0, 1] truncates after the temperature. A step ends at
+    the first ``stop`` string (kept in the step), at the model's end token, or after
+    ``max_step_tokens`` tokens; an empty ``stop`` makes steps of exactly that many tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ("\n\n",)
+    max_step_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One child to draw.
+
+    ``parent`` is the node forked from, ``child`` the child's index among its siblings, ``tokens``
+    the whole prefix (prompt and steps down to the parent), ``seed`` the child's 64-bit noise
+    seed, ``limit`` the most tokens this step may have (at most ``Sampling.max_step_tokens``).
+    """
+
+    parent: int
+    child: int
+    tokens: tuple[int, ...]
+    seed: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish: Finish
+    logprob: float
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A path to score: the steps' ids and texts from below the root to ``node``."""
+
+    node: int
+    steps: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What the KV manager should know. Values by node id in [0, 1]; ids of the same tree."""
+
+    values: Mapping[int, float] = field(default_factory=dict)
+    active: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCost:
+    """What a tree has cost the engine: tokens by kind, forward passes, peak tokens of KV held.
+
+    ``flops`` counts multiply and add of every forward pass; ``kv_tokens_peak`` is the policy
+    model's.
+    """
+
+    decoded_tokens: int = 0
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+    prm_tokens: int = 0
+    model_calls: int = 0
+    flops: float = 0.0
+    kv_tokens_peak: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The engine's KV by now, in tokens of the policy and of the reward model.
+
+    ``active``: held for trees in flight. ``cached``: evictable prefixes nobody holds.
+    ``running`` and ``waiting`` count branches.
+    """
+
+    kv_tokens_active: int
+    kv_tokens_cached: int
+    kv_tokens_capacity: int
+    kv_tokens_peak: int
+    prm_kv_tokens_active: int
+    prm_kv_tokens_cached: int
+    prm_kv_tokens_capacity: int
+    running: int
+    waiting: int
+    decoded_tokens_total: int
+    prefilled_tokens_total: int
+    cached_tokens_total: int
+    prm_tokens_total: int
+    evicted_tokens_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, said aloud. ``exact``: same seed, same tree, bit for bit."""
+
+    engine: str
+    models: Mapping[str, str]
+    exact: bool
+    scores: bool
+    embeds: bool
+    context_tokens: int
+    fingerprint: str
+
+
+class EngineError(Exception):
+    """The engine failed a call; the message is fit for a client.
+
+    EngineError
+     ├─ EngineDown         the engine's process or server is gone; it may come back
+     ├─ PrefixTooLong      a prefix and its step do not fit the context or the KV budget
+     └─ RewardMissing      a trajectory got no reward; names the format and what it looked for
+    """
+
+
+class EngineDown(EngineError):
+    """The engine's process or server is gone; it may come back."""
+
+
+class PrefixTooLong(EngineError):
+    """A prefix and its step do not fit the context or the KV budget."""
+
+
+class RewardMissing(EngineError):
+    """A trajectory got no reward."""
+
+
+class Engine(Protocol):
+    """Draws steps, scores trajectories and keeps their KV. ``tree`` is a caller-chosen unique id.
+
+    All methods may raise EngineError. Cancelling an awaiting caller frees nothing: call ``abort``.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; constant while it lives."""
+        ...
+
+    async def expand(
+        self, tree: str, branches: Sequence[Branch], sampling: Sampling
+    ) -> list[Step]:
+        """Draw one step for each branch; results in the order asked, whatever the order run."""
+        ...
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, unrounded. ``question`` is the user's own text."""
+        ...
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """One vector for the last step of each trajectory."""
+        ...
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Tell the KV manager about a tree. Never waits, never fails."""
+        ...
+
+    async def release(self, tree: str) -> TreeCost:
+        """Let go of a tree's KV (it may stay cached) and return what the tree cost."""
+        ...
+
+    async def abort(self, tree: str) -> None:
+        """Stop everything under way for a tree and let go of its KV."""
+        ...
+
+    async def usage(self) -> Usage:
+        """KV and queues now."""
+        ...
+
+    async def health(self) -> None:
+        """Return when the engine is alive and making progress; raise EngineDown if it is not."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        ...

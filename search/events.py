@@ -1,0 +1,138 @@
+"""Everything that can be watched of a search, in the order in which it is decided.
+
+A round is reported once it is committed: ``selected`` and ``pruned`` with the plan, then for each
+child in id order ``expanded``, ``scored`` (if it was), ``finished`` or ``pruned`` (if it was born
+so). Nothing is reported and taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from search.tree import Finish, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; fields are flat and fit for JSON."""
+
+    name: ClassVar[str] = "event"
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields under their names, and the event's own under ``event``."""
+        return {"event": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The search begins. ``prompt``: token ids."""
+
+    name: ClassVar[str] = "started"
+    tree: str
+    policy: str
+    width: int
+    seed: int
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected(Event):
+    """The policy gives ``node`` that many ``children`` in this round (counted from 1)."""
+
+    name: ClassVar[str] = "selected"
+    round: int
+    node: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned(Event):
+    """``node`` will never be expanded: the policy's choice, or born ``empty`` or as a ``loop``."""
+
+    name: ClassVar[str] = "pruned"
+    round: int
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded(Event):
+    """``node`` was drawn; fields as on ``search.tree.Node``."""
+
+    name: ClassVar[str] = "expanded"
+    round: int
+    node: int
+    parent: int
+    child: int
+    depth: int
+    tokens: tuple[int, ...]
+    text: str
+    finish: str
+    logprob: float
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Event):
+    """``node`` got its reward, rounded to 1e-4."""
+
+    name: ClassVar[str] = "scored"
+    round: int
+    node: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """``node`` ended a trajectory of ``tokens`` generated tokens (``finish``: end or limit)."""
+
+    name: ClassVar[str] = "finished"
+    round: int
+    node: int
+    finish: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Event):
+    """The vote is held: the last event. ``node``: the chosen trajectory, None without one."""
+
+    name: ClassVar[str] = "answered"
+    node: int | None
+    answer: str | None
+    text: str
+    vote: str
+    stop_reason: str
+    tree_digest: str
+
+
+def rebuild(events: Iterable[Event]) -> Tree:
+    """The tree that a whole stream of events tells of.
+
+    Raises ValueError if the stream does not begin with ``started``.
+    """
+    stream = iter(events)
+    first = next(stream, None)
+    if not isinstance(first, Started):
+        raise ValueError("events: the first one must be started")
+    tree = Tree(first.prompt)
+    for event in stream:
+        match event:
+            case Expanded():
+                tree.add(
+                    event.parent,
+                    event.tokens,
+                    event.text,
+                    Finish(event.finish),
+                    logprob=event.logprob,
+                    entropy=event.entropy,
+                )
+            case Scored():
+                tree[event.node].reward = event.reward
+            case Pruned():
+                tree.prune(event.node)
+            case _:
+                pass
+    return tree

@@ -1,0 +1,203 @@
+"""How a planned round becomes branches to draw, and drawn steps become nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from search.digest import round_reward
+from search.engine import Branch, EngineError, Hint, Step, Trajectory
+from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
+from search.policies.policy import Round, Scores
+from search.seed import node_seed
+from search.spec import SearchSpec
+from search.stats import path_length
+from search.tree import ROOT, Finish, Node, NodeState, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A drawn step that is not in the tree yet.
+
+    ``id``: the node it becomes. ``finish``: as judged here, not only as drawn. ``twin``: the first
+    node with the same steps from the root, its own id if there is none.
+    """
+
+    id: int
+    branch: Branch
+    step: Step
+    finish: Finish
+    twin: int
+
+
+class Growth:
+    """One tree while it grows. Ids follow (parent id, child index), never the order of arrival."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        spec: SearchSpec,
+        seed: int,
+        delimiter: str,
+        context_tokens: int,
+        scores: Scores,
+        listen: Callable[[Event], None],
+    ) -> None:
+        """``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path."""
+        self.tree = tree
+        self.round = 0
+        self._seed = seed
+        self._delimiter = delimiter
+        self._scores = scores
+        self._listen = listen
+        self._max_depth = spec.max_depth
+        self._max_tokens = spec.max_tokens
+        self._step_tokens = spec.step_tokens or spec.max_step_tokens
+        self._path_tokens = min(spec.trajectory_tokens, context_tokens - len(tree.prompt))
+        self._twins = {ROOT: ROOT}
+        self._first: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._told = 1
+        self._dead: set[int] = set()
+
+    def select(self, plan: Round) -> Hint:
+        """Begin a round: prune what the plan gives up, and say what the engine should know.
+
+        The hint holds the rewards that are new since the last one, the nodes about to grow, and the
+        nodes that no open leaf stands below any longer.
+        """
+        self.round += 1
+        for node in sorted(plan.expand):
+            self._listen(Selected(self.round, node, plan.expand[node]))
+        for node in plan.prune:
+            self.tree.prune(node)
+            self._listen(Pruned(self.round, node, "policy"))
+        return self._hint(plan)
+
+    def branches(self, plan: Round) -> list[Branch]:
+        """The children to draw, by rising parent id and child index."""
+        return [b for node in sorted(plan.expand) for b in self._fork(node, plan.expand[node])]
+
+    def drafts(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[Draft]:
+        """The drawn steps, judged, as many in order as ``max_tokens`` leaves room for.
+
+        Raises EngineError if the steps are not those asked for.
+        """
+        if len(steps) != len(branches):
+            raise EngineError(f"engine: drew {len(steps)} steps for {len(branches)} branches")
+        drafts: list[Draft] = []
+        total = self.tree.generated_tokens
+        for branch, step in zip(branches, steps, strict=True):
+            if not 0 < len(step.tokens) <= branch.limit:
+                asked = f"1 to {branch.limit} were asked"
+                raise EngineError(f"engine: drew a step of {len(step.tokens)} tokens; {asked}")
+            total += len(step.tokens)
+            if self._max_tokens is not None and total > self._max_tokens:
+                break
+            key = self._twins[branch.parent], step.tokens
+            node_id = len(self.tree) + len(drafts)
+            twin = self._twins[node_id] = self._first.setdefault(key, node_id)
+            drafts.append(Draft(node_id, branch, step, self._judge(branch, step), twin))
+        return drafts
+
+    def to_score(self, drafts: Sequence[Draft]) -> list[Trajectory]:
+        """The paths that need a reward: each distinct one once, under its first node's id."""
+        return [
+            self._trajectory(draft)
+            for draft in drafts
+            if draft.twin == draft.id and self._needs_reward(draft)
+        ]
+
+    def commit(self, drafts: Sequence[Draft], rewards: dict[int, float]) -> list[Node]:
+        """Put a round into the tree; ``rewards`` by the ids asked for, unrounded."""
+        nodes = []
+        for draft in drafts:
+            step = draft.step
+            node = self.tree.add(
+                draft.branch.parent,
+                step.tokens,
+                step.text,
+                draft.finish,
+                logprob=step.logprob,
+                entropy=step.entropy,
+            )
+            assert node.id == draft.id
+            assert node.child == draft.branch.child
+            if draft.twin != draft.id:
+                node.reward = self.tree[draft.twin].reward
+            elif draft.id in rewards:
+                node.reward = round_reward(rewards[draft.id])
+            nodes.append(node)
+            self._report(node)
+        return nodes
+
+    def _hint(self, plan: Round) -> Hint:
+        alive = {step.id for leaf in self.tree.leaves() for step in self.tree.chain(leaf.id)}
+        dead = {node.id for node in self.tree.nodes[1:]} - alive - self._dead
+        fresh = self.tree.nodes[self._told :]
+        self._told = len(self.tree)
+        self._dead |= dead
+        values = {node.id: node.reward for node in fresh if node.reward is not None}
+        return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)))
+
+    def _fork(self, parent: int, children: int) -> list[Branch]:
+        node = self.tree[parent]
+        prefix = self.tree.tokens(parent)
+        limit = min(self._step_tokens, self._path_tokens - path_length(self.tree, parent))
+        first = len(node.children)
+        return [
+            Branch(parent, i, prefix, node_seed(self._seed, "step", (*node.path, i)), limit)
+            for i in range(first, first + children)
+        ]
+
+    def _judge(self, branch: Branch, step: Step) -> Finish:
+        """How a step really ended: a delimited one may be empty or a loop, any open one the last.
+
+        Steps cut by length are neither empty nor loops: they are pieces, not thoughts.
+        """
+        if step.finish is Finish.END:
+            return Finish.END
+        parent = self.tree[branch.parent]
+        if step.finish is Finish.STEP:
+            if not step.text.removesuffix(self._delimiter).strip():
+                return Finish.EMPTY
+            if step.tokens == parent.tokens:
+                return Finish.LOOP
+        length = path_length(self.tree, parent.id) + len(step.tokens)
+        if parent.depth + 1 >= self._max_depth or length >= self._path_tokens:
+            return Finish.LIMIT
+        return step.finish
+
+    def _trajectory(self, draft: Draft) -> Trajectory:
+        above = self.tree.chain(draft.branch.parent)
+        tokens = (*(node.tokens for node in above), draft.step.tokens)
+        return Trajectory(draft.id, tokens, (*(node.text for node in above), draft.step.text))
+
+    def _needs_reward(self, draft: Draft) -> bool:
+        if draft.finish in (Finish.EMPTY, Finish.LOOP):
+            return False
+        if self._scores is Scores.FINISHED:
+            return draft.finish in (Finish.END, Finish.LIMIT)
+        return self._scores is Scores.ALL
+
+    def _report(self, node: Node) -> None:
+        self._listen(
+            Expanded(
+                self.round,
+                node.id,
+                node.parent,
+                node.child,
+                node.depth,
+                node.tokens,
+                node.text,
+                node.finish.value,
+                node.logprob,
+                node.entropy,
+            )
+        )
+        if node.reward is not None:
+            self._listen(Scored(self.round, node.id, node.reward))
+        if node.state is NodeState.FINISHED:
+            length = path_length(self.tree, node.id)
+            self._listen(Finished(self.round, node.id, node.finish.value, length))
+        elif node.state is NodeState.PRUNED:
+            self._listen(Pruned(self.round, node.id, node.finish.value))

@@ -1,0 +1,41 @@
+"""Beam search over steps: keep the best, expand them evenly, drop the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import ClassVar
+
+from search.policies.policy import Round, Scores, by_reward, remaining, share_evenly
+from search.spec import SearchSpec
+from search.tree import ROOT, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Keeps ``beams`` leaves a round and expands them to the remaining width together.
+
+    The published code rounds each beam's share up and so exceeds its width; here the shares add up
+    to it: the remainder goes to the better beams. Ties, in keeping and in sharing: the lower id.
+    """
+
+    width: int
+    beams: int
+    scores: ClassVar[Scores] = Scores.ALL
+
+    @classmethod
+    def from_spec(cls, spec: SearchSpec) -> Beam:
+        """The policy as the spec sets it; ``beams`` defaults to the rounded-up root of width."""
+        return cls(spec.width, spec.beam_width or isqrt(spec.width - 1) + 1)
+
+    def plan(self, tree: Tree) -> Round | None:
+        """The root to the whole width, then the best leaves to what remains of it."""
+        leaves = list(tree.leaves())
+        spend = remaining(tree, self.width)
+        if not leaves or not spend:
+            return None
+        if leaves[0].id == ROOT:
+            return Round({ROOT: spend})
+        ranked = [node.id for node in by_reward(leaves, "beam")]
+        keep = min(self.beams, spend)
+        return Round(share_evenly(spend, ranked[:keep]), tuple(sorted(ranked[keep:])))

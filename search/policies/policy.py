@@ -1,0 +1,70 @@
+"""What a search policy is: a pure function from the tree to the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import ClassVar, Protocol
+
+from search.engine import RewardMissing
+from search.tree import Node, Tree
+
+
+class Scores(IntEnum):
+    """Which new nodes get a reward; a larger value includes the smaller ones."""
+
+    NONE = 0
+    FINISHED = 1
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happens next: how many children each open node gets, and which nodes are given up.
+
+    ``expand``: node id to a positive number of children. ``prune``: ids of open nodes.
+    """
+
+    expand: Mapping[int, int]
+    prune: tuple[int, ...] = field(default=())
+
+
+class Policy(Protocol):
+    """Decides which branches live. Frozen, built from a spec, without any state of its own."""
+
+    scores: ClassVar[Scores]
+    """Which new nodes need a reward before the next plan."""
+
+    def plan(self, tree: Tree) -> Round | None:
+        """The next round, or None when there is nothing left to expand.
+
+        Raises RewardMissing when a node that must be compared has no reward.
+        """
+        ...
+
+
+def remaining(tree: Tree, width: int) -> int:
+    """Trajectories still to be finished: what a round may spend."""
+    return width - len(tree.finished())
+
+
+def share_evenly(total: int, nodes: Sequence[int]) -> dict[int, int]:
+    """``total`` children over ``nodes``, as evenly as they go; remainders to the earlier ones.
+
+    The shares add up to ``total`` exactly; there must not be more nodes than children.
+    """
+    assert 0 < len(nodes) <= total
+    share, left = divmod(total, len(nodes))
+    return {node: share + (i < left) for i, node in enumerate(nodes)}
+
+
+def by_reward(nodes: Sequence[Node], policy: str) -> list[Node]:
+    """The nodes by falling reward; equal rewards by rising id.
+
+    Raises RewardMissing if one has none.
+    """
+    for node in nodes:
+        if node.reward is None:
+            raise RewardMissing(f"node {node.id} has no reward; policy {policy} needs one a step")
+    return sorted(nodes, key=lambda node: (-(node.reward or 0.0), node.id))

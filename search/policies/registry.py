@@ -1,0 +1,19 @@
+"""Every policy by the name that a client uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from search.policies.beam import Beam
+from search.policies.best_of_n import BestOfN
+from search.policies.policy import Policy
+from search.policies.rebase import Rebase
+from search.policies.self_consistency import SelfConsistency
+from search.spec import PolicyName, SearchSpec
+
+POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
+    "best_of_n": BestOfN.from_spec,
+    "self_consistency": SelfConsistency.from_spec,
+    "beam": Beam.from_spec,
+    "rebase": Rebase.from_spec,
+}

@@ -1,0 +1,60 @@
+"""The dials of a search and their ranges, stated once: request schema, CLI and benchmarks use it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PolicyName = Literal["best_of_n", "self_consistency", "beam", "rebase"]
+VoteName = Literal[
+    "weighted_majority", "majority", "best_last", "best_min", "best_prod", "best_mean"
+]
+
+
+class StopReason(StrEnum):
+    """Why a search ended; whichever was met first."""
+
+    ANSWERED = "answered"
+    WIDTH_SPENT = "width_spent"
+    DEPTH = "depth"
+    MAX_TOKENS = "max_tokens"
+    KV = "kv"
+    DEADLINE = "deadline"
+    CONSENSUS = "consensus"
+    CANCELLED = "cancelled"
+
+
+class SearchSpec(BaseModel):
+    """What a client may set in ``search``; unknown fields are refused by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    policy: PolicyName = "rebase"
+    width: int = Field(default=16, ge=1, le=1024, description="trajectories to finish")
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    temperature: float = Field(default=1.0, ge=0.0, le=5.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    max_depth: int = Field(default=25, ge=1, le=200, description="steps a trajectory")
+    max_step_tokens: int = Field(default=256, ge=1, le=8192)
+    step_tokens: int | None = Field(
+        default=None, ge=1, le=8192, description="cut steps by length instead of the delimiter"
+    )
+    trajectory_tokens: int = Field(default=1024, ge=1, le=131072)
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="generated tokens of the whole committed tree"
+    )
+    max_kv_tokens: int | None = Field(
+        default=None, ge=1, description="unique tokens on the paths of open leaves, prompt included"
+    )
+    deadline_ms: int | None = Field(default=None, ge=1)
+    vote: VoteName | None = Field(
+        default=None, description="default: weighted majority; majority for self_consistency"
+    )
+    reward_temperature: float = Field(
+        default=0.2, gt=0.0, le=10.0, description="T_R of REBASE's softmax over rewards"
+    )
+    beam_width: int | None = Field(
+        default=None, ge=1, description="beams kept a round; default: the rounded-up root of width"
+    )

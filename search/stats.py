@@ -1,0 +1,96 @@
+"""What a search did, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import fsum
+
+from search.engine import TreeCost
+from search.logical_kv import LogicalKV
+from search.tree import Node, NodeState, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStats:
+    """Counts of the committed tree, and times by the caller's clock.
+
+    ``rounds``: rounds whose results were kept. ``nodes``: steps (the root is none). ``expanded``:
+    nodes with children. ``pruned``, ``finished``: nodes in that state. ``depth``: the deepest
+    step's. ``generated_tokens``: of all steps; ``reply_tokens``: of the chosen trajectory.
+    ``kv_tokens_total``: unique tokens, prompt included, on the paths of a round's candidates (the
+    open leaves and the trajectories it finished, before the next plan prunes any; equal token
+    prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What the engine
+    held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning. ``precise_goodput``: tokens a
+    second, the mean length of the finished trajectories over the mean time at which their rounds
+    ended; 0 where nothing finished. ``engine``: all zero where the tree was aborted midway.
+    """
+
+    rounds: int
+    nodes: int
+    expanded: int
+    pruned: int
+    finished: int
+    depth: int
+    generated_tokens: int
+    reply_tokens: int
+    prompt_tokens: int
+    kv_tokens_total: int
+    kv_tokens_peak: int
+    policy_seconds: float
+    seconds: float
+    precise_goodput: float
+    engine: TreeCost
+
+
+def path_length(tree: Tree, node_id: int) -> int:
+    """Generated tokens on the path down to a node, the prompt not counted."""
+    return sum(len(step.tokens) for step in tree.chain(node_id))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has to be noted while the tree grows."""
+
+    kv: LogicalKV
+    rounds: int = 0
+    kv_tokens_total: int = 0
+    kv_tokens_peak: int = 0
+    policy_seconds: float = 0.0
+    finished_after: list[float] = field(default_factory=list)
+
+    def round(self, tree: Tree, children: Iterable[Node], seconds: float) -> None:
+        """Note a committed round of ``children``, ``seconds`` after the start."""
+        candidates = {leaf.id for leaf in tree.leaves()}
+        for child in children:
+            self.kv.add(child)
+            if child.state is NodeState.FINISHED:
+                candidates.add(child.id)
+                self.finished_after.append(seconds)
+        held = self.kv.tokens(candidates)
+        self.rounds += 1
+        self.kv_tokens_total += held
+        self.kv_tokens_peak = max(self.kv_tokens_peak, held)
+
+    def stats(self, tree: Tree, chosen: int | None, seconds: float, cost: TreeCost) -> SearchStats:
+        """The final numbers, ``seconds`` after the start."""
+        steps = tree.nodes[1:]
+        lengths = [path_length(tree, node.id) for node in tree.finished()]
+        elapsed = fsum(self.finished_after)
+        return SearchStats(
+            rounds=self.rounds,
+            nodes=len(steps),
+            expanded=sum(bool(node.children) for node in tree.nodes),
+            pruned=sum(node.state is NodeState.PRUNED for node in steps),
+            finished=len(lengths),
+            depth=max((node.depth for node in steps), default=0),
+            generated_tokens=tree.generated_tokens,
+            reply_tokens=0 if chosen is None else path_length(tree, chosen),
+            prompt_tokens=len(tree.prompt),
+            kv_tokens_total=self.kv_tokens_total,
+            kv_tokens_peak=self.kv_tokens_peak,
+            policy_seconds=self.policy_seconds,
+            seconds=seconds,
+            precise_goodput=sum(lengths) / elapsed if elapsed else 0.0,
+            engine=cost,
+        )

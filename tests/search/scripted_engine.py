@@ -1,0 +1,196 @@
+"""An engine without a model: deterministic, quick, and able to fail on demand.
+
+Tokens are characters (``encode``/``decode``). What a branch says is a hash of its prefix and its
+seed, so the tree depends on the seed alone, as with a real engine; or a test's own function says
+it. The default language: a few lines such as ``step 3``, then ``The answer is 2.`` and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+    Usage,
+)
+from search.tree import Finish
+
+END = 0
+"""The end token; it is no part of a step's text."""
+
+
+def encode(text: str) -> tuple[int, ...]:
+    """The token ids of a text."""
+    return tuple(map(ord, text))
+
+
+def decode(tokens: Sequence[int]) -> str:
+    """The text of token ids."""
+    return "".join(chr(t) for t in tokens if t != END)
+
+
+def dice(*parts: object) -> int:
+    """A 64-bit number that follows from the parts alone."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return struct.unpack("<Q", digest)[0]
+
+
+def babble(branch: Branch) -> str:
+    """The default language; a text without a delimiter at its end is a reply's last step."""
+    roll = dice(branch.tokens, branch.seed)
+    if roll % 3 == 0:
+        return f"The answer is {roll // 3 % 4}."
+    return f"step {roll // 3 % 8}\n\n"
+
+
+def judge(steps: Sequence[str]) -> float:
+    """The default reward model: a number that follows from the steps' texts."""
+    return dice(tuple(steps)) % 100_001 / 100_000
+
+
+def answer_of(text: str) -> str | None:
+    """The answer of a reply in the default language."""
+    _, found, rest = text.rpartition("The answer is ")
+    return rest.removesuffix(".") if found else None
+
+
+def step_of(text: str, sampling: Sampling, limit: int) -> Step:
+    """The step an engine would return for having said ``text``, cut at ``limit`` tokens."""
+    tokens = encode(text)
+    finish = Finish.STEP
+    if not any(text.endswith(stop) for stop in sampling.stop):
+        tokens, finish = (*tokens, END), Finish.END
+    if len(tokens) > limit:
+        tokens, finish = tokens[:limit], Finish.LENGTH
+    roll = dice(tokens) % 1000 / 1000
+    return Step(tokens, decode(tokens), finish, logprob=-roll, entropy=roll)
+
+
+@dataclass
+class ScriptedEngine:
+    """An ``Engine`` whose behaviour a test sets.
+
+    ``say``: what a branch draws. ``score_of``: an unrounded reward from the texts of a path.
+    ``fail_at``: the expand call (from 0) that raises EngineDown. ``gate``: expand waits for it;
+    ``waiting`` is set while it does. ``finish_order``: a permutation in which branches are worked
+    off. ``on_expand``, ``on_score``: called at every call, for instance to turn a clock. What was
+    asked is kept in ``expanded``, ``scored``, ``hints``, ``live``, ``released``, ``aborted``.
+    """
+
+    say: Callable[[Branch], str] = babble
+    score_of: Callable[[Sequence[str]], float] = judge
+    scores: bool = True
+    context_tokens: int = 4096
+    fail_at: int | None = None
+    gate: asyncio.Event | None = None
+    finish_order: Callable[[int], Sequence[int]] = range
+    on_expand: Callable[[], None] = lambda: None
+    on_score: Callable[[], None] = lambda: None
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    expanded: list[list[Branch]] = field(default_factory=list)
+    samplings: list[Sampling] = field(default_factory=list)
+    scored: list[list[Trajectory]] = field(default_factory=list)
+    hints: list[Hint] = field(default_factory=list)
+    live: set[str] = field(default_factory=set)
+    released: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    down: bool = False
+    closed: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Exact, and scoring as the test has it."""
+        models = {"policy": "script", "reward": "dice"} if self.scores else {"policy": "script"}
+        return Capabilities(
+            engine="scripted",
+            models=models,
+            exact=True,
+            scores=self.scores,
+            embeds=False,
+            context_tokens=self.context_tokens,
+            fingerprint="scripted-1",
+        )
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """What ``say`` says, in the order asked."""
+        self.live.add(tree)
+        if self.down or self.fail_at == len(self.expanded):
+            self.down = True
+            raise EngineDown("the engine is down")
+        self.expanded.append(list(branches))
+        self.samplings.append(sampling)
+        if self.gate is not None:
+            self.waiting.set()
+            await self.gate.wait()
+        steps: dict[int, Step] = {}
+        for i in self.finish_order(len(branches)):
+            await asyncio.sleep(0)
+            branch = branches[i]
+            steps[i] = step_of(self.say(branch), sampling, branch.limit)
+        self.on_expand()
+        return [steps[i] for i in range(len(branches))]
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """What ``score_of`` says of each path."""
+        if self.down:
+            raise EngineDown("the engine is down")
+        await asyncio.sleep(0)
+        self.scored.append(list(trajectories))
+        self.on_score()
+        return [self.score_of(t.texts) for t in trajectories]
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Nothing: capabilities say that it cannot."""
+        raise EngineDown("the scripted engine has no embeddings")
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Remember it."""
+        self.hints.append(hint)
+
+    async def release(self, tree: str) -> TreeCost:
+        """Forget the tree and count what it asked for."""
+        self.live.discard(tree)
+        self.released.append(tree)
+        return TreeCost(
+            decoded_tokens=sum(len(bs) for bs in self.expanded),
+            prm_tokens=sum(len(ts) for ts in self.scored),
+            model_calls=len(self.expanded) + len(self.scored),
+        )
+
+    async def abort(self, tree: str) -> None:
+        """Forget the tree."""
+        self.live.discard(tree)
+        self.aborted.append(tree)
+
+    async def usage(self) -> Usage:
+        """Nothing is held; ``running`` counts the trees in flight."""
+        running = len(self.live)
+        return Usage(0, 0, 1 << 16, 0, 0, 0, 1 << 16, running, 0, 0, 0, 0, 0, 0)
+
+    async def health(self) -> None:
+        """Raise EngineDown once the engine is down."""
+        if self.down:
+            raise EngineDown("the engine is down")
+
+    async def close(self) -> None:
+        """Remember it."""
+        self.closed = True

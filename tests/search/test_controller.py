@@ -1,0 +1,248 @@
+"""The loop: what is asked of the engine, and what becomes of what it says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.controller import Problem, search
+from search.engine import Branch, Sampling, Step
+from search.growth import Growth
+from search.outcome import Outcome
+from search.policies.policy import Round, Scores
+from search.seed import node_seed
+from search.spec import PolicyName, SearchSpec, StopReason
+from search.tree import Finish, NodeState, Tree
+from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
+
+PROBLEM = Problem(encode("Q: "), "the question")
+POLICIES: tuple[PolicyName, ...] = ("best_of_n", "self_consistency", "beam", "rebase")
+
+
+async def run(engine: ScriptedEngine, **dials: object) -> Outcome:
+    """A search of ``PROBLEM`` with a clock that stands still."""
+    spec = SearchSpec.model_validate({"seed": 7, **dials})
+    return await search(PROBLEM, spec, engine, tree_id="t", answer_of=answer_of, clock=lambda: 0.0)
+
+
+def reply(branch: Branch) -> str:
+    """What the branch has said so far, without the prompt."""
+    return decode(branch.tokens[len(PROBLEM.prompt) :])
+
+
+def script(replies: dict[str, list[str]]) -> ScriptedEngine:
+    """An engine whose children say, after each text, these lines by child index."""
+    return ScriptedEngine(say=lambda branch: replies[reply(branch)][branch.child])
+
+
+async def test_a_search_worked_by_hand() -> None:
+    """REBASE at width 3: a dies with no child, b and c go on, and the heavier answer wins.
+
+    Rewards .1, .9, .9 at T = .2 share 3 as 0, 2, 1. b's children end, c's one child too.
+    """
+    engine = script(
+        {
+            "": ["a\n\n", "b\n\n", "c\n\n"],
+            "b\n\n": ["The answer is 1.", "The answer is 2."],
+            "c\n\n": ["The answer is 2."],
+        }
+    )
+    rewards = {"a\n\n": 0.1, "b\n\n": 0.9, "c\n\n": 0.9}
+    engine.score_of = lambda texts: rewards.get(texts[-1], 0.8 if "1" in texts[-1] else 0.5)
+    outcome = await run(engine, width=3)
+    states = [(n.parent, n.state.value, n.reward) for n in outcome.tree.nodes[1:]]
+    assert states == [
+        (0, "pruned", 0.1),
+        (0, "open", 0.9),
+        (0, "open", 0.9),
+        (2, "finished", 0.8),
+        (2, "finished", 0.5),
+        (3, "finished", 0.5),
+    ]
+    assert (outcome.answer, outcome.chosen, outcome.text) == ("2", 5, "b\n\nThe answer is 2.")
+    assert [(c.answer, c.weight, c.count) for c in outcome.answers] == [
+        ("2", 1.0, 2),
+        ("1", 0.8, 1),
+    ]
+    assert outcome.stop_reason is StopReason.ANSWERED
+    assert engine.released == ["t"]
+    assert engine.live == set()
+
+
+async def test_branches_carry_prefix_seed_and_order() -> None:
+    """A child's seed follows from the request seed and its path.
+
+    Parents come in id order, although node 2 is the better one and gets more children.
+    """
+    engine = script({"": ["a\n\n", "b\n\n", "c\n\n"], "a\n\n": ["x"], "b\n\n": ["z", "w"]})
+    engine.score_of = lambda texts: {"a\n\n": 0.7, "b\n\n": 0.9}.get(texts[0], 0.0)
+    await run(engine, policy="beam", width=3)
+    first, second = engine.expanded
+    assert [(b.parent, b.child, b.tokens) for b in first] == [
+        (0, i, PROBLEM.prompt) for i in range(3)
+    ]
+    assert [b.seed for b in first] == [node_seed(7, "step", (i,)) for i in range(3)]
+    asked = [(1, 0, "a\n\n"), (2, 0, "b\n\n"), (2, 1, "b\n\n")]
+    assert [(b.parent, b.child, reply(b)) for b in second] == asked
+    assert [b.seed for b in second] == [node_seed(7, "step", p) for p in ((0, 0), (1, 0), (1, 1))]
+
+
+async def test_a_trajectory_that_is_cut_is_scored_like_one_that_ended() -> None:
+    """Best of N has the rewards of all finished replies, cut ones included, and of no other."""
+    engine = ScriptedEngine(
+        say=lambda b: "The answer is 1." if b.child else f"s{len(b.tokens)}\n\n"
+    )
+    outcome = await run(engine, policy="best_of_n", width=2, max_depth=2)
+    scored = [node.id for node in outcome.tree.nodes if node.reward is not None]
+    assert scored == [node.id for node in outcome.tree.finished()] == [2, 3]
+
+
+def test_a_node_that_grows_again_goes_on_counting() -> None:
+    """Later children of a node have indices, and so seeds, that no earlier one had."""
+    tree = Tree(PROBLEM.prompt)
+    spec = SearchSpec(seed=7)
+    growth = Growth(tree, spec, 7, "\n\n", 100, Scores.NONE, lambda _: None)
+    for first in (0, 2):
+        branches = growth.branches(Round({0: 2}))
+        assert [b.child for b in branches] == [first, first + 1]
+        assert [b.seed for b in branches] == [node_seed(7, "step", (first + i,)) for i in (0, 1)]
+        step = Step((1,), "s", Finish.STEP, 0.0, 0.0)
+        growth.commit(growth.drafts(branches, [step, step]), {})
+
+
+async def test_sampling_follows_the_spec() -> None:
+    """Steps end at the delimiter, or after ``step_tokens`` where these are set."""
+    engine = ScriptedEngine()
+    await run(engine, width=1, temperature=0.5, top_p=0.9, max_step_tokens=100)
+    assert engine.samplings[0] == Sampling(0.5, 0.9, ("\n\n",), 100)
+    engine = ScriptedEngine()
+    await run(engine, width=1, step_tokens=4)
+    assert engine.samplings[0] == Sampling(1.0, 1.0, (), 4)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**63 - 1), order=st.integers(0, 2**32))
+async def test_same_seed_same_tree_whatever_the_order(
+    policy: PolicyName, seed: int, order: int
+) -> None:
+    """The engine may work off branches in any order: digest, votes and counts are the same."""
+    shuffled = ScriptedEngine(finish_order=lambda n: sorted(range(n), key=lambda i: dice(order, i)))
+    plain = await run(ScriptedEngine(), policy=policy, width=9, seed=seed)
+    other = await run(shuffled, policy=policy, width=9, seed=seed)
+    assert plain.digest == other.digest
+    assert plain.answers == other.answers
+    assert plain.stats.kv_tokens_total == other.stats.kv_tokens_total
+
+
+async def test_another_seed_another_tree() -> None:
+    """The seed decides."""
+    assert (await run(ScriptedEngine(), seed=1)).digest != (
+        await run(ScriptedEngine(), seed=2)
+    ).digest
+
+
+async def test_noise_on_rewards_changes_nothing() -> None:
+    """Rewards are rounded to 1e-4 when they enter: noise of 1e-7 does not reach the tree."""
+    noisy = ScriptedEngine(score_of=lambda texts: 0.5 + 1e-7 * (dice(tuple(texts)) % 3 - 1))
+    quiet = ScriptedEngine(score_of=lambda _: 0.5)
+    assert (await run(noisy)).digest == (await run(quiet)).digest
+    assert {n.reward for n in (await run(noisy)).tree.nodes[1:]} <= {0.5, None}
+
+
+async def test_equal_paths_are_scored_once() -> None:
+    """Eight children of which six are twins: two paths are asked, all eight have rewards."""
+    lines = ["a\n\n", "b\n\n", "a\n\n", "a\n\n", "b\n\n", "a\n\n", "b\n\n", "a\n\n"]
+    engine = ScriptedEngine(say=lambda b: "end" if reply(b) else lines[b.child])
+    outcome = await run(engine, policy="beam", width=8, beam_width=8)
+    assert [[t.texts for t in asked] for asked in engine.scored] == [
+        [("a\n\n",), ("b\n\n",)],
+        [("a\n\n", "end"), ("b\n\n", "end")],
+    ]
+    assert [t.node for t in engine.scored[0]] == [1, 2]
+    rewards = [node.reward for node in outcome.tree.nodes[1:9]]
+    assert rewards[0] is not None
+    assert [r == rewards[0] for r in rewards] == [line == "a\n\n" for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("dials", "asked"),
+    [
+        ({"policy": "self_consistency"}, []),
+        ({"policy": "best_of_n"}, [("s\n\n", "end")]),
+        ({"policy": "self_consistency", "vote": "best_last"}, [("s\n\n", "end")]),
+        ({"policy": "best_of_n", "vote": "best_min"}, [("s\n\n",), ("s\n\n", "end")]),
+        ({"policy": "beam"}, [("s\n\n",), ("s\n\n", "end")]),
+    ],
+)
+async def test_only_what_policy_or_vote_needs_is_scored(
+    dials: dict[str, object], asked: list[tuple[str, ...]]
+) -> None:
+    """No reward is computed that nobody reads; a vote over steps has every step scored."""
+    engine = ScriptedEngine(say=lambda b: "end" if reply(b) else "s\n\n")
+    await run(engine, width=2, **dials)
+    assert [t.texts for call in engine.scored for t in call] == asked
+
+
+async def test_an_empty_step_is_pruned_and_its_width_returns() -> None:
+    """Of three children one is only a delimiter: unscored, pruned; the next round is three wide."""
+    engine = script({"": ["\n\n", "a\n\n", "b\n\n"], "a\n\n": ["x", "x"], "b\n\n": ["y", "y"]})
+    outcome = await run(engine, policy="best_of_n", width=3)
+    born = outcome.tree[1]
+    assert (born.finish, born.state, born.reward) == (Finish.EMPTY, NodeState.PRUNED, None)
+    assert [(b.parent, b.child) for b in engine.expanded[1]] == [(2, 0), (2, 1), (3, 0)]
+
+
+async def test_a_step_that_repeats_its_parent_is_pruned() -> None:
+    """A loop is cut at its first turn; a sibling that says something else goes on."""
+    engine = script({"": ["a\n\n", "b\n\n"], "a\n\n": ["a\n\n"], "b\n\n": ["x"]})
+    outcome = await run(engine, policy="best_of_n", width=2)
+    loop = outcome.tree[3]
+    assert (loop.parent, loop.finish, loop.state) == (1, Finish.LOOP, NodeState.PRUNED)
+    assert outcome.stop_reason is StopReason.WIDTH_SPENT
+
+
+async def test_a_step_cut_by_length_goes_on() -> None:
+    """LENGTH is no end: the next step takes up where it stopped, and pieces may repeat."""
+    engine = ScriptedEngine(say=lambda b: "aaaaaa" if len(b.tokens) < 9 else "z")
+    outcome = await run(engine, policy="best_of_n", width=1, max_step_tokens=3)
+    assert [n.finish for n in outcome.tree.nodes[1:]] == [Finish.LENGTH, Finish.LENGTH, Finish.END]
+    assert outcome.text == "aaaaaaz"
+    assert outcome.stop_reason is StopReason.ANSWERED
+
+
+async def test_hints_name_values_the_active_and_the_dead() -> None:
+    """Before each round: new rewards, the nodes about to grow, and those that never will again.
+
+    Beam gives up 1 and draws 4 and 5 below 2, 6 below 3; 4 and 5 end, and 2 with them.
+    """
+    engine = script(
+        {
+            "": ["a\n\n", "b\n\n", "c\n\n"],
+            "b\n\n": ["end", "end"],
+            "c\n\n": ["d\n\n"],
+            "c\n\nd\n\n": ["end"],
+        }
+    )
+    rewards = {"a\n\n": 0.1, "b\n\n": 0.5, "c\n\n": 0.5}
+    engine.score_of = lambda texts: rewards.get(texts[-1], 0.7)
+    await run(engine, policy="beam", width=3, beam_width=2)
+    told = [(dict(h.values), h.active, h.dead) for h in engine.hints]
+    assert told == [
+        ({}, (0,), ()),
+        ({1: 0.1, 2: 0.5, 3: 0.5}, (2, 3), (1,)),
+        ({4: 0.7, 5: 0.7, 6: 0.7}, (6,), (2, 4, 5)),  # 5 says what 4 says: one score
+    ]
+
+
+async def test_a_seed_must_be_given() -> None:
+    """The search draws no seed of its own."""
+    with pytest.raises(ValueError, match="seed: None"):
+        await run(ScriptedEngine(), seed=None)
+
+
+def test_a_delimiter_must_be_given() -> None:
+    """A step that ends with nothing would never end."""
+    with pytest.raises(ValueError, match="delimiter: empty"):
+        Problem((1,), "q", "")

@@ -1,0 +1,116 @@
+"""Events tell the whole story: from them alone the tree can be built again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.digest import tree_digest
+from search.events import (
+    Answered,
+    Event,
+    Expanded,
+    Finished,
+    Pruned,
+    Scored,
+    Selected,
+    Started,
+    rebuild,
+)
+from search.policies.registry import POLICIES
+from search.spec import PolicyName
+from tests.search.scripted_engine import END, encode
+from tests.search.test_width import rough, watched
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**63 - 1), width=st.integers(1, 20), empty=st.integers(0, 30))
+async def test_replaying_events_rebuilds_the_tree(
+    policy: PolicyName, seed: int, width: int, empty: int
+) -> None:
+    """Node for node: ids, texts, rewards, states and what the model thought of them."""
+    outcome, events = await watched(rough(empty, 20, 10), policy, width, seed)
+    tree = rebuild(events)
+    assert tree.nodes == outcome.tree.nodes
+    answered = events[-1]
+    assert isinstance(answered, Answered)
+    assert tree_digest(tree, answered.answer) == answered.tree_digest == outcome.digest
+
+
+async def test_the_story_of_a_small_search() -> None:
+    """Width 2: one child is empty, the other says a step; its two children give the answer."""
+    engine = rough(0, 0, 1)
+    engine.say = lambda b: "The answer is 1." if b.parent else ("s\n\n" if b.child else "\n\n")
+    engine.score_of = lambda texts: len(texts) / 4
+    outcome, events = await watched(engine, "rebase", 2, 9)
+    answer = encode("The answer is 1.")
+    assert events == [
+        Started("t", "rebase", 2, 9, encode("Q")),
+        Selected(1, 0, 2),
+        Expanded(1, 1, 0, 0, 1, encode("\n\n"), "\n\n", "empty", *_thought(outcome, 1)),
+        Pruned(1, 1, "empty"),
+        Expanded(1, 2, 0, 1, 1, encode("s\n\n"), "s\n\n", "step", *_thought(outcome, 2)),
+        Scored(1, 2, 0.25),
+        Selected(2, 2, 2),
+        *(
+            event
+            for i in (3, 4)
+            for event in (
+                Expanded(
+                    2,
+                    i,
+                    2,
+                    i - 3,
+                    2,
+                    (*answer, END),
+                    "The answer is 1.",
+                    "end",
+                    *_thought(outcome, i),
+                ),
+                Scored(2, i, 0.5),
+                Finished(2, i, "end", 3 + 17),
+            )
+        ),
+        Answered(3, "1", "s\n\nThe answer is 1.", "weighted_majority", "answered", outcome.digest),
+    ]
+
+
+def _thought(outcome: object, node: int) -> tuple[float, float]:
+    tree = outcome.tree  # type: ignore[attr-defined]
+    return tree[node].logprob, tree[node].entropy
+
+
+async def test_policy_prunings_are_told_with_the_plan() -> None:
+    """A node given up is reported before the round that leaves it out."""
+    engine = rough(0, 0, 1)
+    engine.say = lambda b: "The answer is 1." if b.parent else f"s{b.child}\n\n"
+    engine.score_of = lambda texts: 0.9 if texts[0] == "s1\n\n" else 0.1
+    _, events = await watched(engine, "beam", 2, 1)
+    plan = [e for e in events if isinstance(e, Selected | Pruned)]
+    assert plan == [Selected(1, 0, 2), Selected(2, 1, 1), Selected(2, 2, 1)]
+    _, events = await watched(engine, "beam", 3, 1)
+    plan = [e for e in events if isinstance(e, Selected | Pruned)]
+    assert plan == [Selected(1, 0, 3), Selected(2, 1, 1), Selected(2, 2, 2), Pruned(2, 3, "policy")]
+
+
+async def test_events_are_flat_json() -> None:
+    """Each event is one JSON object of plain values, with its name."""
+    _, events = await watched(rough(20, 20, 10), "rebase", 6, 4)
+    names = set()
+    for event in events:
+        read = json.loads(json.dumps(event.to_dict()))
+        names.add(read["event"])
+        for value in read.values():
+            assert value is None or isinstance(value, str | int | float | list)
+    assert names == {"started", "selected", "expanded", "scored", "pruned", "finished", "answered"}
+
+
+@pytest.mark.parametrize("events", [[], [Scored(1, 1, 0.5)]])
+def test_a_story_must_begin_at_the_beginning(events: list[Event]) -> None:
+    """Without the prompt there is no tree."""
+    with pytest.raises(ValueError, match="first one must be started"):
+        rebuild(events)

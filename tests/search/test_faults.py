@@ -1,0 +1,203 @@
+"""Deadlines, cancellation and failing engines: nothing is left behind, nothing is half done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from search.controller import Problem, search
+from search.engine import Branch, EngineDown, EngineError, RewardMissing, Sampling, Step, TreeCost
+from search.events import Event
+from search.outcome import Outcome
+from search.spec import SearchSpec, StopReason
+from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+
+PROBLEM = Problem(encode("Q: "), "Q")
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def tick(self) -> None:
+        """A second passes."""
+        self.now += 1.0
+
+
+async def run(
+    engine: ScriptedEngine,
+    clock: Callable[[], float] = lambda: 0.0,
+    deadline: float | None = None,
+    listen: Callable[[Event], None] | None = None,
+    **dials: object,
+) -> Outcome:
+    """A search of ``PROBLEM``."""
+    spec = SearchSpec.model_validate({"seed": 5, "width": 4, **dials})
+    return await search(
+        PROBLEM,
+        spec,
+        engine,
+        tree_id="t",
+        answer_of=answer_of,
+        clock=clock,
+        deadline=deadline,
+        listen=listen,
+    )
+
+
+async def test_a_round_that_ends_too_late_is_dropped_whole() -> None:
+    """A round a second, deadline at 2.5: the third is dropped, the finished ones vote."""
+    free = await run(ScriptedEngine(), seed=1, width=9)
+    assert free.stats.rounds > 3
+    clock = Clock()
+    engine = ScriptedEngine(on_expand=clock.tick)
+    cut = await run(engine, clock, 2.5, seed=1, width=9)
+    assert (cut.stop_reason, cut.stats.rounds, len(engine.expanded)) == (StopReason.DEADLINE, 2, 3)
+    assert cut.tree.tokens(len(cut.tree) - 1) == free.tree.tokens(len(cut.tree) - 1)
+    assert cut.chosen is not None
+    assert {c.answer for c in cut.answers} <= {c.answer for c in free.answers}
+    assert engine.live == set()
+
+
+async def test_scores_that_come_too_late_drop_the_round_too() -> None:
+    """A round is steps and rewards; without both nothing enters the tree."""
+    clock = Clock()
+    outcome = await run(ScriptedEngine(on_score=clock.tick), clock, 0.5)
+    assert (outcome.stop_reason, len(outcome.tree)) == (StopReason.DEADLINE, 1)
+
+
+async def test_nothing_finished_by_the_deadline_chooses_nothing() -> None:
+    """An outcome all the same: the caller says what that means."""
+    clock = Clock()
+    engine = ScriptedEngine(on_expand=clock.tick)
+    outcome = await run(engine, clock, 0.5)
+    assert (outcome.stop_reason, outcome.chosen, outcome.text) == (StopReason.DEADLINE, None, "")
+    assert outcome.stats.engine == TreeCost()
+
+
+async def test_a_deadline_that_has_passed_asks_for_nothing() -> None:
+    """No round is begun."""
+    engine = ScriptedEngine()
+    outcome = await run(engine, lambda: 9.0, 9.0)
+    assert (outcome.stop_reason, engine.expanded) == (StopReason.DEADLINE, [])
+
+
+async def test_an_engine_that_hangs_is_left_at_the_deadline() -> None:
+    """The deadline interrupts a call that never returns, and the tree is aborted."""
+    engine = ScriptedEngine(gate=asyncio.Event())
+    outcome = await run(engine, deadline=0.01)
+    assert outcome.stop_reason is StopReason.DEADLINE
+    assert (engine.aborted, engine.released, engine.live) == (["t"], [], set())
+
+
+async def test_cancelling_aborts_the_tree() -> None:
+    """A cancelled search lets go of its tree and stays cancelled."""
+    engine = ScriptedEngine(gate=asyncio.Event())
+    task = asyncio.create_task(run(engine))
+    await engine.waiting.wait()
+    assert engine.live == {"t"}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (engine.aborted, engine.released, engine.live) == (["t"], [], set())
+
+
+@pytest.mark.parametrize("call", [0, 1])
+async def test_an_engine_error_comes_through_and_the_tree_is_let_go(call: int) -> None:
+    """Whichever call fails."""
+    engine = ScriptedEngine(fail_at=call)
+    with pytest.raises(EngineDown, match="the engine is down"):
+        await run(engine)
+    assert (engine.aborted, engine.live) == (["t"], set())
+
+
+async def test_an_abort_that_fails_does_not_hide_the_first_error() -> None:
+    """An engine that is down cannot abort either; what is raised is what happened first."""
+
+    class Dead(ScriptedEngine):
+        async def abort(self, tree: str) -> None:
+            raise EngineDown("still down")
+
+    with pytest.raises(EngineDown, match="the engine is down"):
+        await run(Dead(fail_at=1))
+
+
+async def test_a_timeout_inside_the_engine_is_not_the_deadline() -> None:
+    """An engine's own TimeoutError is an error, not the end of the time given."""
+
+    class Slow(ScriptedEngine):
+        async def expand(
+            self, tree: str, branches: Sequence[Branch], sampling: Sampling
+        ) -> list[Step]:
+            raise TimeoutError("of the engine's own")
+
+    with pytest.raises(TimeoutError, match="of the engine's own"):
+        await run(Slow(), deadline=60.0)
+
+
+async def test_a_listener_that_fails_ends_the_search() -> None:
+    """The tree is let go even then."""
+
+    def broken(event: Event) -> None:
+        if event.name == "expanded":
+            raise ConnectionError("nobody listens")
+
+    engine = ScriptedEngine()
+    with pytest.raises(ConnectionError):
+        await run(engine, listen=broken)
+    assert (engine.aborted, engine.live) == (["t"], set())
+
+
+async def test_an_engine_without_a_reward_model_is_refused_at_once() -> None:
+    """The error names the engine, the policy and the vote; nothing is drawn."""
+    engine = ScriptedEngine(scores=False)
+    with pytest.raises(RewardMissing, match="engine scripted has no reward model; policy rebase"):
+        await run(engine)
+    assert engine.expanded == []
+    assert (await run(engine, policy="self_consistency")).answer is not None
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1, 1.1])
+async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:
+    """Not a number in [0, 1]: the error names the engine and its models."""
+    engine = ScriptedEngine(score_of=lambda texts: wrong if texts[-1] == "b\n\n" else 0.5)
+    engine.say = lambda b: "ab"[b.child] + "\n\n"
+    with pytest.raises(RewardMissing, match=r"scripted .*dice.* gave 1 rewards in .* for 2 traj"):
+        await run(engine, width=2)
+    assert (engine.aborted, engine.live) == (["t"], set())
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (lambda steps: steps[1:], "drew 3 steps for 4 branches"),
+        (lambda steps: [*steps, steps[0]], "drew 5 steps for 4 branches"),
+        (lambda steps: [Step((), "", s.finish, 0.0, 0.0) for s in steps], "a step of 0 tokens"),
+        (
+            lambda steps: [Step((1,) * 9, "", s.finish, 0.0, 0.0) for s in steps],
+            "1 to 8 were asked",
+        ),
+    ],
+)
+async def test_steps_that_were_not_asked_for_are_an_error(
+    steps: Callable[[list[Step]], list[Step]], message: str
+) -> None:
+    """A wrong number of steps, or of tokens in one, never enters the tree."""
+
+    class Wrong(ScriptedEngine):
+        async def expand(
+            self, tree: str, branches: Sequence[Branch], sampling: Sampling
+        ) -> list[Step]:
+            return steps(await super().expand(tree, branches, sampling))
+
+    with pytest.raises(EngineError, match=message):
+        await run(Wrong(), max_step_tokens=8)

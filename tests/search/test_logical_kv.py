@@ -1,0 +1,53 @@
+"""Logical KV: a count of unique tokens, against sets of prefixes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.logical_kv import LogicalKV
+from search.tree import Finish, Tree
+from tests.search.trees import STEP, drawn
+
+
+def kv_of(tree: Tree) -> LogicalKV:
+    """All of a tree's nodes, taken in."""
+    kv = LogicalKV(len(tree.prompt))
+    for node in tree.nodes[1:]:
+        kv.add(node)
+    return kv
+
+
+def test_worked_by_hand() -> None:
+    """abc, abd and a twin of abc share ab; below abd hangs ef."""
+    steps = ("abc", "abd", "abc")
+    tree = drawn(*((0, s, STEP, None) for s in steps), (2, "ef", STEP, None))
+    kv = kv_of(tree)
+    assert kv.tokens([]) == 1  # the prompt
+    assert kv.tokens([1]) == kv.tokens([1, 3]) == 1 + 3
+    assert kv.tokens([1, 2]) == 1 + 2 + 1 + 1
+    assert kv.tokens([1, 3, 4]) == 1 + 2 + 1 + 1 + 2
+
+
+def test_how_a_path_is_cut_into_steps_does_not_count() -> None:
+    """ab then c holds what abc holds."""
+    tree = drawn((0, "abc", STEP, None), (0, "ab", STEP, None), (2, "c", STEP, None))
+    assert kv_of(tree).tokens([1, 3]) == 1 + 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0), st.text("ab", min_size=1, max_size=5)), max_size=30),
+    st.sets(st.integers(0, 30)),
+    st.integers(1, 3),
+)
+def test_equals_the_number_of_distinct_prefixes(
+    steps: list[tuple[int, str]], chosen: set[int], prompt: int
+) -> None:
+    """Counting all distinct beginnings of the chosen paths gives the same, whatever the tree."""
+    tree = Tree((0,) * prompt)
+    for above, text in steps:
+        tree.add(above % len(tree), tuple(map(ord, text)), text, Finish.STEP)
+    nodes = [node for node in chosen if node < len(tree)]
+    paths = [tree.tokens(node)[prompt:] for node in nodes]
+    prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
+    assert kv_of(tree).tokens(nodes) == prompt + len(prefixes)

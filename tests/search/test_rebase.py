@@ -1,0 +1,119 @@
+"""REBASE's allocation, worked by hand and against exact fractions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, exp
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.engine import RewardMissing
+from search.policies.policy import Round
+from search.policies.rebase import Rebase, allocate
+from tests.search.trees import END, STEP, drawn, row
+
+
+@pytest.mark.parametrize(
+    ("rewards", "total", "temperature", "shares"),
+    [
+        # e^0, e^-2, e^-4 = 1, 0.13534, 0.01832: 16/1.15365 = 13.87 -> 14; 2*0.8808 = 1.76 -> 2
+        pytest.param([0.9, 0.5, 0.1], 16, 0.2, [14, 2, 0], id="three"),
+        # the same rewards at T = 1: 1, 0.67032, 0.44933: 16/2.11965 = 7.55 -> 8;
+        # 8*0.67032/1.11965 = 4.79 -> 5; 3
+        pytest.param([0.9, 0.5, 0.1], 16, 1.0, [8, 5, 3], id="warmer"),
+        # e^-0.5 = 0.60653 twice: 10/2.21306 = 4.52 -> 5; 5/2 = 2.5 -> 3; 2
+        pytest.param([0.8, 0.7, 0.7], 10, 0.2, [5, 3, 2], id="tie behind the best"),
+        pytest.param([0.5, 0.5, 0.5], 8, 0.2, [3, 3, 2], id="all tied"),
+        pytest.param([0.5, 0.5, 0.5, 0.5], 8, 0.2, [2, 2, 2, 2], id="all tied, nothing left over"),
+        pytest.param([0.3], 7, 0.2, [7], id="one node"),
+        pytest.param([0.3], 1, 0.2, [1], id="one child"),
+        # ceil(2/5) = 1, ceil(1/4) = 1, then nothing is left
+        pytest.param([0.4] * 5, 2, 0.2, [1, 1, 0, 0, 0], id="fewer children than nodes"),
+        # 18/(1 + 3e^-1) = 8.56 -> 9, then 9 for three equal ones, and 9/3 computes as 3 + 4e-16
+        pytest.param([0.9, 0.7, 0.7, 0.7], 18, 0.2, [9, 3, 3, 3], id="noise on an integer share"),
+        # differences of 0.1 at T = 0.001: e^-100 is no rival
+        pytest.param([0.6, 0.5, 0.4], 5, 0.001, [5, 0, 0], id="cold"),
+        # at T = 0.0001 e^-9000 underflows to zero; still everything is given out
+        pytest.param([1.0, 0.1, 0.0], 5, 0.0001, [5, 0, 0], id="underflow"),
+    ],
+)
+def test_shares_worked_by_hand(
+    rewards: list[float], total: int, temperature: float, shares: list[int]
+) -> None:
+    """Equation (1): W_i = ceil(N_i e^(R_i/T) / sum over the unserved of e^(R_k/T))."""
+    assert allocate(rewards, total, temperature) == shares
+
+
+def test_rounding_noise_does_not_buy_a_child() -> None:
+    """Integer shares stay integers: plain float arithmetic turns these 4 over 4 into 2, 1, 1, 0.
+
+    The best takes ceil(25/(1 + 4e^-3)) = ceil(20.85) = 21; four equal nodes share the other 4.
+    """
+    rewards, total, temperature = [0.9, 0.3, 0.3, 0.3, 0.3], 25, 0.2
+    assert _plain(rewards, total, temperature) == [21, 2, 1, 1, 0]
+    assert allocate(rewards, total, temperature) == [21, 1, 1, 1, 1]
+
+
+def _plain(rewards: list[float], total: int, temperature: float) -> list[int]:
+    """The formula with running subtraction and no tolerance."""
+    weights = [exp((r - rewards[0]) / temperature) for r in rewards]
+    rest, shares = sum(weights), []
+    for weight in weights:
+        share = ceil(total * weight / rest) if total else 0
+        shares.append(share)
+        total, rest = total - share, rest - weight
+    return shares
+
+
+rewards_of_a_level = st.lists(st.integers(0, 10_000).map(lambda i: i / 10_000), min_size=1)
+
+
+@given(rewards_of_a_level, st.integers(1, 1024), st.sampled_from([0.05, 0.2, 1.0]))
+def test_shares_follow_exact_arithmetic(rewards: list[float], total: int, temp: float) -> None:
+    """Shares add up to the total, never rise with a falling reward, and equal exact fractions'."""
+    rewards.sort(reverse=True)
+    shares = allocate(rewards, total, temp)
+    assert sum(shares) == total
+    assert shares == sorted(shares, reverse=True)
+    weights = [Fraction(exp((r - rewards[0]) / temp)) for r in rewards]
+    for i, share in enumerate(shares):
+        exact = total * weights[i] / sum(weights[i:]) if total else Fraction(0)
+        assert share == ceil(exact - Fraction(1, 10**9))
+        total -= share
+
+
+def test_first_round_gives_the_root_the_width() -> None:
+    """The root has no reward and no rival."""
+    assert Rebase(16, 0.2).plan(drawn()) == Round({0: 16})
+
+
+def test_plan_serves_by_reward_and_prunes_what_gets_nothing() -> None:
+    """Nodes 1, 2, 3 with rewards 0.1, 0.9, 0.5 share 16 as 0, 14, 2."""
+    plan = Rebase(16, 0.2).plan(row(0.1, 0.9, 0.5))
+    assert plan == Round({2: 14, 3: 2}, (1,))
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    """Of three equal nodes that share 8, the last one gets the smaller share."""
+    plan = Rebase(8, 0.2).plan(row(0.5, 0.5, 0.5))
+    assert plan == Round({1: 3, 2: 3, 3: 2})
+
+
+def test_width_shrinks_by_finished_trajectories() -> None:
+    """Two of width 8 have finished: the open two share 6; a finished one is no candidate."""
+    tree = drawn((0, "a", END, 0.9), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.1))
+    assert Rebase(8, 0.2).plan(tree) == Round({2: 3, 3: 3})
+
+
+def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
+    """No round is planned for nobody, or for nothing."""
+    assert Rebase(2, 0.2).plan(row(0.5, 0.5, finish=END)) is None
+    assert Rebase(3, 0.2).plan(row(0.5, 0.5, finish=END)) is None
+
+
+def test_a_missing_reward_is_an_error() -> None:
+    """A node without a reward is never dropped silently: the error names node and policy."""
+    with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy rebase"):
+        Rebase(4, 0.2).plan(row(0.5, None))

@@ -1,0 +1,93 @@
+"""The numbers of a search, worked by hand."""
+
+from __future__ import annotations
+
+from search.controller import Problem, search
+from search.engine import Branch, TreeCost
+from search.spec import SearchSpec
+from search.stats import SearchStats
+from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+from tests.search.test_faults import Clock
+
+
+async def test_all_of_them() -> None:
+    """Beam of 2 at width 3; a round a second; lengths in tokens, the prompt has 2.
+
+    Round 1: ``aa..`` ``ab..`` ``c...`` (4 each, aa and ab share one) = 2 + 4 + 3 + 4 = 13.
+    Beam gives up aa. Round 2 below ab: two ends of 2 tokens (equal); below c: one step of 3.
+    Candidates: 2 + 4 + 2 (equal ends once) + 4 + 3 = 15. Round 3: that one ends with 2 more:
+    only its path is a candidate: 2 + 4 + 3 + 2 = 11.
+    """
+    said = {
+        "Q?": ["aa\n\n", "ab\n\n", "cc\n\n"],
+        "Q?ab\n\n": ["1", "1"],
+        "Q?cc\n\n": ["d\n\n"],
+        "Q?cc\n\nd\n\n": ["2"],
+    }
+
+    def say(branch: Branch) -> str:
+        return said["".join(map(chr, branch.tokens))][branch.child]
+
+    clock = Clock(10.0)
+    engine = ScriptedEngine(
+        say, lambda texts: 0.1 if texts[0] == "aa\n\n" else 0.5, on_expand=clock.tick
+    )
+    outcome = await search(
+        Problem(encode("Q?"), "Q?"),
+        SearchSpec(policy="beam", width=3, seed=0),
+        engine,
+        tree_id="t",
+        answer_of=lambda text: text[-1],
+        clock=clock,
+    )
+    assert outcome.stats == SearchStats(
+        rounds=3,
+        nodes=7,
+        expanded=4,
+        pruned=1,
+        finished=3,
+        depth=3,
+        generated_tokens=12 + 2 + 2 + 3 + 2,
+        reply_tokens=6,
+        prompt_tokens=2,
+        kv_tokens_total=13 + 15 + 11,
+        kv_tokens_peak=15,
+        policy_seconds=0.0,
+        seconds=3.0,
+        # mean length (6 + 6 + 9) / 3 over mean time (2 + 2 + 3) / 3
+        precise_goodput=21 / 7,
+        engine=TreeCost(decoded_tokens=7, prm_tokens=6, model_calls=6),
+    )
+
+
+async def test_policy_seconds_are_those_of_planning() -> None:
+    """A clock that ticks whenever it is read: each of the plans takes one tick."""
+    clock = Clock()
+
+    def ticking() -> float:
+        clock.tick()
+        return clock.now
+
+    outcome = await search(
+        Problem(encode("Q"), "Q"),
+        SearchSpec(width=1, seed=0),
+        ScriptedEngine(lambda b: "end" if len(b.tokens) > 1 else "s\n\n"),
+        tree_id="t",
+        answer_of=answer_of,
+        clock=ticking,
+    )
+    assert (outcome.stats.rounds, outcome.stats.policy_seconds) == (2, 3.0)
+
+
+async def test_nothing_finished_has_no_goodput() -> None:
+    """No completed trajectory, no tokens a second."""
+    outcome = await search(
+        Problem(encode("Q"), "Q"),
+        SearchSpec(width=2, seed=0),
+        ScriptedEngine(lambda _: "\n\n"),
+        tree_id="t",
+        answer_of=answer_of,
+        clock=Clock(),
+    )
+    assert (outcome.stats.precise_goodput, outcome.stats.reply_tokens) == (0.0, 0)
+    assert outcome.stats.kv_tokens_total == 1

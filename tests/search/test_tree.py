@@ -1,0 +1,82 @@
+"""The tree's own rules, and the random streams that nodes are named by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.seed import node_seed
+from search.tree import Finish, NodeState, Tree
+from tests.search.trees import END, LENGTH, LIMIT, STEP, drawn
+
+
+def test_a_tree_needs_a_prompt() -> None:
+    """An empty prompt is refused by name."""
+    with pytest.raises(ValueError, match="prompt: empty"):
+        Tree(())
+
+
+@pytest.mark.parametrize(
+    ("finish", "state"),
+    [
+        (STEP, NodeState.OPEN),
+        (LENGTH, NodeState.OPEN),
+        (END, NodeState.FINISHED),
+        (LIMIT, NodeState.FINISHED),
+        (Finish.EMPTY, NodeState.PRUNED),
+        (Finish.LOOP, NodeState.PRUNED),
+    ],
+)
+def test_a_steps_end_decides_its_state(finish: Finish, state: NodeState) -> None:
+    """Each way to end has one outcome, and only open nodes grow."""
+    tree = drawn((0, "a", finish, None))
+    assert tree[1].state is state
+    if state is not NodeState.OPEN:
+        with pytest.raises(ValueError, match=f"node 1 is {state}; only open nodes grow"):
+            tree.add(1, (1,), "b", STEP)
+
+
+def test_paths_depths_and_texts() -> None:
+    """Two levels: child indices name the path, tokens and texts add up from the prompt."""
+    tree = drawn((0, "a", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1))
+    node = tree[4]
+    assert (node.path, node.child, node.depth) == ((1, 1), 1, 2)
+    assert tree.tokens(4) == tuple(map(ord, "?bd"))
+    assert tree.text(4) == "bd"
+    assert [n.id for n in tree.chain(4)] == [2, 4]
+    assert (tree.chain(0), tree.tokens(0), tree.text(0)) == ([], (ord("?"),), "")
+    assert [n.id for n in tree.leaves()] == [1, 3]
+    assert tree.generated_tokens == 4
+
+
+def test_live_tokens_are_those_on_open_paths() -> None:
+    """Prompt, 2 and 3 are held for leaf 3, 1 for itself until it is pruned, 4 has ended."""
+    tree = drawn(
+        (0, "aa", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1)
+    )
+    assert tree.live_tokens() == 1 + 2 + 1 + 1
+    tree.prune(1)
+    assert tree.live_tokens() == 1 + 1 + 1
+
+
+def test_pruning_leaves_the_finished_alone() -> None:
+    """A finished trajectory stays finished."""
+    tree = drawn((0, "a", END, None))
+    tree.prune(1)
+    assert tree[1].state is NodeState.FINISHED
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), unique_by=str)
+)
+def test_streams_differ_by_seed_purpose_and_path(names: list[tuple[int, list[int]]]) -> None:
+    """No two nodes share a stream, nor do two purposes at one node."""
+    seeds = [node_seed(s, purpose, path) for s, path in names for purpose in ("step", "judge")]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_streams_do_not_change_unnoticed() -> None:
+    """Recorded trees can be grown again: these numbers are part of the format."""
+    assert node_seed(0, "step", ()) == 990951245300568122
+    assert node_seed(2**63 - 1, "step", (3, 0, 7)) == 16851138981010949263

@@ -1,0 +1,151 @@
+"""Votes, worked by hand. A finished step's text is its answer; ``-`` is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from search.engine import RewardMissing
+from search.outcome import AnswerClass
+from search.spec import SearchSpec, VoteName
+from search.tree import Tree
+from search.vote import Ballot, hold_vote, vote_name
+from tests.search.trees import END, LIMIT, STEP, drawn
+
+
+def last_letter(text: str) -> str | None:
+    """The answer: a reply's last character, unless that is a dash."""
+    return None if text[-1] == "-" else text[-1]
+
+
+def replies(*pairs: tuple[str, float | None]) -> Tree:
+    """One-step trajectories with these answers and rewards, as nodes 1, 2, ..."""
+    return drawn(*((0, answer, END, reward) for answer, reward in pairs))
+
+
+def vote(tree: Tree, rule: VoteName) -> Ballot:
+    """The vote by ``rule``."""
+    return hold_vote(tree, rule, last_letter)
+
+
+def test_weighted_majority_adds_last_rewards() -> None:
+    """b weighs .5 + .45 = .95 against a's .9; its better member is the reply."""
+    ballot = vote(replies(("a", 0.9), ("b", 0.45), ("b", 0.5)), "weighted_majority")
+    classes = (AnswerClass("b", 0.95, 2), AnswerClass("a", 0.9, 1))
+    assert ballot == Ballot("b", 3, classes, "weighted_majority")
+
+
+def test_majority_counts() -> None:
+    """Three weak votes outnumber two strong ones; the reply is the class's best by reward."""
+    ballot = vote(replies(("a", 0.9), ("a", 0.9), ("b", 0.1), ("b", 0.2), ("b", 0.1)), "majority")
+    assert ballot == Ballot("b", 4, (AnswerClass("b", 3, 3), AnswerClass("a", 2, 2)), "majority")
+
+
+def test_majority_needs_no_rewards() -> None:
+    """Without rewards the reply is the class's first member."""
+    ballot = vote(replies(("a", None), ("b", None), ("b", None)), "majority")
+    assert (ballot.answer, ballot.chosen) == ("b", 2)
+
+
+PATHS = (
+    (0, "p\n\n", STEP, 0.9),  # 1
+    (0, "q\n\n", STEP, 0.5),  # 2
+    (0, "r\n\n", STEP, 0.7),  # 3
+    (1, "a", END, 0.4),  # 4: min .4, product .36, mean .65
+    (2, "b", END, 0.65),  # 5: min .5, product .325, mean .575
+    (3, "c", END, 0.45),  # 6: min .45, product .315, mean .575
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "chosen", "weights"),
+    [
+        ("best_last", 5, {"b": 0.65, "c": 0.45, "a": 0.4}),
+        ("best_min", 5, {"b": 0.5, "c": 0.45, "a": 0.4}),
+        ("best_prod", 4, {"a": 0.36, "b": 0.325, "c": 0.315}),
+        ("best_mean", 4, {"a": 0.65, "b": 0.575, "c": 0.575}),
+    ],
+)
+def test_best_by_path(rule: VoteName, chosen: int, weights: dict[str, float]) -> None:
+    """last, min, product and mean of a trajectory's rewards each pick their own winner."""
+    ballot = vote(drawn(*PATHS), rule)
+    assert ballot.chosen == chosen
+    assert [c.answer for c in ballot.answers] == list(weights)
+    assert [c.weight for c in ballot.answers] == pytest.approx(list(weights.values()))
+
+
+def test_best_takes_the_best_member_not_the_sum() -> None:
+    """Under ``best_last`` replies of .5 and .3 do not beat one of .6, but .5 and .7 do."""
+    ballot = vote(replies(("a", 0.5), ("a", 0.3), ("b", 0.6)), "best_last")
+    assert ballot.answers == (AnswerClass("b", 0.6, 1), AnswerClass("a", 0.5, 2))
+    assert ballot.chosen == 3
+    assert vote(replies(("a", 0.5), ("a", 0.7), ("b", 0.6)), "best_last").chosen == 2
+
+
+def test_equal_weights_go_to_the_larger_class() -> None:
+    """.8 against .4 + .4: the class with two members wins."""
+    ballot = vote(replies(("a", 0.8), ("b", 0.4), ("b", 0.4)), "weighted_majority")
+    assert (ballot.answer, ballot.chosen) == ("b", 2)
+
+
+def test_equal_classes_go_to_the_lowest_id() -> None:
+    """Everything equal: the class, and in it the member, with the lowest node id."""
+    ballot = vote(replies(("b", 0.5), ("a", 0.5), ("a", 0.5), ("b", 0.5)), "weighted_majority")
+    assert (ballot.answer, ballot.chosen) == ("b", 1)
+
+
+def test_weights_are_added_without_rounding_noise() -> None:
+    """.1 + .2 weighs as much as .3, so that the larger class wins; in floats it is more."""
+    tied = replies(("b", 0.3), ("a", 0.1), ("a", 0.2))
+    assert {c.weight for c in vote(tied, "weighted_majority").answers} == {0.3}
+
+
+def test_replies_without_an_answer_do_not_vote() -> None:
+    """The best reward counts for nothing if there is no answer in the reply."""
+    ballot = vote(replies(("-", 1.0), ("a", 0.1)), "best_last")
+    assert (ballot.answer, ballot.chosen) == ("a", 2)
+
+
+def test_cut_trajectories_vote_only_with_an_answer() -> None:
+    """Cut with an answer: counted. Cut without: not."""
+    tree = drawn((0, "a", END, 0.2), (0, "b", LIMIT, 0.6), (0, "-", LIMIT, 0.9))
+    assert vote(tree, "weighted_majority").answers == (
+        AnswerClass("b", 0.6, 1),
+        AnswerClass("a", 0.2, 1),
+    )
+
+
+def test_no_answer_falls_back_to_the_best_reward_and_says_so() -> None:
+    """Among replies that ended; a cut one only if there is no other. Ties: the lower id."""
+    tree = drawn((0, "-", END, 0.2), (0, "x-", END, 0.6), (0, "y-", END, 0.6), (0, "-", LIMIT, 1.0))
+    assert vote(tree, "majority") == Ballot(None, 2, (), "best_last (no reply has an answer)")
+    cut = drawn((0, "-", LIMIT, 0.2), (0, "-", LIMIT, 0.6))
+    assert vote(cut, "majority").chosen == 2
+
+
+def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> None:
+    """A token counts as a token: (-1 - 2*4)/5 = -1.8 a token beats -2.25; ties: the lower id."""
+    lines = ((0, "p", STEP, None), (1, "qrs-", END, None), (0, "long-", END, None))
+    ballot = vote(drawn(*lines, logprobs=(-1.0, -2.0, -2.25)), "majority")
+    assert ballot == Ballot(None, 2, (), "best_logprob (no reply has an answer)")
+    assert vote(drawn(*lines, logprobs=(-1.0, -2.0, -1.6)), "majority").chosen == 3
+    assert vote(replies(("-", None), ("-", None)), "majority").chosen == 1
+
+
+def test_nothing_finished_chooses_nothing() -> None:
+    """An open branch is no reply."""
+    ballot = vote(drawn((0, "a", STEP, 0.5)), "weighted_majority")
+    assert ballot == Ballot(None, None, (), "none (no trajectory finished)")
+
+
+@pytest.mark.parametrize("rule", ["weighted_majority", "best_last", "best_min"])
+def test_a_missing_reward_is_an_error(rule: VoteName) -> None:
+    """A rule that counts rewards names the node that has none."""
+    with pytest.raises(RewardMissing, match=f"node 2 has no reward; vote {rule}"):
+        vote(replies(("a", 0.5), ("a", None)), rule)
+
+
+def test_the_rule_follows_the_policy_unless_given() -> None:
+    """Weighted majority, but majority where nothing is scored; the client's own rule wins."""
+    assert vote_name(SearchSpec(policy="rebase")) == "weighted_majority"
+    assert vote_name(SearchSpec(policy="self_consistency")) == "majority"
+    assert vote_name(SearchSpec(policy="self_consistency", vote="best_min")) == "best_min"

@@ -1,0 +1,104 @@
+"""Width: every policy spends exactly what it was given, in every search."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.controller import Problem, search
+from search.engine import Branch
+from search.events import Event, Expanded, Finished, Selected
+from search.outcome import Outcome
+from search.policies.registry import POLICIES
+from search.spec import PolicyName, SearchSpec, StopReason
+from search.tree import NodeState
+from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+
+ALL = pytest.mark.parametrize("policy", sorted(POLICIES))
+
+
+def rough(empty: int, ends: int, coarse: int) -> ScriptedEngine:
+    """An engine that says empty steps and ends at the given rates a hundred, with coarse rewards.
+
+    ``coarse``: how many different rewards there are; with one, everything is a tie.
+    """
+
+    def say(branch: Branch) -> str:
+        roll = dice(branch.tokens, branch.seed) % 100
+        if roll < empty:
+            return "\n\n"
+        return "The answer is 1." if roll < empty + ends else f"s{roll % 5}\n\n"
+
+    return ScriptedEngine(say, lambda texts: dice(tuple(texts)) % coarse / coarse)
+
+
+async def watched(
+    engine: ScriptedEngine, policy: PolicyName, width: int, seed: int
+) -> tuple[Outcome, list[Event]]:
+    """A search and its events."""
+    events: list[Event] = []
+    spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=6)
+    outcome = await search(
+        Problem(encode("Q"), "Q"),
+        spec,
+        engine,
+        tree_id="t",
+        answer_of=answer_of,
+        clock=lambda: 0.0,
+        listen=events.append,
+    )
+    return outcome, events
+
+
+@ALL
+@settings(max_examples=25, deadline=None)
+@given(
+    width=st.integers(1, 40),
+    seed=st.integers(0, 2**63 - 1),
+    empty=st.integers(0, 40),
+    ends=st.integers(0, 50),
+    coarse=st.integers(1, 50),
+)
+async def test_every_round_spends_the_remaining_width(
+    policy: PolicyName, width: int, seed: int, empty: int, ends: int, coarse: int
+) -> None:
+    """A round draws width minus finished children, to the last one; no more ever finish.
+
+    What a search leaves unspent is what died with no open branch beside it.
+    """
+    outcome, events = await watched(rough(empty, ends, coarse), policy, width, seed)
+    planned, drawn, finished = Counter[int](), Counter[int](), Counter[int]()
+    for event in events:
+        if isinstance(event, Selected):
+            assert event.children > 0
+            planned[event.round] += event.children
+        elif isinstance(event, Expanded):
+            drawn[event.round] += 1
+        elif isinstance(event, Finished):
+            finished[event.round] += 1
+    left = width
+    for number in range(1, outcome.stats.rounds + 1):
+        assert planned[number] == drawn[number] == left
+        left -= finished[number]
+    assert len(outcome.tree.finished()) == width - left
+    assert list(outcome.tree.leaves()) == []
+    assert left == 0 or outcome.stop_reason in (StopReason.WIDTH_SPENT, StopReason.DEPTH)
+
+
+@ALL
+@settings(max_examples=10, deadline=None)
+@given(width=st.integers(1, 40), seed=st.integers(0, 2**63 - 1), coarse=st.integers(1, 5))
+async def test_what_is_pruned_is_never_expanded(
+    policy: PolicyName, width: int, seed: int, coarse: int
+) -> None:
+    """An open node grows once, at the level below its parent's; a pruned one never."""
+    outcome, _ = await watched(rough(10, 20, coarse), policy, width, seed)
+    for node in outcome.tree.nodes:
+        if node.state is NodeState.PRUNED:
+            assert node.children == []
+        assert [outcome.tree[c].child for c in node.children] == list(range(len(node.children)))
+        if node.children:
+            assert node.children[-1] - node.children[0] == len(node.children) - 1
