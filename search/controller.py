@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from search.digest import tree_digest
-from search.engine import (
-    Engine,
-    EngineError,
-    PrefixTooLong,
-    RewardMissing,
-    Sampling,
-    TreeCost,
-)
+from search.engine import Engine, EngineError, PrefixTooLong, RewardMissing, TreeCost
 from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
 from search.logical_kv import LogicalKV
@@ -68,19 +60,22 @@ async def search(
     default what the engine can hold.
 
     Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
-    it short. Cancelling the awaiting task ends a search early. The engine's tree is released or
-    aborted however the search ends. Raises ValueError (no seed), PrefixTooLong, RewardMissing and
-    whatever other EngineError the engine raises.
+    it short. Cancelling the awaiting task ends a search early. The engine's tree is released, or
+    aborted if an error or a cancellation comes through. Raises ValueError (no seed), PrefixTooLong,
+    RewardMissing and whatever other EngineError the engine raises.
     """
     if spec.seed is None:
         raise ValueError("seed: None; the caller must draw one, an integer from 0 to 2**63 - 1")
-    emit = listen or _unheard
+    emit = listen or (lambda _: None)
     context = context_tokens or engine.capabilities.context_tokens
     if len(problem.prompt) >= context:
         raise PrefixTooLong(f"prompt: {len(problem.prompt)} tokens; the context holds {context}")
     policy = POLICIES[spec.policy](spec)
     scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
-    _check_scores(spec, scores, engine)
+    if scores is not Scores.NONE and not engine.capabilities.scores:
+        name, vote = engine.capabilities.engine, vote_name(spec)
+        needy = f"policy {spec.policy} with vote {vote} needs one"
+        raise RewardMissing(f"engine {name} has no reward model; {needy}")
     tree = Tree(problem.prompt)
     growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit)
     tally = Tally(LogicalKV(len(problem.prompt)))
@@ -108,16 +103,14 @@ class _Run:
 
     async def to_the_end(self) -> tuple[StopReason, TreeCost]:
         """Grow, then let go of the engine's tree, whatever happens."""
-        held = True
+        released = False
         try:
             stop = await self.grow()
-            if stop is not StopReason.DEADLINE:
-                cost = await self.engine.release(self.tree_id)
-                held = False
-                return stop, cost
-            return stop, TreeCost()
+            cost = await self.engine.release(self.tree_id)
+            released = True
+            return stop, cost
         finally:
-            if held:
+            if not released:
                 with suppress(EngineError):
                     await self.engine.abort(self.tree_id)
 
@@ -153,7 +146,7 @@ class _Run:
         try:
             async with timer:
                 branches = self.growth.branches(plan)
-                steps = await self.engine.expand(self.tree_id, branches, self.sampling())
+                steps = await self.engine.expand(self.tree_id, branches, self.growth.sampling)
                 drafts = self.growth.drafts(branches, steps)
                 rewards = await self.score(drafts)
         except TimeoutError:
@@ -170,7 +163,7 @@ class _Run:
             return {}
         problem = self.problem
         given = await self.engine.score(self.tree_id, problem.prompt, problem.question, wanted)
-        good = [r for r in given if math.isfinite(r) and 0.0 <= r <= 1.0]
+        good = [r for r in given if 0.0 <= r <= 1.0]
         if len(good) != len(wanted):
             able = self.engine.capabilities
             raise RewardMissing(
@@ -204,22 +197,3 @@ class _Run:
             digest=digest,
             spec=self.spec,
         )
-
-    def sampling(self) -> Sampling:
-        """How steps are drawn: up to the delimiter, or in pieces of ``step_tokens``."""
-        spec = self.spec
-        stop = () if spec.step_tokens else (self.problem.delimiter,)
-        size = spec.step_tokens or spec.max_step_tokens
-        return Sampling(spec.temperature, spec.top_p, stop, size)
-
-
-def _check_scores(spec: SearchSpec, scores: Scores, engine: Engine) -> None:
-    if scores is not Scores.NONE and not engine.capabilities.scores:
-        raise RewardMissing(
-            f"engine {engine.capabilities.engine} has no reward model; policy {spec.policy} with "
-            f"vote {vote_name(spec)} needs one"
-        )
-
-
-def _unheard(_: Event) -> None:
-    return None

@@ -160,9 +160,7 @@ class Engine(Protocol):
         """What this engine can do; constant while it lives."""
         ...
 
-    async def expand(
-        self, tree: str, branches: Sequence[Branch], sampling: Sampling
-    ) -> list[Step]:
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch; results in the order asked, whatever the order run."""
         ...
 
@@ -187,7 +185,7 @@ class Engine(Protocol):
         ...
 
     async def release(self, tree: str) -> TreeCost:
-        """Let go of a tree's KV (it may stay cached) and return what the tree cost."""
+        """Stop what is under way for a tree, let go of its KV (it may stay cached); its cost."""
         ...
 
     async def abort(self, tree: str) -> None:

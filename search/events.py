@@ -1,8 +1,8 @@
 """Everything that can be watched of a search, in the order in which it is decided.
 
-A round is reported once it is committed: ``selected`` and ``pruned`` with the plan, then for each
-child in id order ``expanded``, ``scored`` (if it was), ``finished`` or ``pruned`` (if it was born
-so). Nothing is reported and taken back.
+A planned round is reported by ``selected`` and ``pruned``; once its results are whole and in the
+tree, each child in id order by ``expanded``, ``scored`` (if it was), ``finished`` or ``pruned`` (if
+it was born so). A round that a deadline drops has no children to report; nothing is taken back.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from search.digest import round_reward
-from search.engine import Branch, EngineError, Hint, Step, Trajectory
+from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import Round, Scores
 from search.seed import node_seed
@@ -31,7 +31,11 @@ class Draft:
 
 
 class Growth:
-    """One tree while it grows. Ids follow (parent id, child index), never the order of arrival."""
+    """One tree while it grows.
+
+    Ids are consecutive in the order in which branches are asked for, which is that of parent id and
+    child index; the order in which an engine works them off does not matter.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,11 @@ class Growth:
         scores: Scores,
         listen: Callable[[Event], None],
     ) -> None:
-        """``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path."""
+        """Start from an empty ``tree``.
+
+        ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
+        ``delimiter``: what ends a step, unless the spec cuts steps by length.
+        """
         self.tree = tree
         self.round = 0
         self._seed = seed
@@ -52,7 +60,9 @@ class Growth:
         self._listen = listen
         self._max_depth = spec.max_depth
         self._max_tokens = spec.max_tokens
+        stop = () if spec.step_tokens else (delimiter,)
         self._step_tokens = spec.step_tokens or spec.max_step_tokens
+        self.sampling = Sampling(spec.temperature, spec.top_p, stop, self._step_tokens)
         self._path_tokens = min(spec.trajectory_tokens, context_tokens - len(tree.prompt))
         self._twins = {ROOT: ROOT}
         self._first: dict[tuple[int, tuple[int, ...]], int] = {}

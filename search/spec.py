@@ -1,4 +1,4 @@
-"""The dials of a search and their ranges, stated once: request schema, CLI and benchmarks use it."""
+"""The dials of a search and their ranges, stated once for request schema, CLI, benchmarks."""
 
 from __future__ import annotations
 

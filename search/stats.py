@@ -23,7 +23,7 @@ class SearchStats:
     prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What the engine
     held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning. ``precise_goodput``: tokens a
     second, the mean length of the finished trajectories over the mean time at which their rounds
-    ended; 0 where nothing finished. ``engine``: all zero where the tree was aborted midway.
+    ended; 0 where nothing finished. ``engine``: what the tree cost it, dropped work included.
     """
 
     rounds: int

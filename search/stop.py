@@ -1,4 +1,13 @@
-"""When a search is over, and why."""
+"""When a search is over, and why: whichever of these is met first.
+
+``answered``: as many trajectories as the width says have ended by themselves. ``depth``: nothing is
+left to expand, and a trajectory was cut at ``max_depth``. ``width_spent``: nothing is left to
+expand, and trajectories were cut by their token or context limit, or their last branches died
+empty or looping. ``max_tokens``: the next child does not fit into ``max_tokens`` generated tokens.
+``kv``: the paths of the open leaves hold more than ``max_kv_tokens``. ``deadline``: the time is up;
+the round under way is dropped. ``consensus``: the votes still out cannot change the answer.
+``cancelled``: said by whoever cancelled the search; a cancelled one has no outcome of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +16,7 @@ from search.tree import Finish, Tree
 
 
 def budget_met(tree: Tree, spec: SearchSpec) -> StopReason | None:
-    """The logical budget that leaves no room for another round, if one does.
-
-    ``max_tokens``: as many tokens are generated as may be. ``kv``: the paths of the open leaves
-    hold more tokens than ``max_kv_tokens``.
-    """
+    """The logical budget that leaves no room for another round, if one does."""
     if spec.max_tokens is not None and tree.generated_tokens >= spec.max_tokens:
         return StopReason.MAX_TOKENS
     if spec.max_kv_tokens is not None and tree.live_tokens() > spec.max_kv_tokens:
@@ -20,12 +25,7 @@ def budget_met(tree: Tree, spec: SearchSpec) -> StopReason | None:
 
 
 def why_done(tree: Tree, spec: SearchSpec) -> StopReason:
-    """Why a policy has nothing left to expand.
-
-    ``answered``: as many trajectories as the width says ended by themselves. ``depth``: at least
-    one was cut at ``max_depth``. ``width_spent``: otherwise, that is, some were cut by their token
-    or context limit, or their last branches died empty or looping.
-    """
+    """Why a policy has nothing left to expand: answered, depth or width_spent."""
     finished = tree.finished()
     cut = [node for node in finished if node.finish is Finish.LIMIT]
     if any(node.depth >= spec.max_depth for node in cut):

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from search.engine import (
     Branch,
@@ -105,6 +105,7 @@ class ScriptedEngine:
     live: set[str] = field(default_factory=set)
     released: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    costs: dict[str, TreeCost] = field(default_factory=dict)
     down: bool = False
     closed: bool = False
 
@@ -129,6 +130,7 @@ class ScriptedEngine:
             self.down = True
             raise EngineDown("the engine is down")
         self.expanded.append(list(branches))
+        self._charge(tree, decoded_tokens=len(branches))
         self.samplings.append(sampling)
         if self.gate is not None:
             self.waiting.set()
@@ -153,6 +155,7 @@ class ScriptedEngine:
             raise EngineDown("the engine is down")
         await asyncio.sleep(0)
         self.scored.append(list(trajectories))
+        self._charge(tree, prm_tokens=len(trajectories))
         self.on_score()
         return [self.score_of(t.texts) for t in trajectories]
 
@@ -167,18 +170,15 @@ class ScriptedEngine:
         self.hints.append(hint)
 
     async def release(self, tree: str) -> TreeCost:
-        """Forget the tree and count what it asked for."""
+        """Forget the tree; a cost of one token a branch or path, and of one model call a call."""
         self.live.discard(tree)
         self.released.append(tree)
-        return TreeCost(
-            decoded_tokens=sum(len(bs) for bs in self.expanded),
-            prm_tokens=sum(len(ts) for ts in self.scored),
-            model_calls=len(self.expanded) + len(self.scored),
-        )
+        return self.costs.pop(tree, TreeCost())
 
     async def abort(self, tree: str) -> None:
         """Forget the tree."""
         self.live.discard(tree)
+        self.costs.pop(tree, None)
         self.aborted.append(tree)
 
     async def usage(self) -> Usage:
@@ -194,3 +194,12 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Remember it."""
         self.closed = True
+
+    def _charge(self, tree: str, decoded_tokens: int = 0, prm_tokens: int = 0) -> None:
+        cost = self.costs.get(tree, TreeCost())
+        self.costs[tree] = replace(
+            cost,
+            decoded_tokens=cost.decoded_tokens + decoded_tokens,
+            prm_tokens=cost.prm_tokens + prm_tokens,
+            model_calls=cost.model_calls + 1,
+        )
