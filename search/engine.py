@@ -34,7 +34,8 @@ class Branch:
 
     ``parent`` is the node forked from, ``child`` the child's index among its siblings, ``tokens``
     the whole prefix (prompt and steps down to the parent), ``seed`` the child's 64-bit noise
-    seed, ``limit`` the most tokens this step may have (at most ``Sampling.max_step_tokens``).
+    seed, ``limit`` the most tokens this step may have (at most ``Sampling.max_step_tokens``),
+    ``node`` the id the child gets if it is committed: hints speak of it by this id.
     """
 
     parent: int
@@ -42,6 +43,7 @@ class Branch:
     tokens: tuple[int, ...]
     seed: int
     limit: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)

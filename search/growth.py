@@ -19,15 +19,19 @@ from search.tree import ROOT, Finish, Node, NodeState, Tree
 class Draft:
     """A drawn step that is not in the tree yet.
 
-    ``id``: the node it becomes. ``finish``: as judged here, not only as drawn. ``twin``: the first
-    node with the same steps from the root, its own id if there is none.
+    ``finish``: as judged here, not only as drawn. ``twin``: the first node with the same steps from
+    the root, its own id if there is none.
     """
 
-    id: int
     branch: Branch
     step: Step
     finish: Finish
     twin: int
+
+    @property
+    def id(self) -> int:
+        """The node it becomes."""
+        return self.branch.node
 
 
 class Growth:
@@ -85,7 +89,10 @@ class Growth:
 
     def branches(self, plan: Round) -> list[Branch]:
         """The children to draw, by rising parent id and child index."""
-        return [b for node in sorted(plan.expand) for b in self._fork(node, plan.expand[node])]
+        branches: list[Branch] = []
+        for node in sorted(plan.expand):
+            branches += self._fork(node, plan.expand[node], len(self.tree) + len(branches))
+        return branches
 
     def drafts(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[Draft]:
         """The drawn steps, judged, as many in order as ``max_tokens`` leaves room for.
@@ -104,9 +111,8 @@ class Growth:
             if self._max_tokens is not None and total > self._max_tokens:
                 break
             key = self._twins[branch.parent], step.tokens
-            node_id = len(self.tree) + len(drafts)
-            twin = self._twins[node_id] = self._first.setdefault(key, node_id)
-            drafts.append(Draft(node_id, branch, step, self._judge(branch, step), twin))
+            twin = self._twins[branch.node] = self._first.setdefault(key, branch.node)
+            drafts.append(Draft(branch, step, self._judge(branch, step), twin))
         return drafts
 
     def to_score(self, drafts: Sequence[Draft]) -> list[Trajectory]:
@@ -149,14 +155,15 @@ class Growth:
         values = {node.id: node.reward for node in fresh if node.reward is not None}
         return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)))
 
-    def _fork(self, parent: int, children: int) -> list[Branch]:
+    def _fork(self, parent: int, children: int, first_id: int) -> list[Branch]:
         node = self.tree[parent]
         prefix = self.tree.tokens(parent)
         limit = min(self._step_tokens, self._path_tokens - path_length(self.tree, parent))
         first = len(node.children)
+        seeds = [node_seed(self._seed, "step", (*node.path, first + i)) for i in range(children)]
         return [
-            Branch(parent, i, prefix, node_seed(self._seed, "step", (*node.path, i)), limit)
-            for i in range(first, first + children)
+            Branch(parent, first + i, prefix, seed, limit, first_id + i)
+            for i, seed in enumerate(seeds)
         ]
 
     def _judge(self, branch: Branch, step: Step) -> Finish:

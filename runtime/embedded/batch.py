@@ -1,0 +1,189 @@
+"""Continuous batching of one model: which lanes run, and how many rows of each an iteration.
+
+Lanes have an order. Memory that runs out is taken from evictable prefixes first, then from the
+youngest lane, so the oldest one always gets on. Nothing here can change what a lane computes.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from runtime.embedded.cache import Cache
+from runtime.embedded.forward import Span
+from runtime.embedded.lane import Lane, Order
+from runtime.embedded.radix import common_prefix
+from search.engine import EngineError
+
+HEADROOM = 4
+"""Slots a lane under way is expected to want soon, when another asks to enter."""
+WORTH_SHARING = 8
+"""Tokens that another lane is about to publish and that are worth waiting for."""
+
+
+class Refusal(Enum):
+    """Why a lane may not enter now."""
+
+    FULL = "no room; the next in line waits too"
+    SHARED = "a lane under way computes much of its prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What an iteration did for a lane: ``rows`` tokens computed after ``start``, and the logits
+    (vocab,) of the last known token once it is reached."""
+
+    lane: Lane
+    start: int
+    rows: int
+    logits: torch.Tensor | None
+
+
+class Batch:
+    """The lanes under way of one model."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        cache: Cache,
+        *,
+        lanes: int,
+        rows: int,
+        give_way: Callable[[Lane], None],
+    ) -> None:
+        """At most ``lanes`` at once and ``rows`` of prefill an iteration. ``give_way`` hears of
+        each lane that lost its place; what it computed is cached while there is room."""
+        self.cache = cache
+        self.lanes: list[Lane] = []
+        self._forward = forward
+        self._store = forward.new_store(cache.capacity)
+        self._limit = lanes
+        self._rows = rows
+        self._give_way = give_way
+
+    def enter(
+        self, tree: str, order: Order, tokens: np.ndarray, *, size: int, upto: int
+    ) -> Lane | Refusal:
+        """Start a lane over ``tokens`` that may grow to ``size``; see ``Cache.open``."""
+        if len(self.lanes) >= self._limit:
+            return Refusal.FULL
+        lane = self.cache.open(tree, order, tokens, size, upto)
+        refusal = self._refusal(lane)
+        if refusal:
+            self.cache.drop(lane)
+            return refusal
+        insort(self.lanes, lane, key=_order)
+        return lane
+
+    def publish(self, lane: Lane) -> None:
+        """Take a lane out and cache what it computed."""
+        self.lanes.remove(lane)
+        self.cache.publish(lane)
+
+    def drop(self, lane: Lane) -> None:
+        """Take a lane out and forget what it computed."""
+        self.lanes.remove(lane)
+        self.cache.drop(lane)
+
+    def advance(self) -> list[Advance]:
+        """One forward pass over the lanes' next rows; empty if there is nothing to run."""
+        plan = self._plan()
+        if not plan:
+            return []
+        self.cache.note_peaks()
+        logits = self._forward.run([_span(lane, rows) for lane, rows in plan], self._store)
+        advances, at = [], 0
+        for lane, rows in plan:
+            start = lane.computed
+            lane.computed += rows
+            reached = lane.missing == 0
+            advances.append(Advance(lane, start, rows, logits[at] if reached else None))
+            at += reached
+        assert at == len(logits), "the model returned other rows than were asked for"
+        return advances
+
+    def _refusal(self, lane: Lane) -> Refusal | None:
+        if not self.lanes:
+            return None
+        promised = sum(other.length - other.allocated for other in self.lanes)
+        if self.cache.available < promised + lane.missing + HEADROOM * (len(self.lanes) + 1):
+            return Refusal.FULL
+        if lane.missing >= WORTH_SHARING and any(_overlap(lane, other) for other in self.lanes):
+            return Refusal.SHARED
+        return None
+
+    def _plan(self) -> list[tuple[Lane, int]]:
+        """(lane, rows) in order, each with its slots reserved."""
+        plan = []
+        left = self._rows
+        for lane in list(self.lanes):
+            if lane not in self.cache.lanes:
+                continue
+            rows = lane.missing
+            if rows > 1:
+                rows = min(rows, left)
+                left -= rows
+            if rows and self._reserve(lane, rows):
+                plan.append((lane, rows))
+        return plan
+
+    def _reserve(self, lane: Lane, rows: int) -> bool:
+        """Slots for the lane's next rows; the youngest give way, at last the lane itself."""
+        while not self.cache.reserve(lane, rows):
+            youngest = self.lanes[-1]
+            assert len(self.lanes) > 1, "a lane alone does not fit; it should have been refused"
+            self.publish(youngest)
+            self._give_way(youngest)
+            if youngest is lane:
+                return False
+        return True
+
+
+class Forwards(Protocol):
+    """What a batch needs of a model: ``runtime.embedded.forward.Forward`` is one."""
+
+    def new_store(self, slots: int) -> Any:
+        """Room for the keys and values of ``slots`` tokens."""
+        ...
+
+    def run(self, spans: Sequence[Span], store: Any) -> torch.Tensor:
+        """Logits (rows asked for, vocab) of the spans' new positions, in span order."""
+        ...
+
+
+def must_be_ids(field: str, tokens: Sequence[int] | np.ndarray, vocab: int) -> None:
+    """Raise EngineError unless ``tokens`` are some ids of a model with ``vocab`` of them."""
+    if not len(tokens):
+        raise EngineError(f"{field}: empty; at least one token id is needed")
+    for token in (min(tokens), max(tokens)):
+        if not 0 <= token < vocab:
+            raise EngineError(f"{field}: token id {token}; ids from 0 to {vocab - 1} are needed")
+
+
+def _order(lane: Lane) -> Order:
+    return lane.order
+
+
+def _overlap(lane: Lane, other: Lane) -> bool:
+    """Whether ``other`` is about to compute a prefix of ``lane`` worth waiting for."""
+    if other.missing < WORTH_SHARING:
+        return False
+    shared = common_prefix(lane.tokens[: lane.length], other.tokens[: other.length])
+    return shared - lane.shared >= WORTH_SHARING
+
+
+def _span(lane: Lane, rows: int) -> Span:
+    start, end = lane.computed, lane.computed + rows
+    reached = end == lane.length
+    return Span(
+        tokens=lane.tokens[start:end],
+        start=start,
+        slots=lane.slots[:end],
+        logits_from=rows - 1 if reached else rows,
+    )

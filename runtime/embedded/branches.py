@@ -1,0 +1,63 @@
+"""A round of branches on its way through the policy model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from runtime.embedded.lane import Lane, Order
+from runtime.embedded.stops import Stops
+from search.engine import Branch, Sampling, Step
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A round asked for at once, and the steps drawn so far."""
+
+    id: int
+    number: int
+    tree: str
+    sampling: Sampling
+    stops: Stops
+    steps: list[Step | None]
+
+    @property
+    def done(self) -> bool:
+        """Whether every branch has its step."""
+        return None not in self.steps
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """A distinct prefix of a call, prefilled once for all branches that start from it.
+
+    ``known``: the search has been here before, so all but the last token once had KV. ``logits``
+    (vocab,) are those of its last token; ``used``: a branch has started from them.
+    """
+
+    tokens: np.ndarray
+    known: bool
+    lane: Lane | None = None
+    logits: torch.Tensor | None = None
+    used: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens."""
+
+    call: Call
+    index: int
+    branch: Branch
+    prefix: Prefix
+    order: Order
+    lane: Lane | None = None
+    drawn: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    entropy: float = 0.0
+
+    def tokens(self) -> np.ndarray:
+        """The prefix and what was drawn, int64."""
+        return np.concatenate([self.prefix.tokens, np.asarray(self.drawn, dtype=np.int64)])

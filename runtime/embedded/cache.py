@@ -1,0 +1,138 @@
+"""One model's KV cache: free slots, the radix tree of cached tokens, and the lanes under way.
+
+Every slot is in exactly one of the three; ``check`` proves it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from runtime.embedded.lane import Lane, Order
+from runtime.embedded.radix import RadixTree
+from runtime.embedded.slots import SlotPool
+
+
+class Cache:
+    """The books of a KV store with ``capacity`` token slots."""
+
+    def __init__(self, capacity: int) -> None:
+        self.pool = SlotPool(capacity)
+        self.radix = RadixTree()
+        self.lanes: set[Lane] = set()
+        self.evicted_tokens = 0
+        self.active_peak = 0
+        self.peaks: dict[str, int] = {}
+        self._private = Counter[str]()
+
+    @property
+    def capacity(self) -> int:
+        """Token slots in all."""
+        return self.pool.capacity
+
+    @property
+    def available(self) -> int:
+        """Slots that are free or can be freed by trimming."""
+        return self.pool.free + self.radix.size - self.radix.locked
+
+    @property
+    def cached_tokens(self) -> int:
+        """Evictable tokens that no search holds."""
+        return self.radix.unheld
+
+    @property
+    def active_tokens(self) -> int:
+        """Tokens held for searches in flight."""
+        return self.capacity - self.pool.free - self.radix.unheld
+
+    def tokens_of(self, tree: str) -> int:
+        """Unique tokens held for one search."""
+        return self.radix.held_tokens[tree] + self._private[tree]
+
+    def open(self, tree: str, order: Order, tokens: np.ndarray, size: int, upto: int) -> Lane:
+        """A lane over ``tokens`` that reuses what is cached of the first ``upto``."""
+        anchor, cached = self.radix.match(tokens[:upto])
+        self.radix.lock(anchor)
+        self.radix.hold(anchor, tree)
+        lane = Lane(tree, order, tokens, size=size, anchor=anchor, cached=cached)
+        self.lanes.add(lane)
+        return lane
+
+    def reserve(self, lane: Lane, count: int) -> bool:
+        """Give slots to the lane's next ``count`` tokens, by trimming if need be.
+
+        False if there are not as many.
+        """
+        wanted = lane.computed + count - lane.allocated
+        if wanted <= 0:
+            return True
+        lacking = wanted - self.pool.free
+        if lacking > 0:
+            freed = self.radix.trim(lacking)
+            self.evicted_tokens += len(freed)
+            self.pool.give(freed)
+        if wanted > self.pool.free:
+            return False
+        lane.slots[lane.allocated : lane.allocated + wanted] = self.pool.take(wanted)
+        lane.allocated += wanted
+        self._private[lane.tree] += wanted
+        return True
+
+    def publish(self, lane: Lane) -> None:
+        """End a lane: what it computed becomes the radix tree's, held by its search."""
+        first, last = lane.shared, lane.computed
+        _, spare = self.radix.extend(
+            lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
+        )
+        self.pool.give(spare)
+        self.pool.give(lane.slots[last : lane.allocated])
+        self._end(lane)
+
+    def drop(self, lane: Lane) -> None:
+        """End a lane and forget what it computed."""
+        self.pool.give(lane.private)
+        self._end(lane)
+
+    def retain(self, tree: str, paths: Iterable[np.ndarray]) -> None:
+        """Let a search hold no more than these token paths and what its lanes read."""
+        reading = [lane.tokens[: lane.shared] for lane in self.lanes if lane.tree == tree]
+        self.pool.give(self.radix.retain(tree, [*paths, *reading]))
+
+    def release(self, tree: str, prompt: np.ndarray | None) -> None:
+        """Let go of a search without lanes; of its tokens only the prompt's stay cached."""
+        if prompt is not None:
+            self.radix.keep(prompt)
+        self.retain(tree, ())
+        self.peaks.pop(tree, None)
+        self._private.pop(tree, None)
+
+    def note_peaks(self) -> None:
+        """Record what each running search and all of them hold now."""
+        self.active_peak = max(self.active_peak, self.active_tokens)
+        for tree in {lane.tree for lane in self.lanes}:
+            self.peaks[tree] = max(self.peaks.get(tree, 0), self.tokens_of(tree))
+
+    def check(self) -> None:
+        """Raise AssertionError unless every slot is in one place and all counts agree."""
+        self.radix.check()
+        slots = [self.pool.listed(), *(node.slots for node in self.radix.nodes())]
+        slots += [lane.private for lane in self.lanes]
+        every = np.sort(np.concatenate(slots))
+        assert np.array_equal(every, np.arange(self.capacity)), "a slot is lost or used twice"
+        private = Counter[str]()
+        locks = Counter[int]()
+        for lane in self.lanes:
+            private[lane.tree] += len(lane.private)
+            node = lane.anchor
+            while node.parent is not None:
+                locks[node.serial] += 1
+                node = node.parent
+        assert +self._private == +private, "private tokens by search"
+        assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
+
+    def _end(self, lane: Lane) -> None:
+        self._private[lane.tree] -= lane.allocated - lane.shared
+        self.radix.unlock(lane.anchor)
+        self.lanes.remove(lane)

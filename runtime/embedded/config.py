@@ -1,0 +1,160 @@
+"""The shape of a Llama-family model, read from a checkpoint's ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "MistralForCausalLM": "mistral",
+}
+
+
+class UnsupportedModel(ValueError):
+    """A checkpoint asks for something that the embedded forward does not do; names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3's stretching of RoPE: low frequencies divided by ``factor``, high ones kept.
+
+    ``original_context`` is the context before stretching; wavelengths between
+    ``original_context / high`` and ``original_context / low`` are blended.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the forward needs to know. Sizes in elements, ``context`` in tokens.
+
+    ``qkv_bias``: biases on the query, key and value projections (Qwen2); ``output_bias``: on the
+    attention's output projection too; ``qk_norm``: an RMS norm over each query and key head
+    (Qwen3); ``tied``: the head is the embedding; ``sliding_window``: a query at position p sees
+    keys p - window + 1 .. p only (None: all).
+    """
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    norm_eps: float
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    tied: bool
+    sliding_window: int | None
+    context: int
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> ModelConfig:
+        """Read ``path/config.json``. Raises UnsupportedModel naming the field that is not done."""
+        raw = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        architecture = _architecture(raw)
+        _refuse(raw)
+        heads = raw["num_attention_heads"]
+        theta, scaling = _rope(raw)
+        attention_bias = bool(raw.get("attention_bias", False))
+        return cls(
+            architecture=architecture,
+            layers=raw["num_hidden_layers"],
+            hidden=raw["hidden_size"],
+            heads=heads,
+            kv_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            ffn=raw["intermediate_size"],
+            vocab=raw["vocab_size"],
+            rope_theta=theta,
+            rope_scaling=scaling,
+            norm_eps=raw.get("rms_norm_eps", 1e-6),
+            qkv_bias=architecture == "qwen2" or attention_bias,
+            output_bias=architecture != "qwen2" and attention_bias,
+            qk_norm=architecture == "qwen3",
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            sliding_window=_sliding_window(raw, architecture),
+            context=raw["max_position_embeddings"],
+        )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    def flops(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
+        """Multiplies and adds of a forward over ``tokens`` rows.
+
+        ``context_sum`` sums over the rows the keys each attends to (itself included), ``logits``
+        is the number of rows that pass the head (None: all).
+        """
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        layer = self.hidden * (width + self.heads * self.head_dim + 3 * self.ffn)
+        head = self.hidden * self.vocab * (tokens if logits is None else logits)
+        attention = 2 * self.heads * self.head_dim * context_sum
+        return 2.0 * (self.layers * (layer * tokens + attention) + head)
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures") or ["(none)"]
+    if names[0] not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UnsupportedModel(f"architectures: {names[0]}; the embedded engine runs {known}")
+    return _ARCHITECTURES[names[0]]
+
+
+def _refuse(raw: Mapping[str, Any]) -> None:
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModel(f"hidden_act: {activation!r}; only 'silu' is done")
+    if raw.get("mlp_bias"):
+        raise UnsupportedModel("mlp_bias: true; only false is done")
+    if raw.get("quantization_config"):
+        raise UnsupportedModel("quantization_config: quantised weights; only plain ones are read")
+
+
+def _rope(raw: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
+    rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UnsupportedModel("partial_rotary_factor: only 1.0 is done")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise UnsupportedModel(f"rope_scaling: type {kind!r}; 'default' and 'llama3' are done")
+    return theta, Llama3Scaling(
+        factor=float(rope["factor"]),
+        low=float(rope["low_freq_factor"]),
+        high=float(rope["high_freq_factor"]),
+        original_context=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
+    window = raw.get("sliding_window")
+    if window is None or (architecture != "mistral" and not raw.get("use_sliding_window", False)):
+        return None
+    if architecture == "mistral":
+        return int(window)
+    layers = raw["num_hidden_layers"]
+    full_below = raw.get("max_window_layers", 28)
+    default = ["full_attention" if i < full_below else "sliding_attention" for i in range(layers)]
+    kinds = set(raw.get("layer_types") or default)
+    if len(kinds) > 1:
+        raise UnsupportedModel("layer_types: mixed full and sliding attention; one kind is done")
+    return int(window) if kinds == {"sliding_attention"} else None

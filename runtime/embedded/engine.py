@@ -1,0 +1,225 @@
+"""The embedded engine as the server sees it: ``search.engine.Engine`` over a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from runtime.embedded.link import Link
+from runtime.embedded.messages import (
+    Abort,
+    Done,
+    Expand,
+    Failed,
+    FromEngine,
+    Hinted,
+    Ping,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    Score,
+    ToEngine,
+)
+from runtime.embedded.options import EngineOptions
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+    Usage,
+)
+
+__all__ = ["EmbeddedEngine", "EngineOptions"]
+
+QUIET_SECONDS = 1.0
+
+
+class EmbeddedEngine:
+    """A client of the engine's process; make it with ``start``.
+
+    When the process dies, every call under way raises EngineDown at once, and so does every later
+    one until ``restart``. Belongs to the event loop it was started in.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._calls = count(1)
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._link: Link | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._capabilities: Capabilities | None = None
+        self._report: Report | None = None
+
+    @classmethod
+    async def start(cls, options: EngineOptions) -> EmbeddedEngine:
+        """Spawn the process and wait until the models are loaded.
+
+        Raises what is wrong with the options: ValueError, OSError, RewardMissing; EngineDown if
+        the process dies.
+        """
+        engine = cls(options)
+        await engine._launch()
+        return engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; constant while it lives."""
+        assert self._capabilities is not None, "the engine was not started"
+        return self._capabilities
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process's id; None while there is no process."""
+        return self._link.process.pid if self._link else None
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counts that ``usage`` has no place for.
+
+        ``rehydrated_tokens``: computed again after an eviction; ``held_evicted_tokens``: of the
+        evicted ones, those of searches in flight; ``retractions``: branches that gave way;
+        ``prm_evicted_tokens``; ``wrong_books``: failed checks.
+        """
+        return dict(self._report.counters) if self._report else {}
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw one step for each branch, in the order asked."""
+        return await self._ask(lambda call: Expand(call, tree, tuple(branches), sampling))
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, unrounded."""
+        del question  # the formats so far read token ids
+        return await self._ask(lambda call: Score(call, tree, prompt, tuple(trajectories)))
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Not offered: ``capabilities.embeds`` is False."""
+        raise EngineError("embed: this engine gives no embeddings")
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Tell the KV manager about a tree; lost without harm when the engine is down."""
+        if self._link is not None:
+            self._link.send(Hinted(tree, hint))
+
+    async def release(self, tree: str) -> TreeCost:
+        """Let go of a tree and return what it cost; all zero for a tree that was never here."""
+        return await self._ask(lambda call: Release(call, tree))
+
+    async def abort(self, tree: str) -> None:
+        """Stop everything under way for a tree (those calls raise EngineError) and free its KV."""
+        await self._ask(lambda call: Abort(call, tree))
+
+    async def usage(self) -> Usage:
+        """KV and queues after the last word of the engine, at most a quarter second old."""
+        self._must_be_up()
+        assert self._report is not None, "a started engine has reported"
+        return self._report.usage
+
+    async def health(self) -> None:
+        """Raise EngineDown if the process is gone, or owes an answer and has long said nothing.
+
+        Returns at once: a quiet process is sent a ping, whose answer the next call counts on.
+        """
+        link = self._must_be_up()
+        silent = link.silent_seconds()
+        if silent > self._options.stall_seconds:
+            raise EngineDown(f"the engine has said nothing for {silent:.0f} s")
+        if not self._pending:
+            call = next(self._calls)
+            self._pending[call] = asyncio.get_running_loop().create_future()
+            link.send(Ping(call))
+
+    async def restart(self) -> None:
+        """End the process, failing what is under way, and start a fresh one."""
+        await self.close()
+        await self._launch()
+
+    async def close(self) -> None:
+        """End the process and fail what is under way."""
+        link, self._link = self._link, None
+        self._fail_all(EngineDown("the engine was closed"))
+        if link is not None:
+            await asyncio.to_thread(link.end)
+
+    async def _launch(self) -> None:
+        self._started = asyncio.get_running_loop().create_future()
+        link: Link | None = None
+
+        def hear(message: FromEngine | None) -> None:
+            if link is self._link and link is not None:
+                self._hear(link, message)
+
+        link = self._link = Link(self._options, hear)
+        try:
+            await self._started
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
+        link = self._must_be_up()
+        call = next(self._calls)
+        answer = self._pending[call] = asyncio.get_running_loop().create_future()
+        link.send(message(call))
+        try:
+            return await answer
+        finally:
+            self._pending.pop(call, None)
+
+    def _must_be_up(self) -> Link:
+        if self._link is None:
+            raise EngineDown("the engine is not running")
+        return self._link
+
+    def _hear(self, link: Link, message: FromEngine | None) -> None:
+        """Take a word from the current process, in the event loop."""
+        match message:
+            case None:
+                self._link = None
+                self._fail_all(EngineDown("the engine's process has ended"))
+                return
+            case Ready(capabilities, report):
+                self._capabilities, self._report = capabilities, report
+                self._settle(self._started, None)
+            case Refused(error):
+                self._settle(self._started, error)
+            case Report():
+                self._report = message
+            case Done(call, value, report):
+                self._report = report
+                self._settle(self._pending.pop(call, None), value)
+            case Failed(call, error, report):
+                self._report = report
+                self._settle(self._pending.pop(call, None), error)
+        link.expect_more(bool(self._pending))
+
+    def _fail_all(self, error: EngineDown) -> None:
+        pending, self._pending = self._pending, {}
+        for answer in (self._started, *pending.values()):
+            self._settle(answer, error)
+
+    @staticmethod
+    def _settle(answer: asyncio.Future[Any] | None, value: object) -> None:
+        """Fulfil a future, or fail it with an exception, unless its caller has gone."""
+        if answer is None or answer.done():
+            return
+        if isinstance(value, Exception):
+            answer.set_exception(value)
+            answer.exception()  # heard or not, it is no surprise to the event loop
+        else:
+            answer.set_result(value)

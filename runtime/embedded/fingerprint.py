@@ -1,0 +1,38 @@
+"""Names everything that a tree's bits depend on besides its request."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from runtime.embedded.options import EngineOptions
+
+_READ_BYTES = 2**20
+
+
+def fingerprint(options: EngineOptions) -> str:
+    """``hedgerow-`` and 16 hex digits over the models' files (names, sizes, first MiB), the reward
+    format, exactness, thread count, torch version, instruction set and Hedgerow's version."""
+    names = [
+        options.version,
+        options.reward_format,
+        "exact" if options.exact else "plain",
+        str(options.cores),
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+    ]
+    digest = hashlib.sha256("\0".join(names).encode())
+    for checkpoint in (options.policy, options.prm):
+        if checkpoint is not None:
+            _add_files(digest, Path(checkpoint))
+    return f"hedgerow-{digest.hexdigest()[:16]}"
+
+
+def _add_files(digest: hashlib._Hash, checkpoint: Path) -> None:
+    for path in sorted(checkpoint.iterdir()):
+        if path.suffix in {".json", ".safetensors"}:
+            digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(_READ_BYTES))

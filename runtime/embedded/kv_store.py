@@ -1,0 +1,38 @@
+"""Keys and values of every cached token, by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.embedded.config import ModelConfig
+
+
+class KVStore:
+    """Float32 keys and values of ``slots`` tokens for every layer.
+
+    ``keys[layer]`` and ``values[layer]`` are (kv_heads x rows, head_dim) with row
+    ``head * rows + slot``, so that a head's keys of a block are gathered as whole rows. The slot
+    ``padding`` = ``slots`` stays zero and fills blocks that end early.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int) -> None:
+        """``slots``: tokens to hold, at least 1."""
+        if slots < 1:
+            raise ValueError(f"slots: {slots}; at least 1 is needed")
+        self.slots = slots
+        self.padding = slots
+        self.rows = slots + 1
+        self.kv_heads = config.kv_heads
+        shape = (config.kv_heads * self.rows, config.head_dim)
+        self.keys = [torch.zeros(shape) for _ in range(config.layers)]
+        self.values = [torch.zeros(shape) for _ in range(config.layers)]
+
+    def index(self, slots: Tensor) -> Tensor:
+        """Rows of ``slots`` (n,) for every head: int64 (n x kv_heads,), head fastest."""
+        heads = torch.arange(self.kv_heads) * self.rows
+        return (slots[:, None] + heads).flatten()
+
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return 2 * len(self.keys) * self.keys[0].nbytes

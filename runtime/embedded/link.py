@@ -1,0 +1,96 @@
+"""The server's end of the pipe to one engine process.
+
+Two threads read and write, so that the event loop never waits for the pipe, however busy the
+process is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from runtime.embedded.messages import FromEngine, Hinted, Stop, ToEngine
+from runtime.embedded.options import EngineOptions
+
+STOP_SECONDS = 5.0
+
+
+class Link:
+    """A running engine process. ``hear`` is called in the event loop with every message, and with
+    None once when the process is gone."""
+
+    def __init__(self, options: EngineOptions, hear: Callable[[FromEngine | None], None]) -> None:
+        """Spawns the process. Must be made in a running event loop."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_work, args=(theirs, options), name="hedgerow-engine", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self._hear = hear
+        self._loop = asyncio.get_running_loop()
+        self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self._asked_at: float | None = None
+        for target in (self._read, self._write):
+            threading.Thread(target=target, name="hedgerow-engine-pipe", daemon=True).start()
+
+    def send(self, message: ToEngine) -> None:
+        """Put a message on its way; never waits."""
+        if self._asked_at is None and not isinstance(message, Hinted):
+            self._asked_at = time.monotonic()
+        self._outbox.put(message)
+
+    def silent_seconds(self) -> float:
+        """How long the process has said nothing although something was sent to it."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    def expect_more(self, awaited: bool) -> None:
+        """After a message was heard: whether the process still owes an answer."""
+        self._asked_at = time.monotonic() if awaited else None
+
+    def end(self) -> None:
+        """Stop the process, by force if it does not go by itself. Waits."""
+        self._outbox.put(Stop())
+        self._outbox.put(None)
+        self.process.join(STOP_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message: FromEngine | None = self._pipe.recv()
+            except (EOFError, OSError):
+                message = None
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+                self._loop.call_soon_threadsafe(self._hear, message)
+            if message is None:
+                self._outbox.put(None)
+                self._pipe.close()
+                return
+
+    def _write(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._pipe.send(message)
+            except OSError:
+                return  # the reader says that the process is gone
+
+
+def _work(pipe: Connection, options: EngineOptions) -> None:
+    """What the spawned process does; only there are torch and the models loaded."""
+    # threads that spin while they wait take the cores from the server beside them
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from runtime.embedded import worker
+
+    worker.run(pipe, options)

@@ -1,0 +1,109 @@
+"""Drawing tokens by coupled noise, and what is known of each draw.
+
+Float64 throughout, every row by itself: a row's token, log-probability and entropy are the same
+bits whatever rows are drawn beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from runtime.noise import gumbel
+
+Floats = NDArray[np.float64]
+
+
+class Draws(NamedTuple):
+    """One draw a row, (rows,) each.
+
+    ``tokens`` int64 ids; ``logprobs`` the token's natural log-probability and ``entropies`` the
+    Shannon entropy in nats, both of the untempered, untruncated distribution.
+    """
+
+    tokens: NDArray[np.int64]
+    logprobs: Floats
+    entropies: Floats
+
+
+def draw(
+    logits: Tensor | NDArray[np.float32],
+    seeds: Sequence[int] | NDArray[np.uint64],
+    positions: Sequence[int] | NDArray[np.int64],
+    temperature: ArrayLike = 1.0,
+    top_p: ArrayLike = 1.0,
+) -> Draws:
+    """Draw a token for each row of ``logits`` (rows, vocab).
+
+    token = argmax over v of log p(v) / temperature + Gumbel(seed, position, v), over the tokens
+    that top-p keeps; ties go to the lower id. ``seeds`` in [0, 2^64); ``positions``: the absolute
+    position of the token drawn. ``temperature`` and ``top_p``: one for all or one a row;
+    temperature 0 takes the likeliest token. Raises ValueError for values out of range and
+    FloatingPointError for logits that are not finite.
+    """
+    values = logits.numpy() if isinstance(logits, Tensor) else logits
+    rows, vocab = values.shape
+    heat = _per_row("temperature", temperature, rows)
+    nucleus = _per_row("top_p", top_p, rows)
+    if (heat < 0).any():
+        raise ValueError(f"temperature: {heat.min()}; at least 0 is needed")
+    if ((nucleus <= 0) | (nucleus > 1)).any():
+        raise ValueError(f"top_p: {nucleus}; more than 0 and at most 1 is allowed")
+    logprobs, entropies = _log_softmax(values.astype(np.float64))
+    tokens = values.argmax(-1)
+    warm = np.flatnonzero(heat > 0)
+    if len(warm):
+        picked = logprobs if len(warm) == rows else logprobs[warm]
+        noise = gumbel(np.asarray(seeds, np.uint64)[warm], np.asarray(positions)[warm], vocab)
+        tokens[warm] = _perturbed_argmax(picked, noise, heat[warm], nucleus[warm])
+    return Draws(tokens, logprobs[np.arange(rows), tokens], entropies)
+
+
+def _per_row(name: str, value: ArrayLike, rows: int) -> Floats:
+    given = np.asarray(value, dtype=np.float64)
+    if given.ndim and given.shape != (rows,):
+        raise ValueError(f"{name}: shape {given.shape} for {rows} rows; one value or one a row")
+    return np.broadcast_to(given, (rows,))
+
+
+def _log_softmax(x: Floats) -> tuple[Floats, Floats]:
+    """Log-probabilities (rows, vocab), computed in place of ``x``, and entropies (rows,)."""
+    x -= x.max(-1, keepdims=True)
+    weight = np.exp(x)
+    total = weight.sum(-1)
+    weight *= x
+    log_total = np.log(total)
+    entropies = log_total - weight.sum(-1) / total
+    if not np.isfinite(entropies).all():
+        row = int(np.flatnonzero(~np.isfinite(entropies))[0])
+        raise FloatingPointError(f"logits: row {row} is not finite")
+    x -= log_total[:, None]
+    return x, entropies
+
+
+def _perturbed_argmax(
+    logprobs: Floats, noise: Floats, heat: Floats, nucleus: Floats
+) -> NDArray[np.int64]:
+    """argmax of log-probability / temperature + noise within the nucleus; overwrites ``noise``."""
+    tempered = logprobs if (heat == 1.0).all() else logprobs / heat[:, None]
+    noise += tempered
+    for row in np.flatnonzero(nucleus < 1.0):
+        noise[row, ~_nucleus(tempered[row], nucleus[row])] = -np.inf
+    return noise.argmax(-1)
+
+
+def _nucleus(tempered: Floats, top_p: float) -> NDArray[np.bool_]:
+    """The fewest likeliest tokens whose probabilities reach ``top_p``; ties by id. (vocab,)"""
+    weight = np.exp(tempered - tempered.max())
+    total = weight.sum()
+    # all tokens below this weight together hold less than 1 - top_p, so none of them is kept
+    likely = np.flatnonzero(weight >= (1.0 - top_p) * total / len(weight))
+    order = likely[np.argsort(-weight[likely], kind="stable")]
+    before = np.cumsum(weight[order]) - weight[order]
+    kept = np.zeros(len(weight), dtype=np.bool_)
+    kept[order[before < top_p * total]] = True
+    return kept

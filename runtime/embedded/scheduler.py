@@ -1,0 +1,370 @@
+"""Draws steps: all branches of all searches through one batch of one policy model.
+
+A branch waits, its prefix is prefilled (once for all siblings that share it), and from the last
+row's logits each sibling draws its own first token and goes on decoding. When a step ends, what it
+computed joins the radix tree, unless it ended the reply. Order, batching and memory decide when a
+token is drawn, never which.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from runtime.embedded.account import Account
+from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
+from runtime.embedded.branches import Call, Prefix, Run
+from runtime.embedded.cache import Cache
+from runtime.embedded.lane import Lane, Order
+from runtime.embedded.stops import Stops
+from runtime.text import Text
+from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
+from search.tree import ROOT, Finish
+
+PREFILL_ROWS = 256
+
+
+class Draw(Protocol):
+    """``runtime.embedded.sampler.draw``: one token, log-probability and entropy a row."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        seeds: np.ndarray,
+        positions: np.ndarray,
+        temperature: np.ndarray,
+        top_p: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A finished call."""
+
+    call: int
+    steps: list[Step]
+
+
+class Scheduler:
+    """The branches of one policy model: waiting, running, and what searches hold."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        draw: Draw,
+        text: Text,
+        *,
+        context: int,
+        vocab: int,
+        kv_tokens: int,
+        batch_limit: int,
+        flops: Callable[[int, int, int], float],
+    ) -> None:
+        """``context``: the longest sequence; ``vocab``: token ids are below it;
+        ``flops(tokens, context_sum, logits)``: the cost of a forward."""
+        if batch_limit < 1:
+            raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
+        self.cache = Cache(kv_tokens)
+        self.batch = Batch(
+            forward, self.cache, lanes=batch_limit, rows=PREFILL_ROWS, give_way=self._give_way
+        )
+        self.accounts: dict[str, Account] = {}
+        self.past = Account(0)
+        self.rehydrated_tokens = 0
+        self.retractions = 0
+        self._draw = draw
+        self._text = text
+        self._eos = text.eos
+        self._pieces = text.pieces
+        self._context = context
+        self._vocab = vocab
+        self._flops = flops
+        self._waiting: list[Run] = []
+        self._running: dict[Lane, Run | Prefix] = {}
+        self._calls: dict[int, Call] = {}
+        self._finished: list[Call] = []
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._logprobs: dict[str, dict[bytes, tuple[float, int]]] = {}
+        self._arrivals = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to draw or to answer."""
+        return bool(self._calls or self._finished)
+
+    @property
+    def running(self) -> int:
+        """Branches in the batch."""
+        return sum(isinstance(work, Run) for work in self._running.values())
+
+    @property
+    def waiting(self) -> int:
+        """Branches that wait for memory, their prefix or a place in the batch."""
+        return len(self._waiting)
+
+    def expand(
+        self, call_id: int, tree: str, branches: Sequence[Branch], sampling: Sampling
+    ) -> None:
+        """Take on a round. Raises EngineError if a branch can never run."""
+        _must_be_sane(sampling)
+        for branch in branches:
+            self._must_fit(branch, sampling)
+        account = self._account(tree)
+        self._arrivals += 1
+        call = Call(
+            call_id,
+            self._arrivals,
+            tree,
+            sampling,
+            self._stops_for(sampling),
+            [None] * len(branches),
+        )
+        self._calls[call_id] = call
+        prefixes: dict[tuple[int, ...], Prefix] = {}
+        for index, branch in enumerate(branches):
+            prefix = prefixes.get(branch.tokens)
+            if prefix is None:
+                prefix = self._prefix(account, branch)
+                prefixes[branch.tokens] = prefix
+            order = (account.number, call.number, index)
+            insort(self._waiting, Run(call, index, branch, prefix, order), key=_order)
+        if call.done:
+            self._finished.append(self._calls.pop(call_id))
+
+    def step(self) -> list[Drawn]:
+        """One iteration: admit, run one forward pass, draw; the calls that are finished."""
+        self._admit()
+        landed = []
+        advances = self.batch.advance()
+        self._charge(advances)
+        for advance in advances:
+            if advance.logits is None:
+                continue
+            work = self._running[advance.lane]
+            if isinstance(work, Run):
+                landed.append((work, advance.logits))
+            else:
+                work.logits = advance.logits.clone()
+                self._leave(work)
+        self._draw_next(landed)
+        finished, self._finished = self._finished, []
+        return [Drawn(c.id, [s for s in c.steps if s is not None]) for c in finished]
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Free what the search has pruned."""
+        account = self.accounts.get(tree)
+        if account is not None and account.bury(hint.dead):
+            unfinished = [run.tokens() for run in self._waiting if run.call.tree == tree]
+            self.cache.retain(tree, [*account.alive(), *unfinished])
+
+    def mean_logprob(
+        self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
+    ) -> float:
+        """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
+        known = self._logprobs[tree]
+        path = np.asarray(prompt, dtype=np.int64)
+        total, tokens = 0.0, 0
+        for step in steps:
+            path = np.concatenate([path, np.asarray(step, dtype=np.int64)])
+            mean, count = known[path.tobytes()]
+            total, tokens = total + mean * count, tokens + count
+        return total / tokens
+
+    def abort(self, tree: str) -> list[int]:
+        """Stop a search's branches; the ids of the calls that get no answer."""
+        self._waiting = [run for run in self._waiting if run.call.tree != tree]
+        for lane in [lane for lane in self._running if lane.tree == tree]:
+            del self._running[lane]
+            self.batch.drop(lane)
+        stopped = [call.id for call in self._calls.values() if call.tree == tree]
+        for call_id in stopped:
+            del self._calls[call_id]
+        return stopped
+
+    def release(self, tree: str) -> Account | None:
+        """Let go of a search that runs nothing; what it cost, None if it was never here."""
+        account = self.accounts.pop(tree, None)
+        self._logprobs.pop(tree, None)
+        if account is not None:
+            account.peak = self.cache.peaks.get(tree, 0)
+            self.past.charge(account)
+            self.cache.release(tree, account.prompt)
+        return account
+
+    def totals(self) -> Account:
+        """The costs of all searches, past and present."""
+        sums = Account(0)
+        for account in (self.past, *self.accounts.values()):
+            sums.charge(account)
+        return sums
+
+    def _account(self, tree: str) -> Account:
+        if tree not in self.accounts:
+            self._arrivals += 1
+            self.accounts[tree] = Account(self._arrivals)
+            self._logprobs[tree] = {}
+        return self.accounts[tree]
+
+    def _must_fit(self, branch: Branch, sampling: Sampling) -> None:
+        must_be_ids("tokens", branch.tokens, self._vocab)
+        if not 1 <= branch.limit <= sampling.max_step_tokens:
+            raise EngineError(
+                f"limit: {branch.limit}; from 1 to {sampling.max_step_tokens} is needed"
+            )
+        wanted = len(branch.tokens) + branch.limit
+        for name, room in (("context", self._context), ("kv_tokens", self.cache.capacity)):
+            if wanted > room:
+                raise PrefixTooLong(
+                    f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
+                    f"do not fit the {name} of {room}"
+                )
+
+    def _stops_for(self, sampling: Sampling) -> Stops:
+        if sampling.stop not in self._stops:
+            self._stops[sampling.stop] = Stops(self._pieces, sampling.stop)
+        return self._stops[sampling.stop]
+
+    def _prefix(self, account: Account, branch: Branch) -> Prefix:
+        tokens = np.asarray(branch.tokens, dtype=np.int64)
+        known = account.prompt is not None
+        if account.prompt is None or branch.parent == ROOT:
+            account.prompt = tokens
+        account.name(branch.parent, tokens)
+        return Prefix(tokens, known)
+
+    def _admit(self) -> None:
+        """Let waiting branches in, in order, as far as places and memory go."""
+        admitted, held_back = [], []
+        for at, run in enumerate(self._waiting):
+            ready = run.prefix.logits is not None
+            refusal = self._start_run(run) if ready else self._start_prefix(run)
+            (held_back if refusal or not ready else admitted).append(run)
+            if refusal is Refusal.FULL:
+                held_back += self._waiting[at + 1 :]
+                break
+        self._waiting = held_back
+        self._draw_next([(r, r.prefix.logits) for r in admitted if not r.drawn])
+
+    def _start_prefix(self, run: Run) -> Refusal | None:
+        """Have the prefix of a branch computed, unless it is under way."""
+        prefix, tree = run.prefix, run.call.tree
+        if prefix.lane is not None:
+            return None
+        size = len(prefix.tokens)
+        lane = self.batch.enter(tree, run.order, prefix.tokens, size=size, upto=size - 1)
+        if isinstance(lane, Refusal):
+            return lane
+        prefix.lane = lane
+        self._running[lane] = prefix
+        self.accounts[tree].cached_tokens += lane.computed
+        self.rehydrated_tokens += lane.missing - 1 if prefix.known else 0
+        return None
+
+    def _start_run(self, run: Run) -> Refusal | None:
+        """Give a branch whose prefix's logits are known a lane of its own."""
+        prefix, tree, tokens = run.prefix, run.call.tree, run.tokens()
+        pending = 1 if run.drawn else 0
+        size = len(prefix.tokens) + run.branch.limit
+        lane = self.batch.enter(tree, run.order, tokens, size=size, upto=len(tokens) - pending)
+        if isinstance(lane, Refusal):
+            return lane
+        run.lane = lane
+        self._running[lane] = run
+        self.rehydrated_tokens += lane.missing - pending
+        if prefix.used and not run.drawn:
+            self.accounts[tree].cached_tokens += len(prefix.tokens)
+        prefix.used = True
+        return None
+
+    def _leave(self, work: Run | Prefix, *, publish: bool = True) -> None:
+        """Take a lane out of the batch; what it computed is cached unless nothing can follow."""
+        assert work.lane is not None, "work without a lane has left already"
+        del self._running[work.lane]
+        if publish:
+            self.batch.publish(work.lane)
+        else:
+            self.batch.drop(work.lane)
+        work.lane = None
+
+    def _give_way(self, lane: Lane) -> None:
+        """A lane lost its place to older ones: its branch waits again, with what it has drawn."""
+        work = self._running.pop(lane)
+        work.lane = None
+        self.retractions += 1
+        if isinstance(work, Run):
+            insort(self._waiting, work, key=_order)
+
+    def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
+        """Draw each run's next token from its logits (vocab,); end the steps that are complete."""
+        if not rows:
+            return
+        runs = [run for run, _ in rows]
+        drawn = self._draw(
+            torch.stack([logits for _, logits in rows]),
+            np.array([run.branch.seed for run in runs], dtype=np.uint64),
+            np.array([len(run.prefix.tokens) + len(run.drawn) for run in runs], dtype=np.int64),
+            np.array([run.call.sampling.temperature for run in runs]),
+            np.array([run.call.sampling.top_p for run in runs]),
+        )
+        for run, token, logprob, entropy in zip(runs, *drawn, strict=True):
+            assert run.lane is not None, "a run draws without a lane"
+            run.drawn.append(int(token))
+            run.logprob += float(logprob)
+            run.entropy = float(entropy)
+            self.accounts[run.call.tree].decoded_tokens += 1
+            finish = self._finish_of(run)
+            if finish is None:
+                run.lane.append(int(token))
+            else:
+                self._leave(run, publish=finish is not Finish.END)
+                self._end(run, finish)
+
+    def _finish_of(self, run: Run) -> Finish | None:
+        """Why the step ends with its last token; None if it goes on."""
+        if run.drawn[-1] in self._eos:
+            return Finish.END
+        if run.call.stops.ended(run.drawn):
+            return Finish.STEP
+        return Finish.LENGTH if len(run.drawn) == run.branch.limit else None
+
+    def _end(self, run: Run, finish: Finish) -> None:
+        """File a finished step, and its call if it was the last."""
+        call, path, count = run.call, run.tokens(), len(run.drawn)
+        mean = run.logprob / count
+        text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
+        call.steps[run.index] = Step(tuple(run.drawn), text, finish, mean, run.entropy)
+        if finish is not Finish.END:
+            self.accounts[call.tree].name(run.branch.node, path)
+        self._logprobs[call.tree][path.tobytes()] = (mean, count)
+        if call.done:
+            del self._calls[call.id]
+            self._finished.append(call)
+
+    def _charge(self, advances: Sequence[Advance]) -> None:
+        """Book what a forward pass computed to the searches it was for."""
+        for tree in {advance.lane.tree for advance in advances}:
+            self.accounts[tree].passes += 1
+        for done in advances:
+            account = self.accounts[done.lane.tree]
+            contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
+            account.flops += self._flops(done.rows, contexts, int(done.logits is not None))
+            decoded = isinstance(self._running[done.lane], Run) and done.logits is not None
+            account.prefilled_tokens += done.rows - decoded
+
+
+def _must_be_sane(sampling: Sampling) -> None:
+    if not all(sampling.stop):
+        raise EngineError("stop: an empty string; at least one character is needed")
+    if not sampling.temperature >= 0:
+        raise EngineError(f"temperature: {sampling.temperature}; 0 or more is needed")
+    if not 0 < sampling.top_p <= 1:
+        raise EngineError(f"top_p: {sampling.top_p}; more than 0 and at most 1 is needed")
+
+
+def _order(run: Run) -> Order:
+    return run.order

@@ -1,0 +1,223 @@
+"""Scores trajectories with the reward model: a prefill of the new tokens, one reward at its end.
+
+A score once given is kept while the search lives, by token path: it is never computed again.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.embedded.account import Account
+from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
+from runtime.embedded.cache import Cache
+from runtime.embedded.lane import Lane, Order
+from runtime.reward_format import TagReader
+from search.engine import Hint, PrefixTooLong, Trajectory
+
+PREFILL_ROWS = 256
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Trajectories to score together: their paths in the order asked, and those still unread."""
+
+    id: int
+    tree: str
+    paths: list[bytes]
+    unread: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A path, int64 ids, to prefill and to read at its end."""
+
+    tree: str
+    path: np.ndarray
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A finished call and its rewards in [0, 1], unrounded."""
+
+    call: int
+    rewards: list[float]
+
+
+class Scorer:
+    """The trajectories of all searches on their way through one reward model."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        reader: TagReader,
+        *,
+        context: int,
+        vocab: int,
+        kv_tokens: int,
+        batch_limit: int,
+        flops: Callable[[int, int, int], float],
+    ) -> None:
+        """``context``: the longest path; ``vocab``: token ids are below it;
+        ``flops(tokens, context_sum, logits)``: the cost of a forward."""
+        self.cache = Cache(kv_tokens)
+        self.batch = Batch(
+            forward, self.cache, lanes=batch_limit, rows=PREFILL_ROWS, give_way=self._give_way
+        )
+        self.accounts: dict[str, Account] = {}
+        self.past = Account(0)
+        self._reader = reader
+        self._context = context
+        self._vocab = vocab
+        self._flops = flops
+        self._waiting: list[Reading] = []
+        self._running: dict[Lane, Reading] = {}
+        self._calls: dict[int, Call] = {}
+        self._finished: list[Call] = []
+        self._rewards: dict[str, dict[bytes, float]] = {}
+        self._arrivals = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to score or to answer."""
+        return bool(self._calls or self._finished)
+
+    def score(
+        self, call_id: int, tree: str, prompt: Sequence[int], trajectories: Sequence[Trajectory]
+    ) -> None:
+        """Take on trajectories. Raises EngineError if one can never be read."""
+        paths = [
+            np.asarray(self._reader.path(prompt, t.steps), dtype=np.int64) for t in trajectories
+        ]
+        for path in paths:
+            must_be_ids("steps", path, self._vocab)
+            self._must_fit(path)
+        account = self._account(tree, np.asarray(prompt, dtype=np.int64))
+        known = self._rewards[tree]
+        call = Call(call_id, tree, [path.tobytes() for path in paths])
+        self._arrivals += 1
+        for index, (path, key) in enumerate(zip(paths, call.paths, strict=True)):
+            account.name(trajectories[index].node, path)
+            if key in known or key in call.unread:
+                continue
+            call.unread.add(key)
+            reading = Reading(tree, path, (account.number, self._arrivals, index))
+            insort(self._waiting, reading, key=_order)
+        self._calls[call_id] = call
+        self._settle(call)
+
+    def step(self) -> list[Scored]:
+        """One iteration: admit, run one forward pass, read; the calls that are finished."""
+        self._admit()
+        advances = self.batch.advance()
+        self._charge(advances)
+        for advance in advances:
+            if advance.logits is not None:
+                self._read(advance)
+        finished, self._finished = self._finished, []
+        return [Scored(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished]
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Free what the search has pruned."""
+        account = self.accounts.get(tree)
+        if account is not None and account.bury(hint.dead):
+            self.cache.retain(tree, account.alive())
+
+    def abort(self, tree: str) -> list[int]:
+        """Stop reading for a search; the ids of the calls that get no answer."""
+        self._waiting = [reading for reading in self._waiting if reading.tree != tree]
+        for lane in [lane for lane in self._running if lane.tree == tree]:
+            del self._running[lane]
+            self.batch.drop(lane)
+        self._finished = [call for call in self._finished if call.tree != tree]
+        stopped = [call.id for call in self._calls.values() if call.tree == tree]
+        for call_id in stopped:
+            del self._calls[call_id]
+        return stopped
+
+    def release(self, tree: str) -> Account | None:
+        """Let go of a search that reads nothing; what it cost, None if it was never here."""
+        account = self.accounts.pop(tree, None)
+        self._rewards.pop(tree, None)
+        if account is not None:
+            self.past.charge(account)
+            self.cache.release(tree, account.prompt)
+        return account
+
+    def totals(self) -> Account:
+        """The costs of all searches, past and present."""
+        sums = Account(0)
+        for account in (self.past, *self.accounts.values()):
+            sums.charge(account)
+        return sums
+
+    def _must_fit(self, path: np.ndarray) -> None:
+        for name, room in (("context", self._context), ("prm_kv_tokens", self.cache.capacity)):
+            if len(path) > room:
+                raise PrefixTooLong(
+                    f"a trajectory of {len(path)} tokens does not fit the reward model's {name} "
+                    f"of {room}"
+                )
+
+    def _account(self, tree: str, prompt: np.ndarray) -> Account:
+        if tree not in self.accounts:
+            self._arrivals += 1
+            self.accounts[tree] = Account(self._arrivals)
+            self._rewards[tree] = {}
+        self.accounts[tree].prompt = prompt
+        return self.accounts[tree]
+
+    def _admit(self) -> None:
+        """Let waiting paths in, in order, as far as places and memory go."""
+        held_back = []
+        for at, reading in enumerate(self._waiting):
+            size = len(reading.path)
+            lane = self.batch.enter(
+                reading.tree, reading.order, reading.path, size=size, upto=size - 1
+            )
+            if isinstance(lane, Lane):
+                self._running[lane] = reading
+                self.accounts[reading.tree].cached_tokens += lane.computed
+                continue
+            held_back.append(reading)
+            if lane is Refusal.FULL:
+                held_back += self._waiting[at + 1 :]
+                break
+        self._waiting = held_back
+
+    def _read(self, advance: Advance) -> None:
+        """Turn the logits at a path's last tag into its reward."""
+        assert advance.logits is not None, "a path was read before its end"
+        reading = self._running.pop(advance.lane)
+        self.batch.publish(advance.lane)
+        key = reading.path.tobytes()
+        self._rewards[reading.tree][key] = self._reader.reward(advance.logits)
+        for call in [call for call in self._calls.values() if call.tree == reading.tree]:
+            call.unread.discard(key)
+            self._settle(call)
+
+    def _settle(self, call: Call) -> None:
+        if not call.unread:
+            self._finished.append(self._calls.pop(call.id))
+
+    def _give_way(self, lane: Lane) -> None:
+        """A lane lost its place to older ones: its path waits again."""
+        insort(self._waiting, self._running.pop(lane), key=_order)
+
+    def _charge(self, advances: Sequence[Advance]) -> None:
+        """Book what a forward pass computed to the searches it was for."""
+        for tree in {advance.lane.tree for advance in advances}:
+            self.accounts[tree].passes += 1
+        for done in advances:
+            account = self.accounts[done.lane.tree]
+            contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
+            account.flops += self._flops(done.rows, contexts, int(done.logits is not None))
+            account.prefilled_tokens += done.rows
+
+
+def _order(reading: Reading) -> Order:
+    return reading.order

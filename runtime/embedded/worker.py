@@ -1,0 +1,286 @@
+"""The engine's own process: reads calls from a pipe, runs both models, answers.
+
+Between two iterations it looks for messages; with nothing to do it waits for one and checks its
+books. It ends when it is told to, or when the other end of the pipe is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import time
+from multiprocessing.connection import Connection
+
+import torch
+
+from runtime.embedded.account import Account
+from runtime.embedded.fingerprint import fingerprint
+from runtime.embedded.forward import Forward
+from runtime.embedded.messages import (
+    Abort,
+    Done,
+    Expand,
+    Failed,
+    FromEngine,
+    Hinted,
+    Ping,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    Score,
+    Stop,
+    ToEngine,
+)
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.sampler import draw
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scorer import Scorer
+from runtime.reward_format import TagReader, reward_format
+from runtime.text import Text
+from search.engine import Capabilities, EngineError, RewardMissing, TreeCost, Usage
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.25
+IDLE_SECONDS = 0.05
+
+
+def run(pipe: Connection, options: EngineOptions) -> None:
+    """The process's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's process decides when to end
+    try:
+        worker = Worker(pipe, options)
+    except (EngineError, ValueError, OSError) as error:
+        pipe.send(Refused(error))
+        return
+    with contextlib.suppress(BrokenPipeError):  # nobody is left to hear answers
+        worker.serve()
+
+
+class Worker:
+    """Both models, and the loop."""
+
+    def __init__(self, pipe: Connection, options: EngineOptions) -> None:
+        """Loads the models. Raises what is wrong with the options."""
+        torch.set_num_threads(options.cores)
+        self._pipe = pipe
+        self._options = options
+        self._format = reward_format(options.reward_format)
+        self._scheduler = _scheduler(options)
+        self._scorer = _scorer(options)
+        self._reported = 0.0
+        self._wrong_books = 0
+        self._unchecked = False
+        models = {"policy": options.policy, "prm": options.prm}
+        self._capabilities = Capabilities(
+            engine="embedded",
+            models={name: str(path) for name, path in models.items() if path is not None},
+            exact=options.exact,
+            scores=self._scorer is not None or not self._format.needs_model,
+            embeds=False,
+            context_tokens=min(Text(path).context for path in models.values() if path is not None),
+            fingerprint=fingerprint(options),
+        )
+
+    def serve(self) -> None:
+        """Answer until told to stop."""
+        self._send(Ready(self._capabilities, self._report()))
+        while self._listen():
+            if self._scheduler.busy:
+                for drawn in self._scheduler.step():
+                    self._answer(drawn.call, drawn.steps)
+            if self._scorer is not None and self._scorer.busy:
+                for scored in self._scorer.step():
+                    self._answer(scored.call, scored.rewards)
+            self._report_in_time()
+
+    @property
+    def _busy(self) -> bool:
+        return self._scheduler.busy or (self._scorer is not None and self._scorer.busy)
+
+    def _listen(self) -> bool:
+        """Take all messages that are there, waiting for one when idle; False to stop."""
+        if self._unchecked and not self._busy and not self._pipe.poll(IDLE_SECONDS):
+            self._check_books()
+        while not self._busy or self._pipe.poll():
+            try:
+                message: ToEngine = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                return False
+            if isinstance(message, Stop):
+                return False
+            self._take(message)
+        return True
+
+    def _take(self, message: ToEngine) -> None:
+        self._unchecked = True
+        if isinstance(message, Hinted):
+            self._scheduler.hint(message.tree, message.hint)
+            if self._scorer is not None:
+                self._scorer.hint(message.tree, message.hint)
+            return
+        assert not isinstance(message, Stop), "stop is handled where messages are read"
+        try:
+            self._begin(message)
+        except EngineError as error:
+            self._send(Failed(message.call, error, self._report()))
+
+    def _begin(self, message: Expand | Score | Release | Abort | Ping) -> None:
+        """Start a call, or answer it where that takes no model."""
+        match message:
+            case Expand(call, tree, branches, sampling):
+                self._scheduler.expand(call, tree, branches, sampling)
+            case Score():
+                self._score(message)
+            case Release(call, tree):
+                self._answer(call, self._stop(tree))
+            case Abort(call, tree):
+                self._stop(tree)
+                self._answer(call, None)
+            case Ping(call):
+                self._answer(call, None)
+
+    def _score(self, message: Score) -> None:
+        tree, prompt = message.tree, message.prompt
+        for trajectory in message.trajectories:
+            if not trajectory.steps or not all(trajectory.steps):
+                raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
+        if not self._format.needs_model:
+            self._answer(
+                message.call, [self._likelihood(message, t.steps) for t in message.trajectories]
+            )
+        elif self._scorer is None:
+            raise RewardMissing(f"reward_format {self._format.name!r}: no reward model is loaded")
+        else:
+            self._scorer.score(message.call, tree, prompt, message.trajectories)
+
+    def _likelihood(self, message: Score, steps: tuple[tuple[int, ...], ...]) -> float:
+        try:
+            return math.exp(self._scheduler.mean_logprob(message.tree, message.prompt, steps))
+        except KeyError:
+            raise RewardMissing(
+                f"reward_format {self._format.name!r}: a step of tree {message.tree!r} was not "
+                "drawn by this engine"
+            ) from None
+
+    def _stop(self, tree: str) -> TreeCost:
+        """End everything of a tree; what it cost."""
+        stopped = self._scheduler.abort(tree)
+        prm = None
+        if self._scorer is not None:
+            stopped += self._scorer.abort(tree)
+            prm = self._scorer.release(tree)
+        policy = self._scheduler.release(tree)
+        if self._options.strict:
+            self._check_books()
+        for call in stopped:
+            error = EngineError(f"tree {tree!r} was aborted")
+            self._send(Failed(call, error, self._report()))
+        return _cost(policy or Account(0), prm or Account(0))
+
+    def _answer(self, call: int, value: list | TreeCost | None) -> None:
+        self._send(Done(call, value, self._report()))
+
+    def _send(self, message: FromEngine) -> None:
+        self._reported = time.monotonic()
+        self._pipe.send(message)
+
+    def _report_in_time(self) -> None:
+        """Say something now and then while calls take long."""
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            self._send(self._report())
+
+    def _report(self) -> Report:
+        scheduler, scorer = self._scheduler, self._scorer
+        policy, prm = scheduler.totals(), scorer.totals() if scorer else Account(0)
+        cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
+        usage = Usage(
+            kv_tokens_active=cache.active_tokens,
+            kv_tokens_cached=cache.cached_tokens,
+            kv_tokens_capacity=cache.capacity,
+            kv_tokens_peak=cache.active_peak,
+            prm_kv_tokens_active=prm_cache.active_tokens if prm_cache else 0,
+            prm_kv_tokens_cached=prm_cache.cached_tokens if prm_cache else 0,
+            prm_kv_tokens_capacity=prm_cache.capacity if prm_cache else 0,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            decoded_tokens_total=policy.decoded_tokens,
+            prefilled_tokens_total=policy.prefilled_tokens,
+            cached_tokens_total=policy.cached_tokens,
+            prm_tokens_total=prm.prefilled_tokens,
+            evicted_tokens_total=cache.evicted_tokens,
+        )
+        counters = {
+            "rehydrated_tokens": scheduler.rehydrated_tokens,
+            "held_evicted_tokens": cache.radix.held_evicted,
+            "retractions": scheduler.retractions,
+            "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
+            "wrong_books": self._wrong_books,
+        }
+        return Report(usage, counters)
+
+    def _check_books(self) -> None:
+        """Prove that no slot is lost; wrong books are fatal in strict mode, else counted."""
+        try:
+            self._scheduler.cache.check()
+            if self._scorer is not None:
+                self._scorer.cache.check()
+        except AssertionError:
+            if self._options.strict:
+                raise
+            self._wrong_books += 1
+            log.exception("the KV books are wrong")
+        self._unchecked = False
+
+
+def _scheduler(options: EngineOptions) -> Scheduler:
+    text = Text(options.policy)
+    forward = Forward(options.policy, exact=options.exact, threads=options.cores)
+    return Scheduler(
+        forward,
+        draw,
+        text,
+        context=text.context,
+        vocab=forward.config.vocab,
+        kv_tokens=options.kv_tokens,
+        batch_limit=options.batch_limit,
+        flops=forward.config.flops,
+    )
+
+
+def _scorer(options: EngineOptions) -> Scorer | None:
+    """The reward model, if the format reads one and there is one."""
+    form = reward_format(options.reward_format)
+    if options.prm is None or not form.needs_model:
+        return None
+    text = Text(options.prm)
+    if text.pieces != Text(options.policy).pieces:
+        raise ValueError(
+            f"prm: {options.prm} has another tokenizer than the policy {options.policy}; "
+            f"reward_format {form.name!r} needs the same"
+        )
+    forward = Forward(options.prm, exact=options.exact, threads=options.cores)
+    return Scorer(
+        forward,
+        TagReader.of(form, text),
+        context=text.context,
+        vocab=forward.config.vocab,
+        kv_tokens=options.prm_kv_tokens,
+        batch_limit=options.batch_limit,
+        flops=forward.config.flops,
+    )
+
+
+def _cost(policy: Account, prm: Account) -> TreeCost:
+    return TreeCost(
+        decoded_tokens=policy.decoded_tokens,
+        prefilled_tokens=policy.prefilled_tokens,
+        cached_tokens=policy.cached_tokens,
+        prm_tokens=prm.prefilled_tokens,
+        model_calls=policy.passes + prm.passes,
+        flops=policy.flops + prm.flops,
+        kv_tokens_peak=policy.peak,
+    )

@@ -1,0 +1,105 @@
+"""Coupled noise: Gumbel variates that follow from (seed, position, token id) and nothing else.
+
+MurmurHash3 (x86, 32 bits, initial state 0) over four words: the seed's low and high half, the
+position, the column. Then u = hash / (2^32 - 1) and Gumbel = -log(-log u) in float64, log u clamped
+to [float64's least, -2^-32]. This is SGLang's seeded sampling; but the column is the token id
+always, under top-p too, where SGLang's PyTorch backend takes the rank in the sorted distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+_C1 = np.uint32(0xCC9E2D51)
+_C2 = np.uint32(0x1B873593)
+_ADD = np.uint32(0xE6546B64)
+_FIVE = np.uint32(5)
+_LENGTH = np.uint32(16)
+_LOW = np.finfo(np.float64).min
+_HIGH = -(2.0**-32)
+
+Words = NDArray[np.uint32]
+
+
+def gumbel(
+    seeds: Sequence[int] | NDArray[np.uint64],
+    positions: Sequence[int] | NDArray[np.int64],
+    vocab: int,
+) -> NDArray[np.float64]:
+    """Gumbel noise (rows, vocab) for a draw at each row's absolute position.
+
+    ``seeds`` (rows,) in [0, 2^64), ``positions`` (rows,) in [0, 2^32): the position of the token
+    drawn, that is the length of its prefix.
+    """
+    hashed = hashes(seeds, positions, vocab)
+    noise = hashed.astype(np.float64)
+    noise /= 2.0**32 - 1
+    with np.errstate(divide="ignore"):
+        np.log(noise, out=noise)
+    np.clip(noise, _LOW, _HIGH, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    return np.negative(noise, out=noise)
+
+
+def hashes(
+    seeds: Sequence[int] | NDArray[np.uint64],
+    positions: Sequence[int] | NDArray[np.int64],
+    vocab: int,
+) -> Words:
+    """The 32-bit hashes under ``gumbel``: uint32 (rows, vocab)."""
+    seed = np.asarray(seeds, dtype=np.uint64)
+    low = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    high = (seed >> np.uint64(32)).astype(np.uint32)
+    position = np.asarray(positions).astype(np.uint32)
+    state = np.zeros_like(low)
+    for word in (low, high, position):
+        _absorb(state, _scramble(word))
+    state = np.bitwise_xor(state[:, None], _columns(vocab))
+    _turn(state)
+    return _finish(state)
+
+
+@lru_cache(maxsize=8)
+def _columns(vocab: int) -> Words:
+    """The scrambled fourth word of every column, (vocab,)."""
+    columns = _scramble(np.arange(vocab, dtype=np.uint32))
+    columns.setflags(write=False)
+    return columns
+
+
+def _rotate(x: Words, bits: int) -> Words:
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
+
+
+def _scramble(word: Words) -> Words:
+    return _rotate(word * _C1, 15) * _C2
+
+
+def _absorb(state: Words, scrambled: Words) -> None:
+    state ^= scrambled
+    _turn(state)
+
+
+def _turn(state: Words) -> None:
+    """What follows a word's xor into the state, in place."""
+    right = state >> np.uint32(19)
+    state <<= np.uint32(13)
+    state |= right
+    state *= _FIVE
+    state += _ADD
+
+
+def _finish(state: Words) -> Words:
+    """MurmurHash3's last mixing, in place."""
+    state ^= _LENGTH
+    state ^= state >> np.uint32(16)
+    state *= np.uint32(0x85EBCA6B)
+    state ^= state >> np.uint32(13)
+    state *= np.uint32(0xC2B2AE35)
+    state ^= state >> np.uint32(16)
+    return state

@@ -1,0 +1,173 @@
+"""A checkpoint's words: chat prompts to token ids, token ids to text, and what ends a reply."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tokenizers import AddedToken, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_CHARACTER_BYTES = 4
+
+
+class Text:
+    """The tokenizer and text settings of a Hugging Face checkpoint on disk.
+
+    Cheap to make: the tokenizer is loaded at first use.
+    """
+
+    def __init__(self, checkpoint: str | Path) -> None:
+        """Raises ValueError if ``checkpoint`` is not a folder with a config.json."""
+        self.checkpoint = Path(checkpoint)
+        if not (self.checkpoint / "config.json").is_file():
+            raise ValueError(f"checkpoint: {checkpoint}; a folder with a config.json is needed")
+        self._config = _read_json(self.checkpoint / "config.json")
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The Hugging Face tokenizer, for its chat template."""
+        from transformers import AutoTokenizer  # takes seconds: only who needs it waits
+
+        return AutoTokenizer.from_pretrained(str(self.checkpoint), local_files_only=True)
+
+    @property
+    def context(self) -> int:
+        """The most tokens a sequence may have."""
+        return int(self._config["max_position_embeddings"])
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Token ids are below this: the larger of the model's and the tokenizer's count."""
+        return max(int(self._config.get("vocab_size", 0)), self._backend.get_vocab_size())
+
+    @cached_property
+    def eos(self) -> frozenset[int]:
+        """The ids that end a reply, by the generation config, the config and the tokenizer."""
+        generation = _read_json(self.checkpoint / "generation_config.json")
+        named = [self._config.get("eos_token_id"), generation.get("eos_token_id"), self._own_eos()]
+        lists = (ids if isinstance(ids, list) else [ids] for ids in named)
+        return frozenset(i for ids in lists for i in ids if isinstance(i, int))
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids of tokens that are no text."""
+        return frozenset(i for i, token in self._added.items() if token.special) | self.eos
+
+    @cached_property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The bytes each id stands for amid other text; special tokens by their own names."""
+        spell = _spell_byte_level if '"ByteLevel"' in self._decoder else _spell_sentencepiece
+        pieces = [
+            self._added[i].content.encode()
+            if i in self._added
+            else spell(self._backend.id_to_token(i) or "")
+            for i in range(self._backend.get_vocab_size())
+        ]
+        return (*pieces, *[b""] * (self.vocab_size - len(pieces)))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text`` alone, nothing added."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of a conversation, ready for the assistant's reply.
+
+        By the checkpoint's chat template; without one the contents, each followed by a newline,
+        as base models are asked.
+        """
+        if self.tokenizer.chat_template is None:
+            return self._backend.encode("".join(f"{m['content']}\n" for m in messages)).ids
+        ids = self.tokenizer.apply_chat_template(
+            [dict(m) for m in messages], add_generation_prompt=True, return_dict=False
+        )
+        return cast("list[int]", ids)
+
+    def decode(self, tokens: Sequence[int], after: Sequence[int] = (), *, last: bool = True) -> str:
+        """The text that ``tokens`` add after the ids ``after``, special tokens left out.
+
+        With ``last`` False a character whose bytes are not all there is left to the next piece, so
+        that the pieces of a text joined are the text.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(self._tail(after))
+        text = decoder.decode(self._bytes(tokens), final=last)
+        return text if after or not self._strips_first_space else text.removeprefix(" ")
+
+    def token(self, text: str) -> int | None:
+        """The id of the one token that is exactly ``text``, alone; None if there is none."""
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 else self._backend.token_to_id(text)
+
+    def _bytes(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.pieces[t] for t in tokens if t not in self.special)
+
+    def _tail(self, tokens: Sequence[int]) -> bytes:
+        """The last bytes of a text: as many as decide what comes next."""
+        tail = b""
+        for token in reversed(tokens):
+            if len(tail) >= _CHARACTER_BYTES:
+                break
+            tail = self._bytes((token,)) + tail
+        return tail
+
+    def _own_eos(self) -> int | None:
+        """The end token that the tokenizer's settings name."""
+        named = _read_json(self.checkpoint / "tokenizer_config.json").get("eos_token")
+        name = named.get("content") if isinstance(named, dict) else named
+        return None if name is None else self._backend.token_to_id(name)
+
+    @cached_property
+    def _backend(self) -> Tokenizer:
+        stored = self.checkpoint / "tokenizer.json"
+        if stored.is_file():
+            return Tokenizer.from_file(str(stored))
+        return cast(Tokenizer, self.tokenizer.backend_tokenizer)
+
+    @cached_property
+    def _added(self) -> dict[int, AddedToken]:
+        return self._backend.get_added_tokens_decoder()
+
+    @cached_property
+    def _strips_first_space(self) -> bool:
+        return '"Metaspace"' in self._decoder or '"Strip"' in self._decoder
+
+    @cached_property
+    def _decoder(self) -> str:
+        """The tokenizer's own description of how tokens become text."""
+        return json.dumps(json.loads(self._backend.to_str())["decoder"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON file's content; empty for a file that is not there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's printable stand-in for every byte (GPT-2's table), inverted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _spell_byte_level(name: str) -> bytes:
+    if all(letter in _ALPHABET for letter in name):
+        return bytes(_ALPHABET[letter] for letter in name)
+    return name.encode()
+
+
+def _spell_sentencepiece(name: str) -> bytes:
+    one_byte = _BYTE_TOKEN.match(name)
+    return bytes([int(one_byte[1], 16)]) if one_byte else name.replace("▁", " ").encode()

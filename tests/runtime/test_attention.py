@@ -1,0 +1,175 @@
+"""The attention plan and its arithmetic against a direct softmax."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.embedded.attention import attend
+from runtime.embedded.config import ModelConfig
+from runtime.embedded.kernels import Workspace, cut
+from runtime.embedded.kv_store import KVStore
+from runtime.embedded.plan import BLOCK, Plan, Span, build_plan
+
+HEADS, KV_HEADS, SIZE = 4, 2, 16
+CONFIG = ModelConfig(
+    architecture="llama",
+    layers=1,
+    hidden=64,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=SIZE,
+    ffn=96,
+    vocab=300,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    norm_eps=1e-6,
+    qkv_bias=False,
+    output_bias=False,
+    qk_norm=False,
+    tied=False,
+    sliding_window=None,
+    context=4096,
+)
+
+
+def span(start: int, slots: list[int]) -> Span:
+    new = len(slots) - start
+    return Span(np.zeros(new, np.int64), start, np.array(slots, np.int64), new)
+
+
+def plan_of(spans: list[Span], store: KVStore, window: int | None = None, sizes=(16, 4, 2)) -> Plan:
+    return build_plan(spans, padding=store.padding, kv_heads=KV_HEADS, sizes=sizes, window=window)
+
+
+def filled(slots: int) -> KVStore:
+    """A store whose every slot but the padding holds random keys and values."""
+    store = KVStore(CONFIG, slots)
+    seed = torch.Generator().manual_seed(slots)
+    for part in (store.keys[0], store.values[0]):
+        part.copy_(torch.randn(part.shape, generator=seed))
+        part[store.index(torch.tensor([store.padding]))] = 0.0
+    return store
+
+
+def attended(spans: list[Span], query: torch.Tensor, store: KVStore, **settings) -> torch.Tensor:
+    """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE), scaled."""
+    plan = plan_of(spans, store, **settings)
+    order = torch.from_numpy(plan.rows.order)
+    out = torch.zeros_like(query)
+    attend(query[order], store.keys[0], store.values[0], plan, out, Workspace())
+    result = torch.empty_like(out)
+    result[order] = out
+    return result
+
+
+def directly(spans: list[Span], query: torch.Tensor, store: KVStore, window: int | None = None):
+    """softmax(q K) V in float64, row by row and head by head."""
+    rows = []
+    for s in spans:
+        for position in range(s.start, len(s.slots)):
+            first = 0 if window is None else max(0, position - window + 1)
+            slots = torch.from_numpy(s.slots[first : position + 1])
+            q = query[len(rows)].view(HEADS, SIZE).double()
+            heads = []
+            for head in range(HEADS):
+                at = slots + (head // (HEADS // KV_HEADS)) * store.rows
+                weight = torch.softmax(store.keys[0][at].double() @ q[head], 0)
+                heads.append(weight @ store.values[0][at].double())
+            rows.append(torch.cat(heads))
+    return torch.stack(rows)
+
+
+@st.composite
+def trees(draw) -> tuple[list[Span], int]:
+    """Spans that fork from a common prefix, with private tails, in scattered slots."""
+    shared = draw(st.integers(0, 80))
+    tails = draw(
+        st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=9)
+    )
+    total = shared + sum(length for length, _ in tails)
+    scattered = np.random.default_rng(draw(st.integers(0, 999))).permutation(total).tolist()
+    prefix, rest, spans = scattered[:shared], scattered[shared:], []
+    for length, new in tails:
+        own, rest = rest[:length], rest[length:]
+        spans.append(span(shared + length - min(new, length), prefix + own))
+    return spans, total
+
+
+@settings(max_examples=25, deadline=None)
+@given(tree=trees(), window=st.sampled_from([None, 1, 20, 45]))
+def test_equals_the_direct_softmax(tree, window):
+    """Forks, chunks, part blocks and a sliding window: the textbook's values to 1e-5."""
+    spans, total = tree
+    store = filled(total)
+    rows = sum(len(s.tokens) for s in spans)
+    query = torch.randn(rows, HEADS * SIZE, generator=torch.Generator().manual_seed(1))
+    ours = attended(spans, query, store, window=window)
+    torch.testing.assert_close(
+        ours.double(), directly(spans, query, store, window), atol=1e-5, rtol=1e-5
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(tree=trees(), window=st.sampled_from([None, 40]))
+def test_a_span_never_depends_on_others(tree, window):
+    """Every span alone has the same bits as among the others."""
+    spans, total = tree
+    store = filled(total)
+    rows = np.cumsum([0] + [len(s.tokens) for s in spans])
+    query = torch.randn(int(rows[-1]), HEADS * SIZE, generator=torch.Generator().manual_seed(1))
+    together = attended(spans, query, store, window=window)
+    for i, one in enumerate(spans):
+        mine = slice(rows[i], rows[i + 1])
+        assert torch.equal(attended([one], query[mine], store, window=window), together[mine])
+
+
+def test_a_shared_block_is_read_once_a_tile():
+    """16 forks of 64 shared tokens: 2 tiles of 16 rows for the prefix, one small tile a tail."""
+    spans = [span(64, [*range(64), 64 + i]) for i in range(16)]
+    plan = plan_of(spans, KVStore(CONFIG, 100))
+    assert [(s.size, s.tiles) for s in plan.strips] == [(16, 2), (2, 16)]
+
+
+def test_unshared_copies_are_read_apart():
+    """Two sequences with slots of their own share nothing."""
+    spans = [span(63, list(range(64))), span(63, list(range(64, 128)))]
+    assert sum(s.tiles for s in plan_of(spans, KVStore(CONFIG, 128)).strips) == 4
+
+
+def test_only_unfinished_blocks_are_masked():
+    """A row at position 70 sees two whole blocks unmasked and 7 keys of the third."""
+    plan = plan_of([span(70, list(range(71)))], KVStore(CONFIG, 100))
+    (strip,) = plan.strips
+    assert (strip.tiles, strip.masked_from) == (3, 2)
+    assert strip.mask[0, 0, 0, 0].tolist() == [False] * 7 + [True] * (BLOCK - 7)
+
+
+def test_blocks_before_the_window_are_left_out():
+    """With a window of 20 a row at position 100 reads the blocks of keys 81 .. 100 only."""
+    plan = plan_of([span(100, list(range(101)))], KVStore(CONFIG, 200), window=20)
+    assert plan.rows.first.tolist() == [2]
+    assert plan.rows.count.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "slots"), [(0, 3, 3), (2, 3, 4), (1, 3, 5), (1, -1, 0)]
+)
+def test_a_span_that_does_not_fit_together_is_refused(tokens, start, slots):
+    """The error names the span and its three lengths."""
+    wrong = Span(np.zeros(tokens, np.int64), start, np.zeros(slots, np.int64), 0)
+    with pytest.raises(ValueError, match=rf"spans\[1\]: {tokens} tokens from position {start}"):
+        plan_of([span(0, [0]), wrong], KVStore(CONFIG, 10))
+
+
+@given(rows=st.integers(1, 1000))
+def test_row_tiles_cover_the_rows_with_little_to_spare(rows):
+    """Tiles follow on each other, cover every row and waste less than half of the largest."""
+    pieces = cut(rows, (64, 16, 4))
+    assert pieces[0][0] == 0
+    assert all(a[1] == b[0] for a, b in pairwise(pieces))
+    assert all(end - start in {64, 16, 4} for start, end in pieces)
+    assert rows <= pieces[-1][1] < rows + 32

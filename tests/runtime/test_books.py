@@ -1,0 +1,151 @@
+"""The books balance: whatever is asked, dropped or pruned in whatever order, no slot is lost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from search.engine import Branch, Hint, Sampling, Step, Trajectory
+from search.seed import node_seed
+from search.tree import Finish
+from tests.runtime.test_scheduler import PROMPTS, scheduler
+from tests.runtime.test_scorer import scorer
+
+TREES = 200
+AT_ONCE = 8
+LIMIT = 10
+SAMPLING = Sampling(max_step_tokens=LIMIT)
+
+
+@dataclass
+class Growing:
+    """A search in flight: its leaves by node id, and what it waits for."""
+
+    tree: str
+    prompt: tuple[int, ...]
+    rounds_left: int
+    abort_after: int | None
+    leaves: dict[int, tuple[tuple[int, ...], ...]]
+    nodes: int = 0
+    calls: int = 0
+    asked: list[tuple[int, Branch]] = field(default_factory=list)
+
+
+class Forest:
+    """Many random searches on one engine's policy and reward model, some aborted midway."""
+
+    def __init__(self, seed: int, kv_tokens: int) -> None:
+        self.draw = random.Random(seed)
+        self.policy, _ = scheduler(kv_tokens=kv_tokens, batch_limit=16)
+        self.prm, _ = scorer(kv_tokens=kv_tokens, batch_limit=16)
+        self.of_call: dict[int, Growing] = {}
+        self.alive: list[Growing] = []
+        self.calls = 0
+        self.started = 0
+        self.aborted = 0
+
+    def run(self) -> None:
+        """All searches to their ends, checking the books on the way."""
+        while self.started < TREES or self.alive:
+            while self.started < TREES and len(self.alive) < AT_ONCE:
+                self.start()
+            for drawn in self.policy.step():
+                self.score(self.of_call.pop(drawn.call), drawn.steps)
+            for scored in self.prm.step():
+                self.go_on(self.of_call.pop(scored.call))
+            if self.draw.random() < 0.1:
+                self.policy.cache.check()
+                self.prm.cache.check()
+            self.abort_some()
+
+    def start(self) -> None:
+        """A new search; every second one will be aborted."""
+        self.started += 1
+        prompt = self.draw.choice(list(PROMPTS.values()))
+        abort_after = self.draw.randrange(12) if self.started % 2 else None
+        growing = Growing(f"tree{self.started}", prompt, 4, abort_after, {0: ()})
+        self.alive.append(growing)
+        self.expand(growing)
+
+    def expand(self, growing: Growing) -> None:
+        """Two or three children for every leaf."""
+        growing.asked = []
+        branches = []
+        for leaf, steps in growing.leaves.items():
+            prefix = (*growing.prompt, *(t for step in steps for t in step))
+            for child in range(self.draw.randrange(2, 4)):
+                seed = node_seed(self.started, growing.tree, (leaf, child))
+                growing.nodes += 1
+                branches.append(Branch(leaf, child, prefix, seed, LIMIT, growing.nodes))
+                growing.asked.append((growing.nodes, branches[-1]))
+        self.policy.expand(self.number(growing), growing.tree, branches, SAMPLING)
+
+    def score(self, growing: Growing, steps: list[Step]) -> None:
+        """Score what was drawn."""
+        trajectories = []
+        for (node, branch), step in zip(growing.asked, steps, strict=True):
+            path = (*growing.leaves[branch.parent], step.tokens)
+            trajectories.append(Trajectory(node, path, ("",) * len(path)))
+        growing.leaves = {
+            t.node: t.steps
+            for t, s in zip(trajectories, steps, strict=True)
+            if s.finish is not Finish.END
+        }
+        self.prm.score(self.number(growing), growing.tree, growing.prompt, trajectories)
+
+    def go_on(self, growing: Growing) -> None:
+        """Prune most leaves and grow the others, or end."""
+        growing.rounds_left -= 1
+        if not growing.rounds_left or not growing.leaves:
+            self.end(growing)
+            return
+        kept = self.draw.sample(sorted(growing.leaves), k=min(3, len(growing.leaves)))
+        dead = tuple(node for node in growing.leaves if node not in kept)
+        growing.leaves = {node: growing.leaves[node] for node in kept}
+        self.policy.hint(growing.tree, Hint(dead=dead))
+        self.prm.hint(growing.tree, Hint(dead=dead))
+        self.expand(growing)
+
+    def abort_some(self) -> None:
+        """End the searches whose time has come, wherever they are."""
+        for growing in list(self.alive):
+            if growing.abort_after is None:
+                continue
+            growing.abort_after -= 1
+            if growing.abort_after < 0:
+                stopped = self.policy.abort(growing.tree) + self.prm.abort(growing.tree)
+                self.aborted += len(stopped)
+                for call in stopped:
+                    del self.of_call[call]
+                self.end(growing)
+
+    def end(self, growing: Growing) -> None:
+        """Let go of a search."""
+        self.alive.remove(growing)
+        self.policy.release(growing.tree)
+        self.prm.release(growing.tree)
+
+    def number(self, growing: Growing) -> int:
+        """A new call's id."""
+        self.calls += 1
+        self.of_call[self.calls] = growing
+        return self.calls
+
+
+def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts() -> None:
+    """With room and without: nothing is held or runs, prompts are cached, every slot is found."""
+    for kv_tokens in (6000, 150):
+        forest = Forest(seed=kv_tokens, kv_tokens=kv_tokens)
+        forest.run()
+        assert forest.aborted > TREES // 4
+        for cache in (forest.policy.cache, forest.prm.cache):
+            cache.check()
+            assert not cache.lanes
+            assert cache.active_tokens == 0
+            known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
+            assert 0 < cache.cached_tokens <= len(known)
+            assert cache.pool.free + cache.cached_tokens == kv_tokens
+            assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
+        assert (forest.policy.running, forest.policy.waiting) == (0, 0)
+        assert not forest.policy.accounts
+        assert not forest.of_call

@@ -1,0 +1,314 @@
+"""The embedded engine in its own process: same bits whatever it does about time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from search.engine import (
+    Branch,
+    EngineDown,
+    EngineError,
+    Hint,
+    PrefixTooLong,
+    RewardMissing,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+)
+from search.seed import node_seed
+from search.tree import ROOT, Finish
+from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
+
+LIMIT = 12
+SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_step_tokens=LIMIT)
+Grown = list[tuple[Step, float]]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    """Tiny random models; one branch at a time, one thread, room for everything."""
+    folder: Path = tmp_path_factory.mktemp("models")
+    return EngineOptions(
+        policy=make_checkpoint(folder / "policy", seed=1),
+        prm=make_checkpoint(folder / "prm", seed=2),
+        kv_tokens=4000,
+        prm_kv_tokens=4000,
+        batch_limit=1,
+        threads=1,
+        strict=True,
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(options: EngineOptions) -> AsyncIterator[EmbeddedEngine]:
+    """The engine of most tests."""
+    engine = await EmbeddedEngine.start(options)
+    yield engine
+    await engine.close()
+
+
+@cache
+def prompt(number: int) -> tuple[int, ...]:
+    """A prompt of some forty tokens."""
+    text = f"<|user|>Question {number}: what is {number} = 1?<|end|><|assistant|>"
+    return tuple(make_tokenizer().encode(text))
+
+
+async def grow(engine: EmbeddedEngine, tree: str, number: int, rounds: int = 3) -> Grown:
+    """A tree of four children a round, the two best going on; all steps with their rewards."""
+    ids = prompt(number)
+    leaves: list[tuple[int, tuple[tuple[int, ...], ...], tuple[str, ...]]] = [(ROOT, (), ())]
+    grown: Grown = []
+    for _ in range(rounds):
+        branches = [
+            Branch(
+                node,
+                child,
+                (*ids, *(t for step in steps for t in step)),
+                node_seed(number, "step", (node, child)),
+                SAMPLING.max_step_tokens,
+                len(grown) + 4 * place + child + 1,
+            )
+            for place, (node, steps, _) in enumerate(leaves)
+            for child in range(4)
+        ]
+        above = [leaf for leaf in leaves for _ in range(4)]
+        drawn = await engine.expand(tree, branches, SAMPLING)
+        paths = [
+            Trajectory(len(grown) + i + 1, (*steps, step.tokens), (*texts, step.text))
+            for i, ((_, steps, texts), step) in enumerate(zip(above, drawn, strict=True))
+        ]
+        rewards = await engine.score(tree, ids, "", paths)
+        grown += zip(drawn, rewards, strict=True)
+        ranked = sorted(zip(rewards, paths, drawn, strict=True), key=lambda r: (-r[0], r[1].node))
+        alive = [path for _, path, step in ranked if step.finish is not Finish.END][:2]
+        dead = {path.node for path in paths} - {path.node for path in alive}
+        engine.hint(tree, Hint(dead=tuple(dead)))
+        leaves = [(path.node, path.steps, path.texts) for path in alive]
+    return grown
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reference(engine: EmbeddedEngine) -> Grown:
+    """Tree 3 alone, from a cold cache."""
+    grown = await grow(engine, "reference", 3)
+    await engine.release("reference")
+    return grown
+
+
+async def test_steps_are_well_formed(reference: Grown) -> None:
+    """Texts are the tokens', finishes are their reasons, rewards are probabilities."""
+    assert len(reference) == 20
+    assert len({reward for _, reward in reference}) > 10
+    end = make_tokenizer().eos_token_id
+    for step, reward in reference:
+        assert 0 < len(step.tokens) <= SAMPLING.max_step_tokens
+        assert (step.finish is Finish.END) == (step.tokens[-1] == end)
+        assert (step.finish is Finish.STEP) == step.text.endswith("\n\n")
+        assert step.logprob < 0 < step.entropy
+        assert 0 < reward < 1
+
+
+async def test_a_warm_cache_draws_the_same(engine: EmbeddedEngine, reference: Grown) -> None:
+    """The prompt is cached from the tree before; less is prefilled, nothing else changes."""
+    assert await grow(engine, "warm", 3) == reference
+    cost = await engine.release("warm")
+    assert cost.decoded_tokens == sum(len(step.tokens) for step, _ in reference)
+    assert cost.cached_tokens > 0
+    assert cost.kv_tokens_peak > len(prompt(3))
+    assert cost.model_calls > 0
+    assert cost.flops > 0
+    assert await engine.release("warm") == TreeCost()
+
+
+async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, reference: Grown) -> None:
+    """A fresh process, same bits and same fingerprint."""
+    before, pid = engine.capabilities, engine.pid
+    await engine.restart()
+    assert engine.pid != pid
+    assert engine.capabilities == before
+    assert await grow(engine, "again", 3) == reference
+    await engine.release("again")
+
+
+@pytest.mark.parametrize(("kv_tokens", "threads"), [(4000, 2), (300, 1)])
+async def test_company_places_threads_and_memory_change_nothing(
+    options: EngineOptions, reference: Grown, kv_tokens: int, threads: int
+) -> None:
+    """Beside seven other trees, 64 at once, two threads, with evictions: equal bits."""
+    crowded = replace(
+        options,
+        batch_limit=64,
+        threads=threads,
+        kv_tokens=kv_tokens,
+        prm_kv_tokens=kv_tokens,
+    )
+    engine = await EmbeddedEngine.start(crowded)
+    try:
+        rounds = (2, 2, 2, 3, 2, 2, 2, 2)
+        grown = await asyncio.gather(
+            *(grow(engine, f"tree{i}", i, rounds=n) for i, n in enumerate(rounds))
+        )
+        usage = await engine.usage()
+        assert grown[3] == reference
+        assert len({tuple(step.tokens for step, _ in tree) for tree in grown}) == 8
+        assert (usage.evicted_tokens_total > 0) == (kv_tokens < 4000)
+        for i in range(8):
+            await engine.release(f"tree{i}")
+        usage = await engine.usage()
+        assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
+        assert usage.kv_tokens_cached > 0
+    finally:
+        await engine.close()
+
+
+async def test_scores_do_not_depend_on_what_was_scored_before(
+    engine: EmbeddedEngine, reference: Grown
+) -> None:
+    """A path asked for in one go has the bits of one that was scored step by step."""
+    ids = prompt(3)
+    steps = [step for step, _ in reference[:4]]
+    chain = tuple(step.tokens for step in steps)
+    texts = tuple(step.text for step in steps)
+    slowly = [
+        (await engine.score("slowly", ids, "", [Trajectory(n, chain[:n], texts[:n])]))[0]
+        for n in range(1, 5)
+    ]
+    paths = [Trajectory(n, chain[:n], texts[:n]) for n in range(4, 0, -1)]
+    assert await engine.score("at once", ids, "", paths) == slowly[::-1]
+    await engine.release("slowly")
+    await engine.release("at once")
+
+
+async def test_abort_fails_what_is_under_way_and_frees_it(engine: EmbeddedEngine) -> None:
+    """The waiting caller hears of it; nothing of the tree is left but its prompt."""
+    branches = [Branch(ROOT, i, prompt(5), i, LIMIT, i + 1) for i in range(64)]
+    waiting = asyncio.create_task(engine.expand("oak", branches, SAMPLING))
+    await asyncio.sleep(0)
+    await engine.abort("oak")
+    with pytest.raises(EngineError, match="tree 'oak' was aborted"):
+        await waiting
+    usage = await engine.usage()
+    assert usage.running == usage.waiting == usage.kv_tokens_active == 0
+    assert engine.counters["wrong_books"] == 0
+
+
+async def test_a_cancelled_caller_leaves_nothing_after_abort(engine: EmbeddedEngine) -> None:
+    """Cancelling alone frees nothing; the abort does, and the engine goes on."""
+    branches = [Branch(ROOT, i, prompt(6), i, LIMIT, i + 1) for i in range(64)]
+    waiting = asyncio.create_task(engine.expand("oak", branches, SAMPLING))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await engine.abort("oak")
+    assert (await engine.usage()).kv_tokens_active == 0
+    await engine.health()
+
+
+async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine) -> None:
+    """Errors keep their class and message across the process border."""
+    with pytest.raises(PrefixTooLong, match=r"600 tokens and a step of up to 12 .* context of 512"):
+        await engine.expand("oak", [Branch(ROOT, 0, (1,) * 600, 0, LIMIT, 1)], SAMPLING)
+    with pytest.raises(EngineError, match="tokens: empty"):
+        await engine.expand("oak", [Branch(ROOT, 0, (), 0, LIMIT, 1)], SAMPLING)
+    with pytest.raises(EngineError, match="steps: node 7 has an empty one or none"):
+        await engine.score("oak", (1,), "", [Trajectory(7, ((1,), ()), ("", ""))])
+    with pytest.raises(EngineError, match="no embeddings"):
+        await engine.embed("oak", (1,), [])
+    assert not engine.capabilities.embeds
+    await engine.health()
+
+
+async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
+    options: EngineOptions, reference: Grown
+) -> None:
+    """Stopped, it owes an answer and health says so; continued, it is well again. Killed, its
+    pending and later calls raise EngineDown at once; after a restart the same tree grows."""
+    engine = await EmbeddedEngine.start(replace(options, stall_seconds=0.0))
+    try:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGSTOP)
+        await engine.health()
+        with pytest.raises(EngineDown, match="has said nothing"):
+            await engine.health()
+        os.kill(engine.pid, signal.SIGCONT)
+        await engine.release("nothing")
+        await engine.health()
+        branches = [Branch(ROOT, i, prompt(7), i, LIMIT, i + 1) for i in range(200)]
+        waiting = [
+            asyncio.create_task(engine.expand("oak", branches, SAMPLING)),
+            asyncio.create_task(engine.score("elm", (1, 2), "", [Trajectory(1, ((3,),), ("",))])),
+        ]
+        await asyncio.sleep(0)
+        os.kill(engine.pid, signal.SIGKILL)
+        for call in waiting:
+            with pytest.raises(EngineDown, match="process has ended"):
+                await call
+        for call in (engine.health(), engine.usage(), engine.release("oak")):
+            with pytest.raises(EngineDown, match="not running"):
+                await call
+        engine.hint("oak", Hint())
+        await engine.restart()
+        assert await grow(engine, "oak", 3, rounds=1) == reference[:4]
+    finally:
+        await engine.close()
+
+
+async def test_without_a_reward_model(options: EngineOptions, reference: Grown) -> None:
+    """`none` scores by the mean log-probability of what was drawn."""
+    engine = await EmbeddedEngine.start(replace(options, prm=None, reward_format="none"))
+    try:
+        assert engine.capabilities.scores
+        grown = await grow(engine, "oak", 3, rounds=1)
+        assert [step for step, _ in grown] == [step for step, _ in reference[:4]]
+        for step, reward in grown:
+            assert math.log(reward) == pytest.approx(step.logprob)
+    finally:
+        await engine.close()
+
+
+async def test_scoring_without_the_model_it_needs(options: EngineOptions) -> None:
+    """The engine says beforehand that it cannot score, and names the format when asked to."""
+    engine = await EmbeddedEngine.start(replace(options, prm=None))
+    try:
+        assert not engine.capabilities.scores
+        with pytest.raises(RewardMissing, match="'math-shepherd': no reward model"):
+            await engine.score("oak", prompt(1), "", [Trajectory(1, ((3,),), ("",))])
+    finally:
+        await engine.close()
+
+
+async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineOptions) -> None:
+    """The process's own error comes back with its class and message."""
+    with pytest.raises(ValueError, match=r"checkpoint: /nowhere; a folder with a config\.json"):
+        await EmbeddedEngine.start(replace(options, policy="/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward_format": "oracle"}, "reward_format: 'oracle'; one of math-shepherd, none"),
+        ({"kv_tokens": 0}, "kv_tokens: 0; at least 1"),
+        ({"batch_limit": 0}, "batch_limit: 0; at least 1"),
+        ({"threads": -1}, r"threads: -1; 0 \(one for each core\) or more"),
+    ],
+)
+async def test_bad_options_are_refused_by_name(
+    options: EngineOptions, change: dict, message: str
+) -> None:
+    """The error names the option, its value and what is allowed; no process is started."""
+    with pytest.raises(ValueError, match=message):
+        replace(options, **change)

@@ -1,0 +1,189 @@
+"""The radix tree against a naive model, and by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runtime.embedded.radix import RadixTree, common_prefix
+
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
+TREES = st.sampled_from(["ash", "oak", "elm"])
+
+
+def ids(*tokens: int) -> np.ndarray:
+    """Token ids or slots as the tree takes them."""
+    return np.array(tokens, dtype=np.int64)
+
+
+def test_common_prefix_by_hand() -> None:
+    """The number of leading tokens shared, up to the shorter one's length."""
+    assert common_prefix(ids(1, 2, 3), ids(1, 2, 4)) == 2
+    assert common_prefix(ids(1, 2), ids(1, 2, 4)) == 2
+    assert common_prefix(ids(5), ids(1)) == 0
+    assert common_prefix(ids(), ids(1)) == 0
+
+
+def test_a_split_copies_nothing() -> None:
+    """Two paths with a common beginning keep it in one place, with the first one's slots."""
+    tree = RadixTree()
+    tree.extend(tree.root, ids(1, 2, 3), ids(10, 11, 12), "ash")
+    _, spare = tree.extend(tree.root, ids(1, 2, 4), ids(20, 21, 22), "ash")
+    assert spare.tolist() == [20, 21]
+    assert tree.match(ids(1, 2, 4))[1].tolist() == [10, 11, 22]
+    assert tree.size == 4
+    tree.check()
+
+
+def test_trimming_takes_unheld_then_oldest_tips_token_by_token() -> None:
+    """What nobody holds goes first; then the tip used longest ago; only as much as is wanted."""
+    tree = RadixTree()
+    tree.extend(tree.root, ids(1, 1, 1), ids(0, 1, 2), "ash")
+    tree.extend(tree.root, ids(2, 2, 2), ids(3, 4, 5), "ash")
+    tree.extend(tree.root, ids(3, 3), ids(6, 7), "oak")
+    tree.keep(ids(3, 3))
+    tree.retain("oak", ())
+    tree.match(ids(1, 1, 1))
+    assert tree.trim(3).tolist() == [6, 7, 5]
+    assert tree.match(ids(2, 2, 2))[1].tolist() == [3, 4]
+    assert tree.held_evicted == 1
+    tree.check()
+
+
+def test_a_locked_path_is_never_trimmed() -> None:
+    """Under any pressure the locked prefix stays; what hangs below it may go."""
+    tree = RadixTree()
+    tree.extend(tree.root, ids(1, 2, 3), ids(0, 1, 2), "ash")
+    node, _ = tree.match(ids(1, 2))
+    tree.lock(node)
+    assert tree.trim(100).tolist() == [2]
+    tree.unlock(node)
+    assert sorted(tree.trim(100).tolist()) == [0, 1]
+    assert tree.size == 0
+
+
+def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
+    """Letting one of two paths go frees exactly the tokens the other does not pass through."""
+    tree = RadixTree()
+    tree.extend(tree.root, ids(1, 2, 3, 4), ids(0, 1, 2, 3), "ash")
+    tree.extend(tree.root, ids(1, 2, 5), ids(8, 9, 4), "ash")
+    freed = tree.retain("ash", [ids(1, 2, 3)])
+    assert sorted(freed.tolist()) == [3, 4]
+    assert tree.held_tokens["ash"] == 3
+    tree.check()
+
+
+class RadixMachine(RuleBasedStateMachine):
+    """Every token path as a dictionary entry of its own, next to the radix tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = RadixTree()
+        self.slot: dict[tuple[int, ...], int] = {}
+        self.holders: dict[tuple[int, ...], set[str]] = {}
+        self.kept: set[tuple[int, ...]] = set()
+        self.locks: list[tuple[tuple[int, ...], object]] = []
+        self.next_slot = 0
+
+    def cached(self, path: tuple[int, ...]) -> int:
+        """Length of the longest cached prefix."""
+        return next((n for n in range(len(path), 0, -1) if path[:n] in self.slot), 0)
+
+    def locked(self) -> Counter[tuple[int, ...]]:
+        """How often each token is locked."""
+        return Counter(p[:n] for p, _ in self.locks for n in range(1, len(p) + 1))
+
+    def forget(self, path: tuple[int, ...]) -> None:
+        """Drop one token from the model."""
+        del self.slot[path], self.holders[path]
+        self.kept.discard(path)
+
+    @rule(path=PATHS, name=TREES)
+    def insert(self, path: tuple[int, ...], name: str) -> None:
+        """A new path gets new slots below what is cached; nothing cached gets another slot."""
+        slots = ids(*range(self.next_slot, self.next_slot + len(path)))
+        self.next_slot += len(path)
+        _, spare = self.tree.extend(self.tree.root, ids(*path), slots, name)
+        known = self.cached(path)
+        assert spare.tolist() == slots[:known].tolist()
+        for n in range(1, len(path) + 1):
+            self.slot.setdefault(path[:n], int(slots[n - 1]))
+            self.holders.setdefault(path[:n], set()).add(name)
+
+    @rule(path=PATHS)
+    def match(self, path: tuple[int, ...]) -> None:
+        """A match is the longest cached prefix with its slots."""
+        _, slots = self.tree.match(ids(*path))
+        known = self.cached(path)
+        assert slots.tolist() == [self.slot[path[:n]] for n in range(1, known + 1)]
+
+    @rule(path=PATHS, name=TREES)
+    def lock(self, path: tuple[int, ...], name: str) -> None:
+        """A sequence starts from what is cached: it locks and its search holds that path."""
+        node, slots = self.tree.match(ids(*path))
+        self.tree.lock(node)
+        self.tree.hold(node, name)
+        self.locks.append((path[: len(slots)], node))
+        for n in range(1, len(slots) + 1):
+            self.holders[path[:n]].add(name)
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        """A sequence ends."""
+        at = data.draw(st.integers(0, len(self.locks) - 1))
+        _, node = self.locks.pop(at)
+        self.tree.unlock(node)  # type: ignore[arg-type]
+
+    @precondition(lambda self: not self.locks)
+    @rule(name=TREES, paths=st.lists(PATHS, max_size=3), prompt=st.none() | PATHS)
+    def retain(self, name: str, paths: list[tuple[int, ...]], prompt: object) -> None:
+        """A search keeps some paths; the prompt stays cached, unheld rest is freed."""
+        if isinstance(prompt, tuple):
+            self.tree.keep(ids(*prompt))
+            self.kept |= {prompt[:n] for n in range(1, self.cached(prompt) + 1)}
+        wanted = {p[:n] for p in paths for n in range(1, len(p) + 1)}
+        freed = set(self.tree.retain(name, [ids(*p) for p in paths]).tolist())
+        expected = set()
+        for path in list(self.slot):
+            if name in self.holders[path] and path not in wanted:
+                self.holders[path].remove(name)
+                if not self.holders[path] and path not in self.kept:
+                    expected.add(self.slot[path])
+                    self.forget(path)
+        assert freed == expected
+
+    @rule(wanted=st.integers(1, 6))
+    def trim(self, wanted: int) -> None:
+        """As many unlocked tokens as asked go, tips first, what nobody holds before the rest."""
+        locked = self.locked()
+        free = [p for p in self.slot if not locked[p]]
+        freed = self.tree.trim(wanted).tolist()
+        assert len(freed) == min(wanted, len(free))
+        path_of = {slot: path for path, slot in self.slot.items()}
+        for slot in freed:
+            assert not locked[path_of[slot]]
+        held = any(self.holders[path_of[slot]] for slot in freed)
+        for slot in freed:
+            self.forget(path_of[slot])
+        assert all(len(p) == 1 or p[:-1] in self.slot for p in self.slot), "a token lost its prefix"
+        assert not (held and any(not h for h in self.holders.values()))
+
+    @invariant()
+    def agrees(self) -> None:
+        """Sizes, counts and the tree's own check."""
+        self.tree.check()
+        locked = self.locked()
+        assert self.tree.size == len(self.slot)
+        assert self.tree.locked == len(locked)
+        assert self.tree.unheld == sum(not h for h in self.holders.values())
+        held = Counter(name for names in self.holders.values() for name in names)
+        assert +self.tree.held_tokens == held
+
+
+RadixMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestRadix = RadixMachine.TestCase

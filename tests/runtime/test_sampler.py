@@ -1,0 +1,106 @@
+"""Draws: by hand, by frequency, and never dependent on the rows beside them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.embedded.sampler import draw
+from runtime.noise import gumbel
+
+HALVES = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float32))
+
+
+def test_token_is_the_argmax_of_logprob_plus_noise():
+    """Temperature 1 adds the noise to the log-probabilities; 2 halves them first."""
+    for temperature in (1.0, 2.0):
+        for seed in range(50):
+            expected = (HALVES[0] / temperature + gumbel([seed], [3], 4)[0]).argmax()
+            assert draw(HALVES, [seed], [3], temperature).tokens[0] == expected
+
+
+def test_logprob_and_entropy_by_hand():
+    """Of 1/2 1/4 1/8 1/8 the entropy is 1.75 bits; both are of the untempered distribution."""
+    drawn = draw(HALVES, [1], [0], temperature=0.3, top_p=0.6)
+    assert drawn.entropies[0] == pytest.approx(1.75 * math.log(2), abs=1e-7)
+    assert drawn.logprobs[0] == pytest.approx(HALVES[0, drawn.tokens[0]], abs=1e-7)
+
+
+def test_greedy_takes_the_lower_id_of_a_tie():
+    """Temperature 0 is the likeliest token; equal logits go to the lower id, noise or not."""
+    logits = np.array([[0.0, 2.0, 2.0, 1.0]], dtype=np.float32)
+    assert {int(draw(logits, [s], [0], temperature=0.0).tokens[0]) for s in range(20)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(0.4, {0}), (0.5, {0}), (0.51, {0, 1}), (0.8, {0, 1, 2}), (1.0, {0, 1, 2, 3})],
+)
+def test_top_p_keeps_the_fewest_that_reach_it(top_p, kept):
+    """1/2 1/4 1/8 1/8: the kept set grows as top_p passes the running sums; ties go by id."""
+    logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float64)).astype(np.float32)
+    tokens = draw(np.repeat(logits, 400, 0), range(400), [0] * 400, top_p=top_p).tokens
+    assert set(tokens.tolist()) == kept
+
+
+def test_top_p_draws_what_plain_sampling_would_draw_inside_the_nucleus():
+    """The column of the noise is the token id: truncation never renumbers it."""
+    logits = np.repeat(HALVES, 200, 0)
+    plain = draw(logits, range(200), [5] * 200).tokens
+    cut = draw(logits, range(200), [5] * 200, top_p=0.7).tokens
+    inside = plain <= 1
+    assert 100 < inside.sum() < 190
+    assert np.array_equal(plain[inside], cut[inside])
+
+
+def test_frequencies_are_the_probabilities():
+    """10,000 seeds draw 1/2 1/4 1/8 1/8 within two points."""
+    tokens = draw(np.repeat(HALVES, 10_000, 0), range(10_000), [17] * 10_000).tokens
+    assert np.bincount(tokens) / 10_000 == pytest.approx(np.exp(HALVES[0]), abs=0.02)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), rows=st.integers(1, 40), vocab=st.integers(2, 300))
+def test_a_row_never_depends_on_others(data, rows, vocab):
+    """Token, log-probability and entropy are the same bits alone and in any company and order."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = generator.normal(scale=4, size=(rows, vocab)).astype(np.float32)
+    seeds = generator.integers(0, 2**63, rows, dtype=np.uint64)
+    positions = generator.integers(0, 4096, rows)
+    heat = generator.choice([0.0, 0.7, 1.0, 1.3], rows)
+    nucleus = generator.choice([0.3, 0.9, 1.0], rows)
+    together = draw(torch.from_numpy(logits), seeds, positions, heat, nucleus)
+    order = generator.permutation(rows)[: max(1, rows // 2)]
+    some = draw(
+        torch.from_numpy(logits[order]), seeds[order], positions[order], heat[order], nucleus[order]
+    )
+    for ours, theirs in zip(some, together, strict=True):
+        assert ours.tobytes() == theirs[order].tobytes()
+    i = int(order[0])
+    alone = draw(logits[i : i + 1], seeds[i : i + 1], positions[i : i + 1], heat[i], nucleus[i])
+    for ours, theirs in zip(alone, together, strict=True):
+        assert ours.tobytes() == theirs[i : i + 1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("temperature", {"temperature": -0.1}),
+        ("top_p", {"top_p": 0.0}),
+        ("top_p", {"top_p": 1.1}),
+        ("top_p", {"top_p": [0.5, 0.5]}),
+    ],
+)
+def test_values_out_of_range_are_named(field, settings):
+    """A bad value is refused with the field's name."""
+    with pytest.raises(ValueError, match=field):
+        draw(HALVES, [0], [0], **settings)
+
+
+def test_broken_logits_are_an_error():
+    """Logits that are not finite never turn into a token."""
+    with pytest.raises(FloatingPointError, match="row 1"):
+        draw(np.array([[0.0, 1.0], [0.0, np.nan]], dtype=np.float32), [0, 0], [0, 0])

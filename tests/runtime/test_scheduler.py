@@ -1,0 +1,333 @@
+"""The scheduler on a model whose logits show any wrong slot: same steps whatever the batching."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from runtime.embedded.sampler import draw
+from runtime.embedded.scheduler import Scheduler
+from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
+from search.seed import node_seed
+from search.tree import ROOT, Finish
+from tests.runtime.hash_model import (
+    BREAK,
+    CONTEXT,
+    END,
+    LETTER_BREAK,
+    NEWLINE,
+    VOCAB,
+    HashModel,
+    Letters,
+    naive_step,
+)
+
+SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=12)
+
+
+def scheduler(*, kv_tokens: int = 4000, batch_limit: int = 64) -> tuple[Scheduler, HashModel]:
+    """A scheduler over a fresh hash model."""
+    model = HashModel()
+    made = Scheduler(
+        model,
+        draw,
+        Letters(),  # type: ignore[arg-type]
+        context=CONTEXT,
+        vocab=VOCAB,
+        kv_tokens=kv_tokens,
+        batch_limit=batch_limit,
+        flops=model.flops,
+    )
+    return made, model
+
+
+def finish(engine: Scheduler) -> dict[int, list[Step]]:
+    """Step until nothing is left to draw; the calls' steps."""
+    answers: dict[int, list[Step]] = {}
+    while engine.busy:
+        answers |= {drawn.call: drawn.steps for drawn in engine.step()}
+    return answers
+
+
+def children(
+    tokens: tuple[int, ...], count: int, *, parent: int = ROOT, seed: int = 0
+) -> list[Branch]:
+    """``count`` branches from one prefix."""
+    return [
+        Branch(
+            parent,
+            i,
+            tokens,
+            node_seed(seed, str(tokens), (i,)),
+            SAMPLING.max_step_tokens,
+            1000 * parent + i + 1,
+        )
+        for i in range(count)
+    ]
+
+
+@dataclass
+class Grower:
+    """Grows random trees level by level, as a search would, several at once."""
+
+    engine: Scheduler
+    calls: int = 0
+
+    def round(self, rounds: dict[str, list[Branch]]) -> dict[str, list[Step]]:
+        """One round of every tree, asked for together."""
+        tree_of = {}
+        for tree, branches in rounds.items():
+            self.calls += 1
+            tree_of[self.calls] = tree
+            self.engine.expand(self.calls, tree, branches, SAMPLING)
+        return {tree_of[call]: steps for call, steps in finish(self.engine).items()}
+
+    def grow(self, trees: dict[str, tuple[int, ...]], depth: int, width: int) -> dict[str, list]:
+        """Every tree's branches and steps, for ``depth`` rounds."""
+        grown: dict[str, list] = {tree: [] for tree in trees}
+        rounds = {tree: children(prompt, width) for tree, prompt in trees.items()}
+        for level in range(depth):
+            for tree, steps in self.round(rounds).items():
+                grown[tree] += zip(rounds[tree], steps, strict=True)
+                leaves = [
+                    (*b.tokens, *s.tokens)
+                    for b, s in zip(rounds[tree], steps, strict=True)
+                    if s.finish is not Finish.END
+                ][: max(1, width // 2)]
+                rounds[tree] = [
+                    b
+                    for i, leaf in enumerate(leaves)
+                    for b in children(leaf, 2, parent=100 * level + i + 1)
+                ]
+            rounds = {tree: branches for tree, branches in rounds.items() if branches}
+        return grown
+
+
+PROMPTS = {f"tree{i}": tuple(random.Random(i).choices(range(26), k=20 + i)) for i in range(8)}
+
+
+@pytest.fixture(scope="module")
+def reference() -> list:
+    """One tree alone, plenty of memory."""
+    return Grower(scheduler()[0]).grow({"tree3": PROMPTS["tree3"]}, 3, 6)["tree3"]
+
+
+def test_steps_are_what_naive_decoding_draws(reference: list) -> None:
+    """Sharing and batching change nothing: every step equals the one drawn alone from nothing."""
+    assert len(reference) > 12
+    for branch, step in reference:
+        assert step == naive_step(branch, SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("batch_limit", "kv_tokens"), [(1, 4000), (3, 4000), (64, 4000), (64, 130), (7, 65)]
+)
+def test_steps_do_not_depend_on_company_places_or_memory(
+    reference: list, batch_limit: int, kv_tokens: int
+) -> None:
+    """Beside seven other trees, one or many at once, with evictions and retractions: equal."""
+    engine, model = scheduler(batch_limit=batch_limit, kv_tokens=kv_tokens)
+    grown = Grower(engine).grow(PROMPTS, 3, 6)
+    assert grown["tree3"] == reference
+    engine.cache.check()
+    assert model.largest <= batch_limit
+    small = kv_tokens < 4000
+    assert (engine.cache.evicted_tokens > 0) == small
+    assert (engine.rehydrated_tokens > 0) == small
+    if kv_tokens == 130:
+        assert engine.retractions > 0
+
+
+def test_a_warm_cache_changes_nothing_but_the_work(reference: list) -> None:
+    """The second tree on the same prompt is equal, and computes one prompt token instead of all."""
+    engine, _ = scheduler()
+    grower = Grower(engine)
+    cold = grower.grow({"tree3": PROMPTS["tree3"]}, 3, 6)["tree3"]
+    first = engine.release("tree3")
+    warm = grower.grow({"again": PROMPTS["tree3"]}, 3, 6)["again"]
+    second = engine.release("again")
+    assert cold == warm == reference
+    assert first is not None
+    assert second is not None
+    assert first.prefilled_tokens - second.prefilled_tokens == len(PROMPTS["tree3"]) - 1
+    assert second.cached_tokens - first.cached_tokens == len(PROMPTS["tree3"]) - 1
+    assert first.decoded_tokens == second.decoded_tokens
+
+
+def unique_tokens(paths: list[tuple[int, ...]]) -> int:
+    """How many distinct token prefixes the paths have."""
+    return len({path[:n] for path in paths for n in range(1, len(path) + 1)})
+
+
+def test_forks_copy_nothing() -> None:
+    """Sixteen children of one prefix: it is computed once, held once, and so is what they share.
+
+    Nothing is held of replies that have ended.
+    """
+    engine, model = scheduler()
+    prompt = PROMPTS["tree5"]
+    steps = Grower(engine).round({"oak": children(prompt, 16)})["oak"]
+    assert any(step.finish is Finish.END for step in steps)
+    computed = [(*prompt, *s.tokens[:-1]) for s in steps if s.finish is not Finish.END]
+    assert engine.cache.active_tokens == unique_tokens(computed)
+    assert model.rows == len(prompt) + sum(len(step.tokens) - 1 for step in steps)
+    account = engine.accounts["oak"]
+    assert account.prefilled_tokens == len(prompt)
+    assert account.cached_tokens == 15 * len(prompt)
+    assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
+
+
+def test_pruned_steps_are_freed_at_once() -> None:
+    """After a hint the dead node's own tokens are gone, those it shares with live ones stay."""
+    engine, _ = scheduler()
+    prompt = PROMPTS["tree1"]
+    steps = Grower(engine).round({"oak": children(prompt, 8)})["oak"]
+    engine.hint("oak", Hint(dead=(1, 2, 3, 5, 8)))
+    computed = [(*prompt, *s.tokens[:-1]) if s.finish is not Finish.END else prompt for s in steps]
+    live = [prompt, *(computed[i - 1] for i in (4, 6, 7))]
+    assert unique_tokens(computed) > unique_tokens(live) > len(prompt)
+    assert engine.cache.active_tokens == unique_tokens(live)
+    engine.hint("oak", Hint(dead=(1, 2, 3, 5, 8)))
+    assert engine.cache.active_tokens == unique_tokens(live)
+    engine.cache.check()
+
+
+def test_a_released_tree_leaves_its_prompt() -> None:
+    """What stays cached is the prompt, evictable; a tree that was never here costs nothing."""
+    engine, _ = scheduler()
+    Grower(engine).grow({"oak": PROMPTS["tree0"]}, 3, 4)
+    account = engine.release("oak")
+    assert account is not None
+    assert account.peak > len(PROMPTS["tree0"])
+    assert engine.cache.active_tokens == 0
+    assert engine.cache.cached_tokens == len(PROMPTS["tree0"])
+    assert engine.release("elm") is None
+    engine.cache.check()
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2, 5])
+def test_abort_frees_wherever_the_tree_is(iterations: int) -> None:
+    """Waiting, prefilling or decoding: an aborted tree holds nothing, the other goes on."""
+    engine, _ = scheduler(batch_limit=9)
+    branches = {tree: children(PROMPTS[tree], 8) for tree in ("tree1", "tree2")}
+    engine.expand(1, "tree1", branches["tree1"], SAMPLING)
+    engine.expand(2, "tree2", branches["tree2"], SAMPLING)
+    answers = {drawn.call: drawn.steps for _ in range(iterations) for drawn in engine.step()}
+    assert engine.abort("tree1") == [1]
+    engine.release("tree1")
+    engine.cache.check()
+    assert engine.cache.tokens_of("tree1") == 0
+    answers |= finish(engine)
+    assert list(answers) == [2]
+    assert answers[2] == [naive_step(b, SAMPLING) for b in branches["tree2"]]
+
+
+def test_a_branch_that_can_never_fit_is_refused_with_both_sizes() -> None:
+    """The prefix and the room are named, and nothing is left behind."""
+    engine, _ = scheduler(kv_tokens=30)
+    with pytest.raises(PrefixTooLong, match=r"20 tokens and a step of up to 12 .* kv_tokens of 30"):
+        engine.expand(1, "oak", children(PROMPTS["tree0"], 2), SAMPLING)
+    long = (0,) * (CONTEXT - 5)
+    with pytest.raises(PrefixTooLong, match="context of 400"):
+        scheduler()[0].expand(1, "oak", children(long, 1), SAMPLING)
+    assert not engine.busy
+    assert engine.cache.active_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: children((), 1), "tokens: empty"),
+        (lambda: children((3, VOCAB), 1), f"token id {VOCAB}"),
+        (lambda: children((3, -1), 1), "token id -1"),
+        (lambda: [Branch(ROOT, 0, (1,), 0, 0, 1)], "limit: 0; from 1 to 12"),
+        (lambda: [Branch(ROOT, 0, (1,), 0, 13, 1)], "limit: 13; from 1 to 12"),
+    ],
+)
+def test_bad_branches_are_refused_by_name(change: Callable[[], list[Branch]], message: str) -> None:
+    """The error names the field and what is allowed."""
+    with pytest.raises(EngineError, match=message):
+        scheduler()[0].expand(1, "oak", change(), SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (Sampling(temperature=-1.0), "temperature: -1.0"),
+        (Sampling(top_p=0.0), "top_p: 0.0"),
+        (Sampling(stop=("\n", "")), "stop: an empty string"),
+    ],
+)
+def test_bad_sampling_is_refused_by_name(sampling: Sampling, message: str) -> None:
+    """The error names the field and what is allowed."""
+    with pytest.raises(EngineError, match=message):
+        scheduler()[0].expand(1, "oak", children((1, 2), 1), sampling)
+
+
+class Scripted:
+    """A sampler that draws given tokens, whatever the logits."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    def __call__(self, logits: object, *rest: object) -> tuple[list[int], list[float], list[float]]:
+        token = self.tokens.pop(0)
+        return [token], [-float(token)], [0.5 * token]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ended", "text"),
+    [
+        ((1, 2, BREAK), Finish.STEP, "bc\n\n"),
+        ((NEWLINE, 4, NEWLINE, NEWLINE), Finish.STEP, "\ne\n\n"),
+        ((LETTER_BREAK, NEWLINE), Finish.STEP, "x\n\n"),
+        ((1, LETTER_BREAK, END), Finish.END, "bx\n"),
+        ((1, 2, 3, 4, 5), Finish.LENGTH, "bcdef"),
+        ((1, 2, 3, NEWLINE, NEWLINE), Finish.STEP, "bcd\n\n"),
+        ((BREAK,), Finish.STEP, "\n\n"),
+    ],
+)
+def test_where_a_step_ends(tokens: tuple[int, ...], ended: Finish, text: str) -> None:
+    """At a stop string over any token borders, at an end token, or at the limit; stop kept."""
+    engine, _ = scheduler()
+    engine._draw = Scripted(*tokens, 0)  # type: ignore[assignment]
+    engine.expand(1, "oak", [Branch(ROOT, 0, (7, 8), 0, 5, 1)], SAMPLING)
+    (step,) = finish(engine)[1]
+    assert step.tokens == tokens
+    assert (step.finish, step.text) == (ended, text)
+    assert step.logprob == -sum(tokens) / len(tokens)
+    assert step.entropy == 0.5 * tokens[-1]
+
+
+def test_no_stop_string_means_steps_of_exactly_the_limit() -> None:
+    """With nothing to stop at, only an end token is shorter."""
+    engine, _ = scheduler()
+    branches = children(PROMPTS["tree0"], 20)
+    engine.expand(1, "oak", branches, Sampling(stop=(), max_step_tokens=12))
+    for step in finish(engine)[1]:
+        assert len(step.tokens) == 12 or step.finish is Finish.END
+        assert step.finish is not Finish.STEP
+
+
+def test_an_empty_round_is_answered() -> None:
+    """No branches, no steps."""
+    engine, _ = scheduler()
+    engine.expand(1, "oak", [], SAMPLING)
+    assert finish(engine) == {1: []}
+
+
+def test_log_probability_of_a_trajectory() -> None:
+    """The mean over all tokens drawn on the path; unknown steps raise KeyError."""
+    engine, _ = scheduler()
+    grower = Grower(engine)
+    prompt = PROMPTS["tree2"]
+    (one,) = grower.round({"oak": children(prompt, 1)})["oak"]
+    (two,) = grower.round({"oak": children((*prompt, *one.tokens), 1, parent=1)})["oak"]
+    total = one.logprob * len(one.tokens) + two.logprob * len(two.tokens)
+    expected = total / (len(one.tokens) + len(two.tokens))
+    assert engine.mean_logprob("oak", prompt, [one.tokens, two.tokens]) == pytest.approx(expected)
+    with pytest.raises(KeyError):
+        engine.mean_logprob("oak", prompt, [(1, 2, 3)])

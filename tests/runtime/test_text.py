@@ -1,0 +1,151 @@
+"""Words to ids and back: pieces of a text joined are the text, wherever it is cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoTokenizer
+
+from runtime.embedded.stops import Stops
+from runtime.profile import PROFILES
+from runtime.text import Text
+from tests.runtime.tiny_models import make_tokenizer
+
+CONFIG = {"max_position_embeddings": 128, "vocab_size": 300, "eos_token_id": 258}
+WORDS = ["▁", "▁Hi", "▁the", "re", ".", "\n", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """A byte-level BPE checkpoint."""
+    folder: Path = tmp_path_factory.mktemp("bytes")
+    make_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [261, 263]}')
+    return Text(folder)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """A checkpoint whose tokens carry their leading spaces, with bytes to fall back to."""
+    folder: Path = tmp_path_factory.mktemp("pieces")
+    bpe = models.BPE({word: i for i, word in enumerate(WORDS)}, [], byte_fallback=True)
+    backend = Tokenizer(bpe)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return Text(folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 60), max_size=4))
+def test_pieces_joined_are_the_text(byte_level: Text, text: str, cuts: list[int]) -> None:
+    """Also where a cut goes through the bytes of one character."""
+    ids = byte_level.encode(text)
+    assert byte_level.decode(ids) == text
+    edges = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
+    pieces = [byte_level.decode(ids[a:b], ids[:a], last=b == len(ids)) for a, b in pairwise(edges)]
+    assert "".join(pieces) == text
+
+
+def test_decoding_is_what_the_tokenizer_says(byte_level: Text) -> None:
+    """Special tokens are left out; bytes that are no text become replacement characters."""
+    tokenizer = AutoTokenizer.from_pretrained(byte_level.checkpoint)
+    for text in ("the = 1\n\n", "<|user|>é<|end|>", "漢字 😀"):
+        ids = byte_level.encode(text)
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+        assert byte_level.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+    half = byte_level.encode("é")[:1]
+    assert byte_level.decode(half) == "\N{REPLACEMENT CHARACTER}"
+    assert byte_level.decode(half, last=False) == ""
+
+
+def test_leading_spaces_are_kept_in_context(sentencepiece: Text) -> None:
+    """The first token of a text loses its space, the first token of a later piece keeps it."""
+    hi, the, re = (WORDS.index(word) for word in ("▁Hi", "▁the", "re"))
+    assert sentencepiece.decode([hi, the, re]) == "Hi there"
+    assert sentencepiece.decode([the, re], [hi]) == " there"
+    bytes_of_e = [WORDS.index("<0xC3>"), WORDS.index("<0xA9>")]
+    assert sentencepiece.decode(bytes_of_e[1:], [hi, bytes_of_e[0]]) == "é"
+    assert sentencepiece.pieces[the] == b" the"
+
+
+def test_what_ends_a_reply(byte_level: Text, sentencepiece: Text) -> None:
+    """Ids of the generation config, the config and the tokenizer all end a reply."""
+    end = byte_level.token("<|end|>")
+    assert byte_level.eos == {258, 261, 263, end}
+    assert sentencepiece.eos == {258}
+    assert (byte_level.context, byte_level.vocab_size) == (128, 300)
+    assert len(byte_level.pieces) == 300
+
+
+def test_chat_prompts(byte_level: Text, sentencepiece: Text) -> None:
+    """By the chat template; without one, the contents and newlines."""
+    messages = [{"role": "user", "content": "the 1"}]
+    prompt = byte_level.encode_chat(messages)
+    assert prompt == byte_level.encode("<|user|>the 1<|end|><|assistant|>")
+    assert byte_level.decode(prompt) == "the 1"
+    plain = Text(sentencepiece.checkpoint)
+    plain.__dict__["tokenizer"] = type("Plain", (), {"chat_template": None})()
+    assert plain.encode_chat([{"role": "user", "content": "Hi"}]) == plain.encode("Hi\n")
+
+
+def test_one_token_or_none(byte_level: Text) -> None:
+    """A text's own token, also a special one; None for more than one."""
+    assert byte_level.token("+") == byte_level.encode("+")[0]
+    assert byte_level.pieces[byte_level.token("ки") or 0] == "ки".encode()
+    assert byte_level.token("++") is None
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    """The error names the folder."""
+    with pytest.raises(ValueError, match=r"checkpoint: .*; a folder with a config.json"):
+        Text(tmp_path)
+
+
+@given(
+    tokens=st.lists(
+        st.sampled_from([b"\n", b"\n\n", b"a", b"a\n", b"\nb", b"St", b"ep"]), min_size=1
+    ),
+    stops=st.lists(st.sampled_from(["\n\n", "Step", "a", "\nb", "aS"]), unique=True),
+)
+def test_a_stop_is_found_with_the_token_that_completes_it(
+    tokens: list[bytes], stops: list[str]
+) -> None:
+    """Exactly where a stop string ends within the bytes that the token added."""
+    names = sorted(set(tokens))
+    finder = Stops(names, stops)
+    ids = [names.index(token) for token in tokens]
+    texts = [b"".join(tokens[:n]).decode() for n in range(len(tokens) + 1)]
+    for n in range(1, len(tokens) + 1):
+        expected = any(
+            texts[n].find(stop, max(0, len(texts[n - 1]) - len(stop) + 1)) >= 0 for stop in stops
+        )
+        assert finder.ended(ids[:n]) == expected
+
+
+def test_an_empty_stop_is_refused() -> None:
+    """It would end every step at once."""
+    with pytest.raises(ValueError, match="stop: an empty string"):
+        Stops([b"a"], ("\n", ""))
+
+
+def test_profiles_are_filed_under_their_names() -> None:
+    """And every one can end a step."""
+    assert all(name == p.name and p.delimiter for name, p in PROFILES.items())

@@ -1,0 +1,99 @@
+"""Tiny random checkpoints of every architecture that the embedded engine runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama3": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "mistral-window": (MistralConfig, MistralForCausalLM, {"sliding_window": 40}),
+}
+SPECIALS = ["<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "ки"]
+_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_checkpoint(folder: Path, name: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a random model of ``ARCHITECTURES[name]`` and its tokenizer to ``folder``.
+
+    Vocabulary: 256 bytes, a few pairs such as ``\\n\\n``, and ``SPECIALS``. ``overrides`` go to the
+    Hugging Face configuration.
+    """
+    make_config, make_model, extra = ARCHITECTURES[name]
+    tokenizer = make_tokenizer()
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|end|>"),
+        "pad_token_id": tokenizer.convert_tokens_to_ids("<|pad|>"),
+        "bos_token_id": None,
+        "initializer_range": 0.15,
+    }
+    config = make_config(**(settings | extra | overrides))
+    torch.manual_seed(seed)
+    model = make_model(config).eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "norm" in key:
+                value.uniform_(0.5, 1.5)
+            elif key.endswith("bias"):
+                value.normal_(std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of 256 bytes, a few merges and the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ċ", "Ċ"), ("Ġ", "="), ("t", "h"), ("th", "e"), ("Ġ", "the")]
+    words = alphabet + ["".join(pair) for pair in merges]
+    backend = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|end|>", pad_token="<|pad|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIALS})
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer

@@ -1,0 +1,96 @@
+"""The house keeps its shape: arrows, sizes and promises of the documents are checked like code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import search
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("server", "search", "kvpolicy", "runtime", "models", "loadtest")
+SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+MOST_FILE_LINES = 420
+MOST_FUNCTION_LINES = 60
+
+
+def test_imports_run_as_the_design_draws_them() -> None:
+    """The import contracts of pyproject.toml hold."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_arrow_the_wrong_way_is_caught(tmp_path: Path) -> None:
+    """The contracts can fail: a search module that imports torch breaks one of them."""
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        for source in (ROOT / package).rglob("*.py"):
+            copy = tmp_path / source.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(source.read_text())
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    with (tmp_path / "search" / "tree.py").open("a") as tree:
+        tree.write("\nimport torch\n")
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "search.tree" in done.stdout
+
+
+def test_packages_are_ours() -> None:
+    """The generic package names resolve into this tree, not to something installed beside it."""
+    assert Path(search.__file__ or "").parent == ROOT / "search"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_readable(source: Path) -> None:
+    """A file holds one thing and a function fits a screen."""
+    text = source.read_text()
+    assert len(text.splitlines()) <= MOST_FILE_LINES
+    long = [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
+    ]
+    assert not long
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """CONTRIBUTING.md names each dependency and constraints.txt pins it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [r for extra in project["optional-dependencies"].values() for r in extra]
+    names = {re.split(r"[=<>\[]", r)[0].lower() for r in project["dependencies"] + extras}
+    reasons = (ROOT / "CONTRIBUTING.md").read_text().lower()
+    pins = (ROOT / "constraints.txt").read_text().lower().replace("_", "-")
+    assert [n for n in sorted(names) if f"`{n}`" not in reasons] == []
+    assert [n for n in sorted(names) if f"\n{n}==" not in f"\n{pins}"] == []
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    """The table of promises in CONTRIBUTING.md points to tests that are there."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) >= 10
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).exists()
+        or not re.search(rf"(def|class) {name}\b|^{name} = ", (ROOT / path).read_text(), re.M)
+    ]
+    assert missing == []
+
+
+def test_version_stands_in_one_place_and_in_the_changelog() -> None:
+    """The changelog's newest entry is the version of pyproject.toml."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] == version

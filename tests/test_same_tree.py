@@ -1,0 +1,148 @@
+"""Same seed, same tree: whatever the engine does about time and memory, the digests are equal.
+
+One reference run with everything that could matter switched off, then each change alone and all of
+them together, on the bundled models and in real engine processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+import pytest
+
+from models.tasks import TASKS
+from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.text import Text
+from search.controller import Problem, search
+from search.outcome import Outcome
+from search.spec import SearchSpec
+
+SPRIG = "models/sprig"
+OFF = EngineOptions(
+    policy=f"{SPRIG}/policy",
+    prm=f"{SPRIG}/prm",
+    reward_format="math-shepherd",
+    kv_tokens=20_000,
+    prm_kv_tokens=20_000,
+    batch_limit=1,
+    threads=1,
+    exact=True,
+    strict=True,
+)
+SPECS = (
+    SearchSpec(policy="rebase", width=6, seed=1),
+    SearchSpec(policy="beam", width=4, seed=2, temperature=0.8, top_p=0.95),
+    SearchSpec(policy="best_of_n", width=2, seed=3),
+    SearchSpec(policy="self_consistency", width=2, seed=4),
+)
+QUESTIONS = tuple(task.questions("dev", 2, seed=5)[1] for task in TASKS.values())
+CASES = tuple(zip(QUESTIONS, SPECS, strict=True))
+TEXT = Text(f"{SPRIG}/policy")
+
+
+async def grow(engine: EmbeddedEngine, question: str, spec: SearchSpec, name: str) -> Outcome:
+    """One search on the engine."""
+    prompt = tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
+    return await search(
+        Problem(prompt=prompt, question=question),
+        spec,
+        engine,
+        tree_id=name,
+        answer_of=lambda reply: reply.strip().splitlines()[-1] if reply.strip() else None,
+        clock=time.monotonic,
+        context_tokens=engine.capabilities.context_tokens,
+    )
+
+
+async def digests(engine: EmbeddedEngine) -> list[str]:
+    """The four cases one after the other."""
+    return [(await grow(engine, q, s, f"case{i}")).digest for i, (q, s) in enumerate(CASES)]
+
+
+async def one_by_one(options: EngineOptions) -> list[str]:
+    """A fresh engine, each case alone."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        return await digests(engine)
+    finally:
+        await engine.close()
+
+
+async def among_others(options: EngineOptions) -> list[str]:
+    """The four cases at once, each of them beside seven other searches."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        others = [
+            grow(engine, q, s.model_copy(update={"seed": 100 + i}), f"other{i}")
+            for i, (q, s) in enumerate(CASES + CASES[:3])
+        ]
+        cases = [grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(CASES)]
+        outcomes = await asyncio.gather(*others, *cases)
+        return [outcome.digest for outcome in outcomes[-len(CASES) :]]
+    finally:
+        await engine.close()
+
+
+async def warm(options: EngineOptions) -> list[str]:
+    """The second pass over one engine: every prompt is cached."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        await digests(engine)
+        return await digests(engine)
+    finally:
+        await engine.close()
+
+
+async def restarted(options: EngineOptions) -> list[str]:
+    """The engine's process is replaced between the cases."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        found = []
+        for i, (question, spec) in enumerate(CASES):
+            found.append((await grow(engine, question, spec, f"case{i}")).digest)
+            await engine.restart()
+        return found
+    finally:
+        await engine.close()
+
+
+CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[str]]], dict]] = {
+    "batch limit 64": (one_by_one, {"batch_limit": 64}),
+    "two threads": (one_by_one, {"threads": 2, "batch_limit": 64}),
+    "beside seven others": (among_others, {"batch_limit": 64}),
+    "warm cache": (warm, {}),
+    "engine restarted": (restarted, {}),
+    "small pools that evict": (among_others, {"kv_tokens": 1_200, "prm_kv_tokens": 1_200}),
+    "everything": (among_others, {"batch_limit": 64, "threads": 2, "kv_tokens": 1_500}),
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[str]:
+    """Digests with one branch at a time, one thread, a cold cache and room for all."""
+    return asyncio.run(one_by_one(OFF))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
+    """Everything off, then each change and all of them: equal digests."""
+    run, options = CHANGES[change]
+    assert asyncio.run(run(replace(OFF, **options))) == reference
+
+
+def test_another_seed_is_another_tree(reference: list[str]) -> None:
+    """The digests can differ: the comparison above is not between constants."""
+
+    async def other() -> str:
+        engine = await EmbeddedEngine.start(OFF)
+        try:
+            question, spec = CASES[0]
+            changed = spec.model_copy(update={"seed": 99})
+            return (await grow(engine, question, changed, "case0")).digest
+        finally:
+            await engine.close()
+
+    assert asyncio.run(other()) != reference[0]

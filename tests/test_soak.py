@@ -1,0 +1,81 @@
+"""Nothing stays behind: after many searches, half of them aborted, only prompts are cached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from models.tasks import TASKS
+from runtime.embedded.engine import EmbeddedEngine
+from search.controller import Problem, search
+from search.events import Event
+from search.spec import SearchSpec
+from tests.test_same_tree import OFF, TEXT
+
+SEARCHES = 200
+AT_ONCE = 8
+
+
+async def one(engine: EmbeddedEngine, number: int, question: str, stop_after: int | None) -> None:
+    """Run a search, or cancel it after so many events."""
+    seen = 0
+    enough = asyncio.Event()
+
+    def listen(_: Event) -> None:
+        nonlocal seen
+        seen += 1
+        if stop_after is not None and seen >= stop_after:
+            enough.set()
+
+    prompt = tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
+    policy = ("rebase", "beam", "best_of_n", "self_consistency")[number % 4]
+    task = asyncio.create_task(
+        search(
+            Problem(prompt=prompt, question=question),
+            SearchSpec(policy=policy, width=4, seed=number),
+            engine,
+            tree_id=f"search{number}",
+            answer_of=lambda reply: reply or None,
+            clock=time.monotonic,
+            listen=listen,
+            context_tokens=engine.capabilities.context_tokens,
+        )
+    )
+    if stop_after is not None:
+        waiter = asyncio.create_task(enough.wait())
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=stop_after is not None)
+
+
+@pytest.mark.slow
+async def test_two_hundred_searches_leave_nothing_held() -> None:
+    """Half are aborted midway; afterwards no KV is held but evictable prompts, and books balance.
+
+    The engine checks its books whenever it is idle and dies in strict mode where they are wrong.
+    """
+    draw = random.Random(0)
+    questions = [q for task in TASKS.values() for q in task.questions("dev", 10, seed=1)]
+    engine = await EmbeddedEngine.start(OFF)
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def guarded(number: int) -> None:
+        stop_after = draw.randrange(1, 12) if number % 2 else None
+        async with room:
+            await one(engine, number, draw.choice(questions), stop_after)
+
+    try:
+        await asyncio.gather(*(guarded(number) for number in range(SEARCHES)))
+        usage = await engine.usage()
+        await engine.health()
+    finally:
+        await engine.close()
+    prompts = {tuple(TEXT.encode_chat([{"role": "user", "content": q}])) for q in questions}
+    assert usage.running == usage.waiting == 0
+    assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
+    assert 0 < usage.kv_tokens_cached <= sum(len(p) for p in prompts)
+    assert usage.prm_kv_tokens_cached <= sum(len(p) for p in prompts)
