@@ -20,10 +20,16 @@ MOST_FILE_LINES = 420
 MOST_FUNCTION_LINES = 60
 
 
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Check the import contracts of a tree."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    command = [linter, "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_imports_run_as_the_design_draws_them() -> None:
     """The import contracts of pyproject.toml hold."""
-    linter = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    done = lint(ROOT)
     assert done.returncode == 0, done.stdout
 
 
@@ -38,8 +44,7 @@ def test_an_arrow_the_wrong_way_is_caught(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     with (tmp_path / "search" / "tree.py").open("a") as tree:
         tree.write("\nimport torch\n")
-    linter = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([linter, "--no-cache"], cwd=tmp_path, capture_output=True, text=True)
+    done = lint(tmp_path)
     assert done.returncode == 1
     assert "search.tree" in done.stdout
 

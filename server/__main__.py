@@ -1,0 +1,5 @@
+"""``python -m server`` is the command ``hedgerow``."""
+
+from server.cli import main
+
+main()

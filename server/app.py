@@ -1,0 +1,74 @@
+"""The ASGI app: routes, errors and the edge around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from search.engine import Engine
+from server import errors
+from server.chat import chat_routes
+from server.edge import Edge
+from server.forest import Forest
+from server.metrics import Metrics
+from server.ops import ops_routes
+from server.search_routes import search_routes
+from server.search_store import SearchStore
+from server.service import ChatText, Service, own_version
+from server.settings import Settings
+from server.tree_log import TreeLog
+from server.wire import IgnoredFields
+
+
+def create_service(
+    settings: Settings,
+    engine: Engine,
+    text: ChatText,
+    delimiter: str = "\n\n",
+    trees: TreeLog | None = None,
+) -> Service:
+    """A server's parts over a running engine, which stays its caller's to close."""
+    ignored = IgnoredFields()
+    metrics = Metrics(ignored)
+    return Service(
+        settings=settings,
+        forest=Forest(engine, metrics),
+        text=text,
+        metrics=metrics,
+        ignored=ignored,
+        store=SearchStore(settings, time.monotonic),
+        trees=trees or TreeLog(None),
+        delimiter=delimiter,
+    )
+
+
+async def _nothing() -> None:
+    return None
+
+
+def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothing) -> FastAPI:
+    """The app over a service; at shutdown it cancels what is under way, then awaits ``at_end``."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.forest.close()
+        await at_end()
+
+    app = FastAPI(
+        title="Hedgerow",
+        version=own_version(),
+        description="An OpenAI-compatible server for test-time search",
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    settings = service.settings
+    errors.install(app, settings.retry_after_seconds)
+    app.add_middleware(Edge, metrics=service.metrics, max_body_bytes=settings.max_body_bytes)
+    for routes in (chat_routes, search_routes, ops_routes):
+        app.include_router(routes(service))
+    app.state.service = service
+    return app

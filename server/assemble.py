@@ -1,0 +1,148 @@
+"""The one place that puts the parts together: models, engine, text, app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from runtime.embedded.config import ModelConfig
+from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.profile import PROFILES
+from runtime.text import Text
+from search.engine import Engine
+from server.app import create_app, create_service
+from server.keeper import Restartable, keep_up
+from server.service import ChatText, Service, own_version
+from server.settings import Settings, SettingsError
+from server.shared_draws import Flops, free
+from server.tree_log import TreeLog
+
+log = logging.getLogger("hedgerow")
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A running engine and what belongs to its models.
+
+    ``flops``: what forward passes of the policy and of the reward model cost. ``restartable``: the
+    engine's process, where it has one.
+    """
+
+    engine: Engine
+    text: ChatText
+    delimiter: str
+    flops: tuple[Flops, Flops] = (free, free)
+    restartable: Restartable | None = None
+
+    def service(self, settings: Settings, trees: TreeLog | None = None) -> Service:
+        """A service over these parts."""
+        return create_service(settings, self.engine, self.text, self.delimiter, trees)
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Parts]:
+    """Start the engine that the settings ask for, and stop it afterwards.
+
+    Raises SettingsError naming the key for a checkpoint, format or profile that cannot be used.
+    """
+    if settings.profile not in PROFILES:
+        known = ", ".join(PROFILES)
+        raise SettingsError(f"HEDGEROW_PROFILE = {settings.profile!r}: known are {known}")
+    for name in ("policy_model", "reward_model"):
+        path = getattr(settings, name)
+        if path is not None and not (path / "config.json").is_file():
+            key = f"HEDGEROW_{name.upper()}"
+            raise SettingsError(f"{key} = '{path}': must be a folder with a config.json")
+    try:
+        text = Text(settings.policy_model)
+        await asyncio.to_thread(lambda: text.tokenizer)
+        flops = model_flops(settings)
+        engine = await EmbeddedEngine.start(engine_options(settings))
+    except (ValueError, OSError) as error:
+        raise SettingsError(str(error)) from error
+    try:
+        yield Parts(engine, text, PROFILES[settings.profile].delimiter, flops, engine)
+    finally:
+        await engine.close()
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The embedded engine's options."""
+    return EngineOptions(
+        policy=str(settings.policy_model),
+        prm=str(settings.reward_model) if settings.reward_model else None,
+        reward_format=settings.reward_format if settings.reward_model else "none",
+        kv_tokens=settings.kv_tokens,
+        prm_kv_tokens=settings.prm_kv_tokens,
+        batch_limit=settings.batch_limit,
+        threads=settings.threads,
+        exact=settings.exact,
+        version=own_version(),
+    )
+
+
+def model_flops(settings: Settings) -> tuple[Flops, Flops]:
+    """What forward passes of the policy and the reward model cost."""
+    policy = ModelConfig.from_checkpoint(settings.policy_model).flops
+    if settings.reward_model is None:
+        return policy, free
+    return policy, ModelConfig.from_checkpoint(settings.reward_model).flops
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises SettingsError if the address cannot be had.
+
+    It is TCP by name: asyncio turns Nagle's algorithm off (40 ms a response) for such ones only.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, proto, _, address = found[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+async def serve(settings: Settings, trees: TreeLog) -> None:
+    """Serve until a signal; running requests then have ``drain_seconds`` to finish.
+
+    The app itself closes the engine: uvicorn raises the signal again as soon as it is done.
+    """
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    config = uvicorn.Config(
+        "",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=settings.drain_seconds,
+    )
+    listener = listen(settings.host, settings.port)
+    async with running(settings) as parts:
+        service = parts.service(settings, trees)
+        keeper = asyncio.create_task(_keep(parts, service))
+
+        async def end() -> None:
+            keeper.cancel()
+            await parts.engine.close()
+
+        config.app = create_app(service, end)
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+
+async def _keep(parts: Parts, service: Service) -> None:
+    if parts.restartable is not None:
+        seconds = service.settings.keeper_seconds
+        await keep_up(parts.restartable, seconds, service.metrics.engine_restarts)

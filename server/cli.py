@@ -1,0 +1,275 @@
+"""The command ``hedgerow``: results on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from search.spec import PolicyName, SearchSpec
+from server.settings import Settings, SettingsError, load_settings
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Test-time search behind OpenAI's API: trees of reasoning steps, scored and voted.",
+)
+
+FAILED = 1
+WRONG_USE = 2
+INTERRUPTED = 130
+
+
+class Switch(StrEnum):
+    """A switch on the command line."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class EngineName(StrEnum):
+    """The engines there are."""
+
+    EMBEDDED = "embedded"
+
+
+class Split(StrEnum):
+    """The splits of a task."""
+
+    TRAIN = "train"
+    DEV = "dev"
+    TEST = "test"
+
+
+Engine = Annotated[EngineName | None, typer.Option(help="Engine to run on.")]
+KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
+BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
+Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
+Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
+Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
+Policy = Annotated[str, typer.Option(help=f"Search policy: {', '.join(get_args(PolicyName))}.")]
+Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from server.service import own_version
+
+        print(own_version())
+        raise typer.Exit
+
+
+@app.callback()
+def hedgerow(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hedgerow."""
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    engine: Engine = None,
+    kv_tokens: KvTokens = None,
+    batch_limit: BatchLimit = None,
+    exact: Exact = None,
+    trees: Trees = None,
+) -> None:
+    """Serve OpenAI's API and /v1/search."""
+    from server.assemble import serve as run
+    from server.tree_log import TreeLog
+
+    settings = _settings(engine, kv_tokens, batch_limit, exact, host=host, port=port)
+    with _tree_log(trees, TreeLog) as log:
+        _run(run(settings, log))
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What to answer.")],
+    policy: Policy = "rebase",
+    width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
+    seed: Seed = None,
+    engine: Engine = None,
+    kv_tokens: KvTokens = None,
+    batch_limit: BatchLimit = None,
+    exact: Exact = None,
+    trees: Trees = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Answer one question, growing its tree in the terminal."""
+    from server.solve import solve as run
+    from server.tree_log import TreeLog
+
+    spec = _spec(policy, width, seed)
+    settings = _settings(engine, kv_tokens, batch_limit, exact)
+    console = Console(stderr=as_json)
+    with _tree_log(trees, TreeLog) as log:
+        document = _run(run(question, spec, settings, console, log, url))
+    if as_json:
+        print(json.dumps(document))
+
+
+@app.command(name="eval")
+def evaluate(
+    task: Annotated[str, typer.Option(help="Task, such as game24.")],
+    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.TEST,
+    limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
+    policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
+    width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
+    seed: Annotated[int, typer.Option(help="Seed of questions and searches.")] = 0,
+    engine: Engine = None,
+    kv_tokens: KvTokens = None,
+    batch_limit: BatchLimit = None,
+    exact: Exact = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Questions under way at once.")] = 8,
+    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
+    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against width.")] = None,
+    trees: Trees = None,
+    as_json: Json = False,
+) -> None:
+    """Measure policies and widths on a task: accuracy, and what it costs."""
+    from models.tasks import TASKS
+    from server.eval_run import run_evaluation
+    from server.evaluate import Evaluation
+    from server.tree_log import TreeLog
+
+    if plot is not None:
+        _check_plot(plot)
+    if task not in TASKS:
+        _fail(f"--task {task}: known are {', '.join(TASKS)}", WRONG_USE)
+    specs = [_spec(p, _number(w), seed) for p in _parts(policy) for w in _parts(width)]
+    settings = _settings(engine, kv_tokens, batch_limit, exact)
+    questions = TASKS[task].questions(split.value, limit, seed)
+    wanted = Evaluation(
+        TASKS[task], questions, seed, specs, at_once=at_once, share=share is Switch.ON
+    )
+    with _tree_log(trees, TreeLog) as log:
+        rows = _run(run_evaluation(wanted, settings, log, as_json))
+    if plot is not None:
+        from server.plot import plot as draw
+
+        draw(rows, plot)
+    if as_json:
+        print(json.dumps({"rows": rows}))
+
+
+@app.command()
+def replay(
+    response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
+    engine: Engine = None,
+    kv_tokens: KvTokens = None,
+    batch_limit: BatchLimit = None,
+    exact: Exact = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Grow recorded trees again; exit 1 if any of them differs."""
+    from server.replay import RecordError, read_records
+    from server.solve import replay_all
+
+    try:
+        records = read_records(response)
+    except RecordError as error:
+        _fail(str(error), WRONG_USE)
+    settings = _settings(engine, kv_tokens, batch_limit, exact)
+    console = Console(stderr=as_json)
+    found = _run(replay_all(records, settings, console, url))
+    if as_json:
+        print(json.dumps({"rows": found}))
+    if not all(row["same"] for row in found):
+        raise typer.Exit(FAILED)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _settings(
+    engine: EngineName | None,
+    kv_tokens: int | None,
+    batch_limit: int | None,
+    exact: Switch | None,
+    **more: Any,
+) -> Settings:
+    try:
+        return load_settings(
+            engine=None if engine is None else engine.value,
+            kv_tokens=kv_tokens,
+            batch_limit=batch_limit,
+            exact=None if exact is None else exact is Switch.ON,
+            **more,
+        )
+    except SettingsError as error:
+        _fail(str(error), WRONG_USE)
+
+
+def _spec(policy: str, width: int, seed: int | None) -> SearchSpec:
+    try:
+        return SearchSpec.model_validate({"policy": policy, "width": width, "seed": seed})
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = first["msg"].replace("Input should be", "must be")
+        _fail(f"--{first['loc'][0]} {first['input']}: {said}", WRONG_USE)
+
+
+def _tree_log(path: Path | None, kind: Any) -> Any:
+    try:
+        return kind(path)
+    except OSError as error:
+        _fail(f"--trees {path}: {error.strerror}", WRONG_USE)
+
+
+def _check_plot(path: Path) -> None:
+    """Before hours of work, not after."""
+    from server.plot import check_path
+
+    try:
+        check_path(path)
+    except ValueError as error:
+        _fail(f"--plot {error}", WRONG_USE)
+
+
+def _parts(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        _fail(f"--width {text}: must be whole numbers, separated by commas", WRONG_USE)
+    return int(text)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; errors that were foreseen become one line."""
+    from search.engine import EngineError
+    from server.grower import GrowError
+
+    try:
+        return asyncio.run(work)
+    except (SettingsError, EngineError, GrowError) as error:
+        _fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"hedgerow: {message}", err=True)
+    raise typer.Exit(code)

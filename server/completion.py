@@ -1,0 +1,104 @@
+"""A plain completion: one chain drawn in pieces, so that a stream shows what is already certain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from search.engine import Branch, Engine, PrefixTooLong, Sampling
+from search.seed import node_seed
+from search.tree import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What is wanted: ``prompt`` ids, at most ``limit`` tokens drawn ``piece`` at a time.
+
+    ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole.
+    """
+
+    prompt: tuple[int, ...]
+    limit: int
+    piece: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlainReply:
+    """The reply's text, how many tokens were drawn for it, and why it ended."""
+
+    text: str
+    tokens: int
+    finish_reason: Literal["stop", "length"]
+
+
+async def complete(
+    wanted: Completion, engine: Engine, tree_id: str, on_text: Callable[[str], None]
+) -> PlainReply:
+    """Draw the reply, calling ``on_text`` with each part of it that can no longer change.
+
+    Noise goes by absolute position under one seed, so the size of the pieces changes nothing.
+    Raises EngineError. Whatever happens, the engine lets go of the tree.
+    """
+    until = time.monotonic() + wanted.seconds
+    limit = min(wanted.limit, engine.capabilities.context_tokens - len(wanted.prompt))
+    if limit < 1:
+        raise PrefixTooLong(f"{len(wanted.prompt)} prompt tokens leave no room for a reply")
+    released = False
+    try:
+        reply = await _chain(wanted, limit, until, engine, tree_id, on_text)
+        released = True
+        await engine.release(tree_id)
+        return reply
+    finally:
+        if not released:
+            await engine.abort(tree_id)
+
+
+async def _chain(
+    wanted: Completion,
+    limit: int,
+    until: float,
+    engine: Engine,
+    tree_id: str,
+    on_text: Callable[[str], None],
+) -> PlainReply:
+    seed = node_seed(wanted.seed, "step", (0,))
+    sampling = Sampling(wanted.temperature, wanted.top_p, wanted.stop, wanted.piece)
+    tokens, text, sent, node = wanted.prompt, "", 0, 0
+    while True:
+        left = limit - (len(tokens) - len(wanted.prompt))
+        branch = Branch(node, 0, tokens, seed, min(wanted.piece, left), node + 1)
+        (step,) = await engine.expand(tree_id, [branch], sampling)
+        tokens, text, node = tokens + step.tokens, text + step.text, node + 1
+        drawn = len(tokens) - len(wanted.prompt)
+        end = first_stop(text, wanted.stop)
+        if end is not None or step.finish is Finish.END:
+            on_text(text[sent:end])
+            return PlainReply(text[:end], drawn, "stop")
+        if drawn >= limit or time.monotonic() >= until:
+            on_text(text[sent:])
+            return PlainReply(text, drawn, "length")
+        certain = max(sent, len(text) - held_back(text, wanted.stop))
+        on_text(text[sent:certain])
+        sent = certain
+
+
+def first_stop(text: str, stop: tuple[str, ...]) -> int | None:
+    """Where the first stop string begins, None if there is none."""
+    found = [at for at in (text.find(string) for string in stop) if at >= 0]
+    return min(found, default=None)
+
+
+def held_back(text: str, stop: tuple[str, ...]) -> int:
+    """How many last characters may still turn out to be the beginning of a stop string."""
+    return max(
+        (n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])),
+        default=0,
+    )

@@ -1,0 +1,90 @@
+"""The outermost layer, pure ASGI: request ids, bounded bodies, timing, and streams cut short."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, ClientLeft, StreamAborted, internal_error
+from server.metrics import Metrics
+
+log = logging.getLogger("hedgerow.access")
+
+GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+LEFT = 499
+"""What is logged and counted, and seen by nobody, when a client leaves before its answer."""
+
+
+class Edge:
+    """Wraps the app. A client's ``x-request-id`` is echoed if it is short and printable."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        name = given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        began = time.monotonic()
+        status = LEFT
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        with self._metrics.requests_in_flight.track_inprogress():
+            try:
+                await self._bounded(scope, receive, send_named)
+            except ClientLeft:
+                self._metrics.disconnects.inc()
+            except StreamAborted as aborted:
+                log.error("%s: the stream failed", name, exc_info=aborted.__cause__)
+            except Exception:  # the HTTP boundary: logged here, its text goes no further
+                log.exception("%s: failed", name)
+                if status == LEFT:
+                    failed = internal_error()
+                    answer = JSONResponse(failed.body(), failed.status_code)
+                    await answer(scope, receive, send_named)
+            finally:
+                seconds = time.monotonic() - began
+                self._metrics.request_seconds.labels(_route(scope), status).observe(seconds)
+                log.info("%s %s %s %.3f s", name, _route(scope), status, seconds)
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        too_large = ApiError(
+            413, "request_too_large", f"the body may have at most {self._max_body_bytes} bytes"
+        )
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_body_bytes:
+            await JSONResponse(too_large.body(), 413)(scope, receive, send)
+            return
+        seen = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max_body_bytes:
+                raise too_large
+            return message
+
+        await self._app(scope, receive_bounded, send)
+
+
+def _route(scope: Scope) -> str:
+    """The route's template: a closed set, unlike paths."""
+    route = scope.get("route")
+    return getattr(route, "path", None) or "other"

@@ -1,0 +1,94 @@
+"""The terminal side of ``hedgerow eval``: an engine of its own, a progress bar, a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from search.tree_json import to_json
+from server.assemble import running
+from server.evaluate import Evaluation, Trial, evaluate
+from server.settings import Settings
+from server.tree_log import TreeLog
+
+COLUMNS = ("policy", "width", "accuracy", "95 %", "pass@n", "kv total", "tokens", "seconds")
+
+
+async def run_evaluation(
+    wanted: Evaluation, settings: Settings, trees: TreeLog, as_json: bool
+) -> list[dict[str, Any]]:
+    """Run it on an engine started for it; print a table unless stdout is for JSON."""
+    console = Console(stderr=True)
+    if wanted.share and settings.reward_model is None:
+        wanted = replace(wanted, share=False)
+        console.print("drawing nothing once for several searches: rewards come with the draws")
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        bar = progress.add_task(wanted.task.name, total=len(wanted.questions) * len(wanted.specs))
+
+        def done(trial: Trial) -> None:
+            progress.advance(bar)
+            if trees.wanted:
+                trees.write(tree_line(wanted, trial))
+
+        async with running(settings) as parts:
+            rows = await evaluate(
+                replace(wanted, delimiter=parts.delimiter),
+                parts.engine,
+                parts.text,
+                flops=parts.flops,
+                done=done,
+            )
+    if not as_json:
+        Console().print(_table(wanted, rows))
+    return rows
+
+
+def tree_line(wanted: Evaluation, trial: Trial) -> dict[str, Any]:
+    """One line of ``--trees``; ``hedgerow replay`` reads it."""
+    outcome = trial.outcome
+    return {
+        "task": wanted.task.name,
+        "question": trial.question,
+        "correct": trial.correct,
+        "answer": outcome.answer,
+        "stop_reason": outcome.stop_reason.value,
+        "spec": outcome.spec.model_dump(),
+        "messages": [{"role": "user", "content": trial.question}],
+        "tree_digest": outcome.digest,
+        "tree": to_json(outcome.tree),
+    }
+
+
+def _table(wanted: Evaluation, rows: list[dict[str, Any]]) -> Table:
+    table = Table(*COLUMNS, title=f"{wanted.task.name}, {rows[0]['n']} questions")
+    for row in rows:
+        low, high = row["accuracy_ci95"]
+        table.add_row(
+            row["policy"],
+            str(row["width"]),
+            f"{row['accuracy']:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            f"{row['pass_at_n']:.1%}",
+            f"{row['kv_tokens_total']:,}",
+            f"{row['generated_tokens']:,}",
+            f"{row['seconds']:.1f}",
+        )
+    return table

@@ -1,0 +1,101 @@
+"""The trees under way: every search and plain completion of a server passes through here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from search.controller import Problem, search
+from search.engine import Engine
+from search.events import Event
+from search.outcome import Outcome
+from search.spec import SearchSpec
+from server.answers import answer_of
+from server.completion import Completion, PlainReply, complete
+from server.metrics import Metrics
+from server.room import context_for
+
+T = TypeVar("T")
+
+PLAIN = "plain"
+
+
+class Forest:
+    """Runs trees on one engine, counts them, and knows which are under way."""
+
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self.engine = engine
+        self.metrics = metrics
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` as a task that is kept until it ends; cancelling it frees its tree."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    @property
+    def under_way(self) -> int:
+        """How many trees are being grown."""
+        return len(self._running)
+
+    async def search(
+        self,
+        tree_id: str,
+        problem: Problem,
+        spec: SearchSpec,
+        *,
+        seconds: float,
+        listen: Callable[[Event], None] | None = None,
+    ) -> Outcome:
+        """Grow one tree for at most ``seconds`` (or the spec's own deadline, if that is sooner)."""
+        if spec.deadline_ms is not None:
+            seconds = min(seconds, spec.deadline_ms / 1000)
+        with self.metrics.in_flight.labels(spec.policy).track_inprogress():
+            try:
+                outcome = await search(
+                    problem,
+                    spec,
+                    self.engine,
+                    tree_id=tree_id,
+                    answer_of=answer_of(problem.question),
+                    clock=time.monotonic,
+                    deadline=time.monotonic() + seconds,
+                    listen=listen,
+                    context_tokens=context_for(spec, self.engine.capabilities),
+                )
+            except asyncio.CancelledError:
+                self.metrics.searches.labels(spec.policy, "cancelled").inc()
+                raise
+            except Exception:
+                self.metrics.searches.labels(spec.policy, "error").inc()
+                raise
+        self.metrics.searched(outcome)
+        return outcome
+
+    async def complete(
+        self, tree_id: str, wanted: Completion, on_text: Callable[[str], None] | None = None
+    ) -> PlainReply:
+        """One plain completion."""
+        with self.metrics.in_flight.labels(PLAIN).track_inprogress():
+            try:
+                reply = await complete(wanted, self.engine, tree_id, on_text or (lambda _: None))
+            except asyncio.CancelledError:
+                self.metrics.searches.labels(PLAIN, "cancelled").inc()
+                raise
+            except Exception:
+                self.metrics.searches.labels(PLAIN, "error").inc()
+                raise
+        self.metrics.searches.labels(PLAIN, reply.finish_reason).inc()
+        self.metrics.generated.inc(reply.tokens)
+        self.metrics.kept.inc(reply.tokens)
+        return reply
+
+    async def close(self) -> None:
+        """Cancel what is under way and wait until it has let go of its trees."""
+        for task in tuple(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

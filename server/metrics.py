@@ -1,0 +1,135 @@
+"""What an operator watches: Prometheus series, all prefixed ``hedgerow_``, in base units.
+
+Labels come from closed sets only: policies, stop reasons, routes, models by their part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from search.engine import Usage
+from search.outcome import Outcome
+from server.wire import IgnoredFields
+
+SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
+NODES = (1, 4, 16, 64, 256, 1024, 4096)
+
+ENGINE_COUNTERS = {
+    "decoded_tokens": "Tokens the policy model decoded.",
+    "prefilled_tokens": "Tokens the policy model prefilled, prompts and evicted prefixes alike.",
+    "cached_tokens": "Prefix tokens that were found in the KV cache.",
+    "prm_tokens": "Tokens the reward model read.",
+    "evicted_tokens": "Tokens whose KV was dropped under pressure.",
+}
+
+
+class Metrics:
+    """The series of one server, in a registry of its own."""
+
+    def __init__(self, ignored: IgnoredFields) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = EngineSeries(ignored)
+        self.registry.register(self.engine)
+        self.searches = self._count("searches", "Searches that ended.", "policy", "stop_reason")
+        self.in_flight = self._gauge("searches_in_flight", "Searches under way.", "policy")
+        self.generated = self._count("generated_tokens", "Tokens of committed trees.")
+        self.kept = self._count("kept_tokens", "Those on the paths of finished trajectories.")
+        self.pruned = self._count("pruned_tokens", "Those on no finished trajectory's path.")
+        self.policy_seconds = self._count("policy_seconds", "Time spent on planning.", "policy")
+        self.search_seconds = self._spread(
+            "search_seconds", "Duration of searches.", SECONDS, "policy"
+        )
+        self.search_nodes = self._spread("search_nodes", "Steps of a tree.", NODES, "policy")
+        self.goodput = self._spread(
+            "precise_goodput_tokens_per_second",
+            "Mean tokens of a search's finished trajectories over their mean completion time.",
+            GOODPUT,
+        )
+        self.request_seconds = self._spread(
+            "request_seconds", "Duration of requests, streams included.", SECONDS, "route", "status"
+        )
+        self.requests_in_flight = self._gauge("requests_in_flight", "Requests being answered.")
+        self.disconnects = self._count("disconnects", "Clients that left before their answer.")
+        self.engine_restarts = self._count("engine_restarts", "Times a dead engine was restarted.")
+
+    def searched(self, outcome: Outcome) -> None:
+        """Count a search that ended."""
+        policy, stats = outcome.spec.policy, outcome.stats
+        kept = _finished_tokens(outcome)
+        self.searches.labels(policy, outcome.stop_reason.value).inc()
+        self.generated.inc(stats.generated_tokens)
+        self.kept.inc(kept)
+        self.pruned.inc(stats.generated_tokens - kept)
+        self.policy_seconds.labels(policy).inc(stats.policy_seconds)
+        self.search_seconds.labels(policy).observe(stats.seconds)
+        self.search_nodes.labels(policy).observe(stats.nodes)
+        if stats.precise_goodput:
+            self.goodput.observe(stats.precise_goodput)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+    def _count(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"hedgerow_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"hedgerow_{name}", what, labels, registry=self.registry)
+
+    def _spread(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"hedgerow_{name}", what, labels, buckets=buckets, registry=self.registry)
+
+
+class EngineSeries(Collector):
+    """Series read off the engine's last report. ``usage`` None: none yet; ``up``: it answered."""
+
+    def __init__(self, ignored: IgnoredFields) -> None:
+        self.usage: Usage | None = None
+        self.up = False
+        self._ignored = ignored
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at every scrape."""
+        up = GaugeMetricFamily("hedgerow_engine_up", "1 when the engine answered this scrape.")
+        up.add_metric([], float(self.up))
+        yield up
+        yield CounterMetricFamily(
+            "hedgerow_ignored_fields", "Unknown request fields ignored.", value=self._ignored.total
+        )
+        if self.usage is not None:
+            yield from _kv(self.usage)
+            for name, what in ENGINE_COUNTERS.items():
+                total = getattr(self.usage, f"{name}_total")
+                yield CounterMetricFamily(f"hedgerow_{name}", what, value=total)
+
+
+def _kv(usage: Usage) -> Iterable[Metric]:
+    held = GaugeMetricFamily("hedgerow_kv_tokens", "KV held, in tokens.", labels=["model", "state"])
+    held.add_metric(["policy", "active"], usage.kv_tokens_active)
+    held.add_metric(["policy", "cached"], usage.kv_tokens_cached)
+    held.add_metric(["reward", "active"], usage.prm_kv_tokens_active)
+    held.add_metric(["reward", "cached"], usage.prm_kv_tokens_cached)
+    yield held
+    capacity = GaugeMetricFamily(
+        "hedgerow_kv_capacity_tokens", "Room for KV, in tokens.", labels=["model"]
+    )
+    capacity.add_metric(["policy"], usage.kv_tokens_capacity)
+    capacity.add_metric(["reward"], usage.prm_kv_tokens_capacity)
+    yield capacity
+    yield GaugeMetricFamily(
+        "hedgerow_kv_peak_tokens", "Most KV of the policy model held.", value=usage.kv_tokens_peak
+    )
+    branches = GaugeMetricFamily("hedgerow_branches", "Branches in the engine.", labels=["state"])
+    branches.add_metric(["running"], usage.running)
+    branches.add_metric(["waiting"], usage.waiting)
+    yield branches
+
+
+def _finished_tokens(outcome: Outcome) -> int:
+    kept = {step.id for node in outcome.tree.finished() for step in outcome.tree.chain(node.id)}
+    return sum(len(outcome.tree[node_id].tokens) for node_id in kept)

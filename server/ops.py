@@ -1,0 +1,62 @@
+"""Routes for operators and for clients that look before they ask: models, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from search.engine import EngineDown, EngineError
+from server.ask import model_names, resolve_model
+from server.service import Service
+
+OWNER = "hedgerow"
+EPOCH = 1_767_225_600
+"""``created`` of the models: some clients need a time, and it must not change between starts."""
+
+
+def ops_routes(service: Service) -> APIRouter:
+    """The routes, bound to a service."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        listed = [_model(name) for name in model_names(service.settings)]
+        return JSONResponse({"object": "list", "data": listed})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        resolve_model(name, service.settings)
+        return JSONResponse(_model(name))
+
+    @router.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        try:
+            async with asyncio.timeout(service.settings.ready_seconds):
+                await service.forest.engine.health()
+        except TimeoutError:
+            raise EngineDown("the engine does not answer") from None
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        series = service.metrics.engine
+        try:
+            async with asyncio.timeout(service.settings.ready_seconds):
+                series.usage = await service.forest.engine.usage()
+            series.up = True
+        except (EngineError, TimeoutError):
+            series.up = False
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": EPOCH, "owned_by": OWNER}

@@ -1,0 +1,129 @@
+"""What goes back: chat completions, their chunks, and the documents of ``/v1/search``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from search.outcome import Outcome
+from search.tree import Finish
+from search.tree_json import to_json
+from server.ask import Ask
+from server.completion import PlainReply
+from server.errors import nothing_finished
+
+SCHEMA_VERSION = 1
+
+
+def search_part(ask: Ask, outcome: Outcome) -> dict[str, Any]:
+    """The response's own ``search`` object: enough to grow the same tree again."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "policy": outcome.spec.policy,
+        "width": outcome.spec.width,
+        "seed": outcome.spec.seed,
+        "answer": outcome.answer,
+        "votes": votes(outcome),
+        "vote": outcome.vote,
+        "stop_reason": outcome.stop_reason.value,
+        "stats": asdict(outcome.stats),
+        "tree_digest": outcome.digest,
+        "spec": outcome.spec.model_dump(),
+        "messages": ask.messages,
+    }
+
+
+def votes(outcome: Outcome) -> list[dict[str, Any]]:
+    """Classes of equal answers, the heaviest first."""
+    return [asdict(answer) for answer in outcome.answers]
+
+
+def search_usage(outcome: Outcome) -> dict[str, Any]:
+    """OpenAI's usage of a search: the committed tree, the prompt once."""
+    stats = outcome.stats
+    return usage(stats.prompt_tokens, stats.generated_tokens, stats.reply_tokens)
+
+
+def usage(prompt: int, generated: int, reply: int) -> dict[str, Any]:
+    """OpenAI's usage object, in tokens."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "completion_tokens_details": {"reasoning_tokens": generated - reply},
+    }
+
+
+class Reply:
+    """A finished chat reply: its text, why it ended, its usage and its ``search`` object."""
+
+    def __init__(self, ask: Ask, done: PlainReply | Outcome) -> None:
+        """Raises ApiError (504) when the search finished no trajectory."""
+        if isinstance(done, PlainReply):
+            self.text = done.text
+            self.finish_reason = done.finish_reason
+            self.usage = usage(len(ask.problem.prompt), done.tokens, done.tokens)
+            self.search = None
+            return
+        if done.chosen is None:
+            raise nothing_finished(done.stop_reason.value, done.spec.policy)
+        self.text, stopped = ask.cut(done.text)
+        ended = stopped or done.tree[done.chosen].finish is Finish.END
+        self.finish_reason = "stop" if ended else "length"
+        self.usage = search_usage(done)
+        self.search = search_part(ask, done)
+
+    def completion(self, ask: Ask, fingerprint: str) -> dict[str, Any]:
+        """The whole ``chat.completion``."""
+        message = {"role": "assistant", "content": self.text, "refusal": None}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": self.finish_reason,
+        }
+        body = _head(ask, "chat.completion", fingerprint)
+        body |= {"choices": [choice], "usage": self.usage, "seed": ask.seed}
+        return body if self.search is None else body | {"search": self.search}
+
+
+def chunk(
+    ask: Ask, fingerprint: str, delta: dict[str, Any], finish_reason: str | None = None
+) -> dict[str, Any]:
+    """One ``chat.completion.chunk``."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    body = _head(ask, "chat.completion.chunk", fingerprint) | {"choices": [choice]}
+    return body | {"usage": None} if ask.include_usage else body
+
+
+def usage_chunk(ask: Ask, fingerprint: str, used: dict[str, Any]) -> dict[str, Any]:
+    """The last chunk, for clients that asked for the usage."""
+    return _head(ask, "chat.completion.chunk", fingerprint) | {"choices": [], "usage": used}
+
+
+def search_document(ask: Ask, outcome: Outcome, fingerprint: str) -> dict[str, Any]:
+    """The response of ``POST /v1/search``, tree included."""
+    part = search_part(ask, outcome)
+    return {
+        "id": ask.id,
+        "object": "search",
+        "created": ask.created,
+        "model": ask.model,
+        "status": "done",
+        "text": outcome.text,
+        "answers": part.pop("votes"),
+        "usage": search_usage(outcome),
+        **part,
+        "tree": to_json(outcome.tree),
+        "system_fingerprint": fingerprint,
+    }
+
+
+def _head(ask: Ask, kind: str, fingerprint: str) -> dict[str, Any]:
+    return {
+        "id": ask.id,
+        "object": kind,
+        "created": ask.created,
+        "model": ask.model,
+        "system_fingerprint": fingerprint,
+    }

@@ -1,0 +1,31 @@
+"""How long a trajectory may grow: both models must be able to read all of it."""
+
+from __future__ import annotations
+
+from search.engine import Capabilities
+from search.policies.policy import Scores
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+from search.vote import VOTE_SCORES, vote_name
+
+TAG_TOKENS = 1
+"""Tokens that a reward format adds to a step."""
+
+
+def policy_needs_rewards(spec: SearchSpec) -> bool:
+    """Whether the policy itself compares rewards."""
+    return POLICIES[spec.policy](spec).scores is not Scores.NONE
+
+
+def needs_rewards(spec: SearchSpec) -> bool:
+    """Whether a search as the spec says asks for rewards at all."""
+    return policy_needs_rewards(spec) or VOTE_SCORES[vote_name(spec)] is not Scores.NONE
+
+
+def context_for(spec: SearchSpec, engine: Capabilities) -> int:
+    """Most tokens of prompt and reply: the context, less the tags a reward model reads with them.
+
+    It follows from the spec and the model alone, and so does the tree.
+    """
+    tags = spec.max_depth * TAG_TOKENS if needs_rewards(spec) else 0
+    return max(1, engine.context_tokens - tags)

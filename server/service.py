@@ -1,0 +1,58 @@
+"""What every route shares, put together once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+from server.forest import Forest
+from server.metrics import Metrics
+from server.search_store import SearchStore
+from server.settings import Settings
+from server.tree_log import TreeLog
+from server.wire import IgnoredFields
+
+
+class ChatText(Protocol):
+    """What is needed of the policy model's tokenizer."""
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of the messages under the chat template, ready for a reply."""
+        ...
+
+
+@dataclass(frozen=True)
+class Service:
+    """One server's parts.
+
+    ``delimiter`` ends a step of the policy model's replies. ``tokenizing`` is held while the
+    tokenizer works in a thread: it bears one user at a time.
+    """
+
+    settings: Settings
+    forest: Forest
+    text: ChatText
+    metrics: Metrics
+    ignored: IgnoredFields
+    store: SearchStore
+    trees: TreeLog
+    delimiter: str = "\n\n"
+    tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """``system_fingerprint``: version, model and the engine's own fingerprint."""
+        engine = self.forest.engine.capabilities.fingerprint
+        return f"hedgerow-{own_version()}/{self.settings.model}/{engine}"
+
+
+def own_version() -> str:
+    """The installed distribution's version; ``unknown`` in a checkout that is not installed."""
+    try:
+        return version("hedgerow")
+    except PackageNotFoundError:
+        return "unknown"

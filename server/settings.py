@@ -1,0 +1,106 @@
+"""Every knob and limit of a server, by name: from the environment (``HEDGEROW_...``) or the CLI."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+import models
+
+PREFIX = "HEDGEROW_"
+BUNDLED = Path(models.__file__ or ".").parent / "sprig"
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ValueError("there is no such folder")
+    return path
+
+
+def _optional(value: Any) -> Any:
+    return None if value in ("", "none") else value
+
+
+Checkpoint = Annotated[Path, AfterValidator(_folder)]
+OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
+
+
+class Settings(BaseSettings):
+    """What a server is started with. Sizes are in the unit that the name says."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True
+    )
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535, description="0 lets the system choose")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    engine: Literal["embedded"] = "embedded"
+    model: str = Field(default="sprig", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    policy_model: Checkpoint = BUNDLED / "policy"
+    reward_model: OptionalCheckpoint = BUNDLED / "prm"
+    reward_format: str = "math-shepherd"
+    profile: str = "sprig"
+    kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
+    prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
+    batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
+    threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
+    exact: bool = Field(default=True, description="batch-invariant arithmetic")
+
+    max_body_bytes: int = Field(default=2 << 20, ge=1024)
+    max_messages: int = Field(default=1024, ge=1)
+    max_stop_strings: int = Field(default=16, ge=1)
+    max_width: int = Field(default=1024, ge=1, le=1024)
+    default_max_tokens: int = Field(default=1024, ge=1, description="of one trajectory")
+    step_tokens: int = Field(default=16, ge=1, description="a streamed piece of a plain reply")
+    deadline_seconds: float = Field(default=600.0, gt=0, description="most time for one request")
+    keepalive_seconds: float = Field(default=10.0, gt=0, description="most silence in a stream")
+    ready_seconds: float = Field(default=2.0, gt=0, description="most time for the engine's answer")
+    keeper_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
+    retry_after_seconds: int = Field(default=5, ge=1, le=60)
+    drain_seconds: int = Field(default=10, ge=1, description="for running requests at shutdown")
+    kept_seconds: float = Field(
+        default=600.0, gt=0, description="a finished search is kept so long"
+    )
+    kept_searches: int = Field(default=256, ge=1)
+    kept_bytes: int = Field(default=64 << 20, ge=1024)
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; the message names the key, its value and what is allowed."""
+
+
+def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Settings from the environment; ``overrides`` that are not None win.
+
+    Raises SettingsError, one line a key. An unknown ``HEDGEROW_`` variable is an error too.
+    """
+    environ = os.environ if environ is None else environ
+    given: dict[str, Any] = {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(PREFIX)
+    }
+    for name in given:
+        if name not in Settings.model_fields:
+            near = difflib.get_close_matches(name, Settings.model_fields, 1)
+            hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
+            raise SettingsError(f"{PREFIX}{name.upper()}: there is no such setting{hint}")
+    given |= {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_line(e) for e in error.errors())) from None
+
+
+def _line(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    said = error["msg"].removeprefix("Value error, ")
+    return f"{PREFIX}{name.upper()} = {str(error['input'])!r}: {said}"

@@ -1,0 +1,225 @@
+"""What clients may send: OpenAI's chat request, and ``POST /v1/search``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from search.spec import SearchSpec
+from server.errors import ApiError, bad_value, echo, unsupported
+
+log = logging.getLogger("hedgerow.wire")
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "logit_bias": (None, {}),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+}
+"""Fields of OpenAI's API that this server refuses, and the values under which they ask nothing."""
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "verbosity",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+    }
+)
+"""Fields of OpenAI's API that may be ignored without a word."""
+
+MOST_NAMES_LOGGED = 200
+LONGEST_NAME_LOGGED = 64
+
+_CONTENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+_STOP_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {"type": "array", "items": {"type": "string"}},
+    ]
+}
+
+
+class Message(BaseModel):
+    """One message; whatever else a client attaches to it is left alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Role
+    content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
+
+
+class StreamOptions(BaseModel):
+    """``include_usage`` asks for a last chunk with the usage; other options are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(BaseModel):
+    """``POST /v1/chat/completions``. ``temperature`` and ``top_p`` shape a plain completion only:
+    many clients always send 0, and the diversity of a search lives in ``search.temperature``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    max_tokens: int | None = Field(default=None, ge=1, description="of one trajectory")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="wins")
+    stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**64 - 1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    reasoning_effort: Effort | None = None
+    search: SearchSpec | None = None
+
+
+class SearchRequest(BaseModel):
+    """``POST /v1/search``: a question or whole messages, and how to search."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    question: str | None = Field(default=None, min_length=1)
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    search: SearchSpec = SearchSpec()
+    stream: bool = False
+
+
+class IgnoredFields:
+    """Remembers which unknown fields were ignored, so that each is logged once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+        self.total = 0
+
+    def note(self, names: set[str]) -> None:
+        """Count unknown top-level fields and log the names that are new."""
+        self.total += len(names)
+        for name in sorted(names):
+            short = name[:LONGEST_NAME_LOGGED]
+            if short not in self._logged and len(self._logged) < MOST_NAMES_LOGGED:
+                self._logged.add(short)
+                log.info("ignoring the unknown request field %r (said once)", short)
+
+
+def refuse_unsupported(request: ChatRequest) -> set[str]:
+    """Raise ApiError for a known field this server cannot honour; return the unknown names."""
+    extra = request.model_extra or {}
+    for name, neutral in NEUTRAL.items():
+        if name in extra and not any(_same(extra[name], value) for value in neutral):
+            allowed = " or ".join(repr(value) for value in neutral if value is not None)
+            raise unsupported(name, f"leave it out{f' or send {allowed}' if allowed else ''}")
+    return set(extra) - NEUTRAL.keys() - HARMLESS
+
+
+def plain_messages(messages: list[Message], most: int) -> list[dict[str, str]]:
+    """Messages as the chat template takes them: text parts joined, developer as system.
+
+    Raises ApiError naming the message and part that is not text.
+    """
+    if len(messages) > most:
+        raise bad_value("messages", f"at most {most} messages are allowed, got {len(messages)}")
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": _text(message.content, f"messages[{i}].content"),
+        }
+        for i, message in enumerate(messages)
+    ]
+
+
+def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
+    """``stop`` as a tuple; null and [] are none. Raises ApiError for anything but strings."""
+    if stop is None:
+        return ()
+    strings = [stop] if isinstance(stop, str) else stop
+    if not isinstance(strings, list):
+        raise bad_value("stop", f"must be a string or a list of strings, got {echo(stop)}")
+    if len(strings) > most:
+        raise bad_value("stop", f"at most {most} strings are allowed, got {len(strings)}")
+    for i, string in enumerate(strings):
+        if not isinstance(string, str) or not string:
+            raise bad_value(f"stop[{i}]", f"must be a string and not empty, got {echo(string)}")
+    return tuple(strings)
+
+
+def question_of(messages: list[dict[str, str]]) -> str:
+    """What a reward model and a task see: the last thing the user said."""
+    said = [message["content"] for message in messages if message["role"] == "user"]
+    return said[-1] if said else messages[-1]["content"]
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    if isinstance(value, bool) != isinstance(neutral, bool):
+        return False
+    return value == neutral
+
+
+def _text(content: Any, name: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return _encodable(content, name)
+    if not isinstance(content, list):
+        raise bad_value(name, f"must be a string, null or a list of text parts: {echo(content)}")
+    return "".join(_part(part, f"{name}[{j}]") for j, part in enumerate(content))
+
+
+def _part(part: Any, name: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise bad_value(f"{name}.type", f"must be 'text', got {echo(kind)}")
+    if not isinstance(part.get("text"), str):
+        raise bad_value(f"{name}.text", f"must be a string, got {echo(part.get('text'))}")
+    return _encodable(part["text"], f"{name}.text")
+
+
+def _encodable(text: str, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"character {error.start}"
+        raise ApiError(
+            400, "invalid_value", f"{name}: not valid Unicode at {place}", param=name
+        ) from None
+    return text

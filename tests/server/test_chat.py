@@ -1,0 +1,304 @@
+"""Chat completions through the real ``openai`` client: plain, searched, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import Call, question, saying
+
+REPLY = "It is a small hedge, cut every year, and it grows back."
+
+
+async def test_a_plain_completion_is_one_ordinary_reply(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """Without ``search`` nothing in the response tells of trees; tokens are characters here."""
+    engine.say = saying(REPLY)
+    done = await openai.chat.completions.create(model="sprig", messages=question("What?"))
+    assert done.object == "chat.completion"
+    assert done.choices[0].message.content == REPLY
+    assert done.choices[0].finish_reason == "stop"
+    assert done.usage is not None
+    assert done.usage.prompt_tokens == len("user: What?\n")
+    assert done.usage.completion_tokens == len(REPLY) + 1  # and the end token
+    assert done.usage.completion_tokens_details is not None
+    assert done.usage.completion_tokens_details.reasoning_tokens == 0
+    assert "search" not in (done.model_extra or {})
+    assert engine.released
+    assert not engine.live
+
+
+async def test_a_plain_stream_shows_each_piece_as_it_is_drawn(
+    openai: AsyncOpenAI, engine: ScriptedEngine, settings: Settings
+) -> None:
+    """Deltas are the pieces of 16 tokens; together they are the reply; ids never change."""
+    engine.say = saying(REPLY)
+    stream = await openai.chat.completions.create(
+        model="sprig",
+        messages=question(),
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    deltas = [c.choices[0].delta for c in chunks if c.choices]
+    texts = [d.content for d in deltas if d.content]
+    assert deltas[0].role == "assistant"
+    assert "".join(texts) == REPLY
+    assert [len(t) for t in texts[:-1]] == [settings.step_tokens] * (len(texts) - 1)
+    assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(REPLY) + 1
+    assert all(c.usage is None for c in chunks[:-1])
+
+
+async def test_the_usage_chunk_comes_only_when_asked_for(openai: AsyncOpenAI) -> None:
+    """Without include_usage every chunk has a choice and none has a usage."""
+    stream = await openai.chat.completions.create(model="sprig", messages=question(), stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
+async def test_a_search_answers_in_openais_shape(openai: AsyncOpenAI) -> None:
+    """``extra_body`` asks for a search; the reply is the chosen member of the winning class."""
+    done = await openai.chat.completions.create(
+        model="sprig",
+        messages=question(),
+        seed=5,
+        extra_body={"search": {"policy": "rebase", "width": 8}},
+    )
+    found = (done.model_extra or {})["search"]
+    text = done.choices[0].message.content or ""
+    assert text.endswith(f"The answer is {found['answer']}.")
+    assert (found["policy"], found["width"], found["seed"]) == ("rebase", 8, 5)
+    assert sum(vote["count"] for vote in found["votes"]) == found["stats"]["finished"] <= 8
+    assert len(found["tree_digest"]) == 64
+    assert done.usage is not None
+    assert done.usage.completion_tokens == found["stats"]["generated_tokens"]
+    assert done.usage.completion_tokens_details is not None
+    hidden = done.usage.completion_tokens_details.reasoning_tokens
+    assert hidden == found["stats"]["generated_tokens"] - found["stats"]["reply_tokens"]
+    assert done.system_fingerprint is not None
+
+
+async def test_same_seed_same_tree_and_a_random_seed_is_echoed(openai: AsyncOpenAI) -> None:
+    """The echoed seed grows the same tree; ``search.seed`` wins over ``seed``."""
+    body = {"search": {"policy": "beam", "width": 6}}
+
+    async def ask(**more: object) -> dict:
+        done = await openai.chat.completions.create(
+            model="sprig",
+            messages=question(),
+            extra_body=body | more,  # type: ignore[arg-type]
+        )
+        return (done.model_extra or {})["search"]
+
+    drawn = await ask()
+    again = await ask(seed=drawn["seed"])
+    inner = await ask(seed=0, search=body["search"] | {"seed": drawn["seed"]})
+    assert again["tree_digest"] == inner["tree_digest"] == drawn["tree_digest"]
+    assert (await ask())["seed"] != drawn["seed"]
+
+
+async def test_a_searched_stream_sends_the_reply_once_it_is_certain(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """Role first, the whole reply, then the reason with the ``search`` object, then the usage."""
+    body = {"search": {"width": 4, "seed": 3}}
+    whole = await openai.chat.completions.create(
+        model="sprig", messages=question(), extra_body=body
+    )
+    stream = await openai.chat.completions.create(
+        model="sprig",
+        messages=question(),
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=body,
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    found = (chunks[-2].model_extra or {})["search"]
+    assert found["tree_digest"] == (whole.model_extra or {})["search"]["tree_digest"]
+    assert chunks[-1].usage == whole.usage
+
+
+@pytest.mark.parametrize("settings", [{"keepalive_seconds": 0.01}], indirect=True)
+async def test_silence_is_filled_with_empty_deltas(app: FastAPI, engine: ScriptedEngine) -> None:
+    """While a search works the stream carries empty deltas, which every client survives."""
+    engine.gate = asyncio.Event()
+    body = {"model": "sprig", "messages": question(), "stream": True, "search": {"width": 2}}
+    call = Call(app, "/v1/chat/completions", body)
+    await call.until(3, b'"delta":{}')
+    assert b'"finish_reason":"stop"' not in call.body
+    engine.gate.set()
+    await call.task
+    assert call.body.endswith(b"data: [DONE]\n\n")
+    assert call.ended
+
+
+@pytest.mark.parametrize("stop", ["hedge", ["cut", "hedge"], ["zzz", "hedge, c"]])
+async def test_a_stop_string_ends_the_reply_before_it(
+    openai: AsyncOpenAI, engine: ScriptedEngine, stop: str | list[str]
+) -> None:
+    """The earliest stop string ends the reply, also across pieces; no stream shows a part of it."""
+    engine.say = saying(REPLY)
+    done = await openai.chat.completions.create(model="sprig", messages=question(), stop=stop)
+    stream = await openai.chat.completions.create(
+        model="sprig", messages=question(), stop=stop, stream=True
+    )
+    streamed = "".join([c.choices[0].delta.content or "" async for c in stream])
+    assert done.choices[0].message.content == streamed == "It is a small "
+    assert done.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_max_tokens_bounds_one_trajectory(
+    openai: AsyncOpenAI, engine: ScriptedEngine, name: str
+) -> None:
+    """A plain reply is cut with reason ``length``; so is every trajectory of a search."""
+    engine.say = saying(REPLY)
+    done = await openai.chat.completions.create(
+        model="sprig", messages=question(), extra_body={name: 7}
+    )
+    assert done.choices[0].message.content == REPLY[:7]
+    assert done.choices[0].finish_reason == "length"
+    engine.say = lambda branch: f"on and on {len(branch.tokens)}\n\n"
+    done = await openai.chat.completions.create(
+        model="sprig", messages=question(), extra_body={name: 40, "search": {"width": 2}}
+    )
+    found = (done.model_extra or {})["search"]
+    assert done.choices[0].finish_reason == "length"
+    assert found["spec"]["trajectory_tokens"] == 40
+    assert done.usage is not None
+    assert done.usage.completion_tokens <= 80
+
+
+async def test_a_reply_ends_where_the_context_does(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """A reply that does not fit the context is cut there with reason ``length``."""
+    engine.context_tokens = len("user: What is it?\n") + 5
+    engine.say = saying(REPLY)
+    done = await openai.chat.completions.create(model="sprig", messages=question())
+    assert done.choices[0].message.content == REPLY[:5]
+    assert done.choices[0].finish_reason == "length"
+
+
+async def test_temperature_shapes_a_plain_completion_only(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """Clients that always send temperature 0 still get diverse branches from a search."""
+    await openai.chat.completions.create(
+        model="sprig", messages=question(), temperature=0, top_p=0.5
+    )
+    assert {(s.temperature, s.top_p) for s in engine.samplings} == {(0.0, 0.5)}
+    engine.samplings.clear()
+    await openai.chat.completions.create(
+        model="sprig",
+        messages=question(),
+        temperature=0,
+        extra_body={"search": {"width": 2, "temperature": 0.7}},
+    )
+    assert {s.temperature for s in engine.samplings} == {0.7}
+
+
+@pytest.mark.parametrize(
+    ("effort", "width"),
+    [("none", None), ("minimal", None), ("low", 4), ("medium", 16), ("high", 64)],
+)
+async def test_reasoning_effort_picks_a_width(
+    openai: AsyncOpenAI, effort: str, width: int | None
+) -> None:
+    """Effort is a search by rebase; none and minimal are plain."""
+    done = await openai.chat.completions.create(
+        model="sprig", messages=question(), extra_body={"reasoning_effort": effort}
+    )
+    found = (done.model_extra or {}).get("search")
+    picked = found and (found["policy"], found["width"])
+    assert picked == (width and ("rebase", width))
+
+
+async def test_an_alias_searches_and_the_field_wins(openai: AsyncOpenAI) -> None:
+    """``sprig:beam-4`` is a search; what ``search`` says explicitly overrides it."""
+    listed = [model.id async for model in openai.models.list()]
+    assert "sprig" in listed
+    assert "sprig:beam-4" in listed
+    done = await openai.chat.completions.create(model="sprig:beam-4", messages=question())
+    found = (done.model_extra or {})["search"]
+    assert (found["policy"], found["width"], done.model) == ("beam", 4, "sprig:beam-4")
+    done = await openai.chat.completions.create(
+        model="sprig:beam-4", messages=question(), extra_body={"search": {"width": 3}}
+    )
+    found = (done.model_extra or {})["search"]
+    assert (found["policy"], found["width"]) == ("beam", 3)
+
+
+async def test_every_kind_of_content_and_role_is_read(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Strings, null and text parts; developer counts as system; extra keys are left alone."""
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "refusal": None},
+        {"role": "tool", "content": "4", "tool_call_id": "x"},
+        {"role": "user", "content": "Well?", "name": "me"},
+    ]
+    sent = await http.post("/v1/chat/completions", json={"model": "sprig", "messages": messages})
+    assert sent.status_code == 200
+    prompt = "".join(map(chr, engine.expanded[0][0].tokens))
+    assert prompt == "system: Be brief.\nuser: ab\nassistant: \ntool: 4\nuser: Well?\n"
+
+
+async def test_harmless_fields_are_accepted_and_unknown_ones_logged_once(
+    http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What lm-eval, guidellm and others attach does no harm; a new name is logged a single time."""
+    body = {
+        "model": "sprig",
+        "messages": question(),
+        "temperature": 0,
+        "stop": [],
+        "n": 1,
+        "tools": None,
+        "response_format": {"type": "text"},
+        "logprobs": False,
+        "presence_penalty": 0.0,
+        "user": "me",
+        "metadata": {},
+        "ignore_eos": True,
+        "gen_kwargs": {"x": 1},
+        "stream_options": None,
+    }
+    caplog.set_level("INFO", "hedgerow.wire")
+    for _ in range(2):
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    logged = [record.getMessage() for record in caplog.records if record.name == "hedgerow.wire"]
+    assert sorted("ignore_eos" in line for line in logged) == [False, True]
+    assert any("gen_kwargs" in line for line in logged)
+
+
+async def test_a_deadline_returns_the_best_so_far(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """One branch finishes at once, the other's next step never comes: the finished one answers."""
+    engine.say = lambda branch: "step\n\n" if branch.child else "The answer is 1."
+
+    engine.on_expand = lambda: setattr(engine, "gate", asyncio.Event())
+    done = await openai.chat.completions.create(
+        model="sprig",
+        messages=question(),
+        extra_body={"search": {"width": 2, "policy": "best_of_n", "deadline_ms": 100}},
+    )
+    assert done.choices[0].message.content == "The answer is 1."
+    assert (done.model_extra or {})["search"]["stop_reason"] == "deadline"
+    assert not engine.live

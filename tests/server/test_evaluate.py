@@ -1,0 +1,173 @@
+"""``hedgerow eval``: rows with known outcomes, intervals by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from models.tasks.task import Split, Verdict
+from search.digest import combined_digest
+from search.engine import Branch, EngineDown
+from search.spec import SearchSpec
+from server.evaluate import Evaluation, Trial, evaluate, item_seed, wilson95
+from server.plot import plot
+from tests.search.scripted_engine import ScriptedEngine, answer_of, decode
+from tests.server.conftest import PlainText
+
+KEYS = {
+    "task",
+    "policy",
+    "width",
+    "n",
+    "seed",
+    "accuracy",
+    "accuracy_ci95",
+    "pass_at_n",
+    "kv_tokens_total",
+    "kv_tokens_peak",
+    "generated_tokens",
+    "flops",
+    "model_calls",
+    "prm_tokens",
+    "policy_seconds",
+    "seconds",
+    "precise_goodput",
+    "tree_digest",
+}
+
+
+class Echo:
+    """Questions that are numbers; a reply is right if it repeats its number."""
+
+    name = "echo"
+    max_depth = 3
+    max_step_tokens = 32
+
+    def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
+        """Numbers from 0."""
+        return [str(i) for i in range(limit or 8)]
+
+    def key(self, question: str) -> str:
+        """The number."""
+        return question
+
+    def matches(self, question: str) -> bool:
+        """Any number."""
+        return question.isdecimal()
+
+    def check(self, question: str, text: str) -> Verdict:
+        """Right if the last line says the number."""
+        right = answer_of(text) == question
+        return Verdict(right, (right,), "" if right else "another number")
+
+    def answer(self, text: str) -> str | None:
+        """What the last line says."""
+        return answer_of(text)
+
+    def solve(self, question: str, rng: random.Random) -> list[str]:
+        """The answer at once."""
+        return [f"The answer is {question}."]
+
+    def rival(self, question: str, rng: random.Random) -> str:
+        """The next number."""
+        return str(int(question) + 1)
+
+    def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
+        """The first number."""
+        return "0", self.solve("0", rng)
+
+
+def wanted(widths: tuple[int, ...] = (1, 4), share: bool = True) -> Evaluation:
+    """Eight questions by two policies."""
+    specs = [
+        SearchSpec.model_validate({"policy": policy, "width": width})
+        for policy in ("best_of_n", "rebase")
+        for width in widths
+    ]
+    return Evaluation(Echo(), Echo().questions("test", 8), 5, specs, at_once=3, share=share)
+
+
+def asked(branch: Branch) -> int:
+    """The question's number, read off the prompt."""
+    return int(decode(branch.tokens).split("\n")[0].removeprefix("user: "))
+
+
+async def test_accuracy_counts_the_chosen_replies() -> None:
+    """Right for even questions alone: 4 of 8, at every width and for both policies."""
+    engine = ScriptedEngine(say=lambda b: f"The answer is {asked(b) // 2 * 2}.")
+    rows = await evaluate(wanted(), engine, PlainText())
+    assert [(r["policy"], r["width"]) for r in rows] == [
+        ("best_of_n", 1),
+        ("best_of_n", 4),
+        ("rebase", 1),
+        ("rebase", 4),
+    ]
+    for row in rows:
+        assert row.keys() == KEYS
+        assert (row["n"], row["accuracy"], row["pass_at_n"]) == (8, 0.5, 0.5)
+        assert row["accuracy_ci95"][0] < 0.5 < row["accuracy_ci95"][1]
+
+
+async def test_pass_at_n_counts_any_finished_reply() -> None:
+    """The first child is right and scored 0, its siblings agree on a wrong answer: never chosen."""
+
+    def say(branch: Branch) -> str:
+        return f"The answer is {asked(branch) if branch.child == 0 else 99}."
+
+    engine = ScriptedEngine(say=say, score_of=lambda texts: 0.9 if "99" in texts[-1] else 0.0)
+    rows = await evaluate(wanted((4,)), engine, PlainText())
+    assert [(row["accuracy"], row["pass_at_n"]) for row in rows] == [(0.0, 1.0), (0.0, 1.0)]
+
+
+async def test_sharing_draws_changes_no_tree() -> None:
+    """Accuracy, tokens and digests are those of searches that share nothing."""
+    keys = ("accuracy", "pass_at_n", "generated_tokens", "kv_tokens_total", "tree_digest")
+    engine, apart = ScriptedEngine(), ScriptedEngine()
+    trials: list[Trial] = []
+    shared = await evaluate(wanted(), engine, PlainText(), done=trials.append)
+    alone = await evaluate(wanted(share=False), apart, PlainText())
+    assert [[r[k] for k in keys] for r in shared] == [[r[k] for k in keys] for r in alone]
+    assert sum(map(len, engine.expanded)) < sum(map(len, apart.expanded))
+    assert len(trials) == 8 * 4
+
+
+async def test_the_digest_of_a_row_is_over_all_its_trees() -> None:
+    """In the questions' order, whichever was done first."""
+    trials: list[Trial] = []
+    rows = await evaluate(wanted((2,)), ScriptedEngine(), PlainText(), done=trials.append)
+    mine = {t.question: t.outcome.digest for t in trials if t.outcome.spec.policy == "rebase"}
+    assert rows[1]["tree_digest"] == combined_digest(mine[str(i)] for i in range(8))
+
+
+async def test_one_failure_ends_the_evaluation() -> None:
+    """No row is ever made of fewer questions than it says."""
+    with pytest.raises(EngineDown):
+        await evaluate(wanted(), ScriptedEngine(fail_at=7), PlainText())
+
+
+def test_wilson_by_hand() -> None:
+    """8 of 10: (0.8 + 0.19207) / 1.38415 -/+ 0.22657; the bounds stay within [0, 1]."""
+    low, high = wilson95(8, 10)
+    assert low == pytest.approx(0.4902, abs=1e-4)
+    assert high == pytest.approx(0.9433, abs=1e-4)
+    assert wilson95(0, 5)[0] == 0.0
+    assert wilson95(5, 5)[1] == 1.0
+    assert wilson95(0, 0) == [0.0, 1.0]
+
+
+def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
+    """One seed a question, the same for all policies; within the range a spec takes."""
+    seeds = {item_seed(seed, question) for seed in range(4) for question in "abcd"}
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert item_seed(1, "a") == item_seed(1, "a")
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    """The suffix gives the format."""
+    rows = asyncio.run(evaluate(wanted(), ScriptedEngine(), PlainText()))
+    plot(rows, tmp_path / "accuracy.png")
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")

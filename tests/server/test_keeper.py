@@ -1,0 +1,46 @@
+"""An engine that died is started again, and again if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from prometheus_client import CollectorRegistry, Counter
+
+from search.engine import EngineDown
+from server.keeper import keep_up
+
+
+class Mortal:
+    """Dies when told to; its second restart works."""
+
+    def __init__(self) -> None:
+        self.dead = True
+        self.restarts = 0
+        self.back = asyncio.Event()
+
+    async def health(self) -> None:
+        """Down while dead."""
+        if self.dead:
+            raise EngineDown("dead")
+        self.back.set()
+
+    async def restart(self) -> None:
+        """Fails once."""
+        self.restarts += 1
+        if self.restarts == 1:
+            raise OSError("no memory")
+        self.dead = False
+
+
+async def test_a_dead_engine_comes_back() -> None:
+    """A restart that fails is tried again; a healthy engine is left alone; all is counted."""
+    engine = Mortal()
+    restarts = Counter("restarts", "", registry=CollectorRegistry())
+    keeper = asyncio.create_task(keep_up(engine, 0.001, restarts))
+    await engine.back.wait()
+    keeper.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeper
+    assert engine.restarts == 2
+    assert next(iter(restarts.collect())).samples[0].value == 2

@@ -1,0 +1,75 @@
+"""The tree in a terminal: what is drawn, and what is left out when there is no room."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from server.live_tree import LiveTree
+
+EVENTS: list[dict[str, Any]] = [
+    {"event": "expanded", "round": 1, "node": 1, "parent": 0, "text": "first [step]\n\n"},
+    {"event": "scored", "round": 1, "node": 1, "reward": 0.25},
+    {"event": "expanded", "round": 1, "node": 2, "parent": 0, "text": "second\n\n"},
+    {"event": "pruned", "round": 2, "node": 2, "reason": "policy"},
+    {"event": "expanded", "round": 2, "node": 3, "parent": 1, "text": "The answer is 1."},
+    {"event": "finished", "round": 2, "node": 3, "finish": "end", "tokens": 9},
+    {"event": "answer", "node": 3, "answer": "1"},
+]
+
+
+def drawn(events: list[dict[str, Any]], height: int = 24) -> str:
+    """The tree after these events, as text."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=height)
+    with LiveTree(console, "What is it?") as live:
+        for event in events:
+            live.hear(event)
+        plain = Console(width=60, height=height, record=True, file=io.StringIO())
+        plain.print(live.render())
+        return plain.export_text()
+
+
+def test_steps_hang_below_their_parents_with_their_rewards() -> None:
+    """Brackets in a step are text, not markup."""
+    lines = [line.rstrip() for line in drawn(EVENTS).splitlines()]
+    assert lines == [
+        "What is it?",
+        "├── 0.25 first [step]",
+        "│   └── The answer is 1. ●",
+        "└── second",
+    ]
+
+
+def test_a_tall_tree_is_cut_and_keeps_the_chosen_path() -> None:
+    """No more lines than fit; the chosen path stays, what is left out is counted."""
+    many = [
+        {"event": "expanded", "round": 1, "node": n, "parent": 0, "text": f"step {n}"}
+        for n in range(1, 101)
+    ]
+    chosen: list[dict[str, Any]] = [
+        {"event": "expanded", "round": 2, "node": 101, "parent": 100, "text": "The answer is 1."},
+        {"event": "answer", "node": 101, "answer": "1"},
+    ]
+    text = drawn(many + chosen, height=14)
+    assert len(text.splitlines()) <= 14
+    assert "The answer is 1." in text
+    assert "more steps" in text
+
+
+def test_without_a_terminal_every_event_is_a_line() -> None:
+    """For logs and pipes."""
+    console = Console(file=io.StringIO(), width=200)
+    with LiveTree(console, "?") as live:
+        for event in EVENTS:
+            live.hear(event)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "round 1: step 1 below 0: first [step]",
+        "round 1: step 1 scores 0.2500",
+        "round 1: step 2 below 0: second",
+        "round 2: step 2 pruned",
+        "round 2: step 3 below 1: The answer is 1.",
+        "round 2: step 3 finished",
+    ]

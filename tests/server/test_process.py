@@ -1,0 +1,218 @@
+"""The real thing: the server's own process with the bundled models, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+from openai import APIConnectionError, APITimeoutError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from models.tasks import TASKS
+from server.assemble import listen
+from server.settings import SettingsError
+
+QUESTION = TASKS["game24"].questions("dev", 1)[0]
+COMMAND = [sys.executable, "-m", "server"]
+MESSAGES = [{"role": "user", "content": QUESTION}]
+SEARCH = {"model": "sprig", "messages": MESSAGES, "search": {"width": 2, "seed": 11}}
+
+
+def test_the_listening_socket_answers_at_once() -> None:
+    """TCP by name, so that accepted connections send small writes without waiting 40 ms."""
+    with listen("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+        bound.listen()
+        port = bound.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"cannot listen on 127.0.0.1:{port}: "):
+            listen("127.0.0.1", port)
+
+
+class Server:
+    """A server process on a port that the system chose."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", "0"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"HEDGEROW_THREADS": "1"},  # two would wait for each other's core
+        )
+        assert self.process.stderr is not None
+        self.log: list[str] = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            found = re.search(r"ready: serving sprig on (http://\S+)", line)
+            if found:
+                self.url = found[1]
+                break
+        else:
+            pytest.fail("the server did not start:\n" + "".join(self.log))
+        self._reader = ThreadPoolExecutor(1)
+        self._reader.submit(self.log.extend, self.process.stderr)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=30)
+        self._reader.shutdown()
+        return status
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One process for all tests of this file."""
+    running = Server()
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx2.Client]:
+    """A plain client."""
+    with httpx2.Client(base_url=server.url, timeout=120) as client:
+        yield client
+
+
+def metric(http: httpx2.Client, name: str, **labels: str) -> float:
+    """A sample of /metrics; 0 for labels that have not been seen yet."""
+    for family in text_string_to_metric_families(http.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return 0.0
+
+
+def until(http: httpx2.Client, name: str, value: float, **labels: str) -> None:
+    """Look at a sample again and again until it has that value."""
+    while metric(http, name, **labels) != value:
+        pass
+
+
+def test_the_openai_client_searches(server: Server) -> None:
+    """The reply is a derivation with its answer; the same seed says the same again."""
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+
+    def ask() -> dict:
+        done = client.chat.completions.create(
+            model="sprig",
+            messages=[{"role": "user", "content": QUESTION}],
+            extra_body={"search": SEARCH["search"]},
+        )
+        assert done.choices[0].message.content
+        return (done.model_extra or {})["search"]
+
+    first = ask()
+    assert first["tree_digest"] == ask()["tree_digest"]
+    assert first["stats"]["engine"]["decoded_tokens"] > 0
+    assert first["stats"]["finished"] <= 2
+
+
+def test_a_plain_stream_and_a_plain_reply_say_the_same(server: Server) -> None:
+    """Same seed, streamed or not."""
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+    whole = client.chat.completions.create(
+        model="sprig", messages=[{"role": "user", "content": QUESTION}], seed=3, max_tokens=40
+    )
+    stream = client.chat.completions.create(
+        model="sprig",
+        messages=[{"role": "user", "content": QUESTION}],
+        seed=3,
+        max_tokens=40,
+        stream=True,
+    )
+    parts = [c.choices[0].delta.content or "" for c in stream]
+    assert "".join(parts) == whole.choices[0].message.content
+    assert sum(map(bool, parts)) > 1
+
+
+def test_health_stays_quick_while_the_engine_works(http: httpx2.Client) -> None:
+    """Health, readiness and metrics answer while a wide search is under way."""
+    body = SEARCH | {"search": {"width": 256}, "stream": True}
+    with (
+        httpx2.Client(base_url=http.base_url) as other,
+        http.stream("POST", "/v1/chat/completions", json=body),
+    ):
+        until(other, "hedgerow_searches_in_flight", 1, policy="rebase")
+        for path in ("/health", "/ready", "/metrics"):
+            assert other.get(path).status_code == 200
+        assert metric(other, "hedgerow_searches_in_flight", policy="rebase") == 1
+
+
+def test_clients_that_leave_hold_no_kv(server: Server, http: httpx2.Client) -> None:
+    """Plain and streamed, they give up at once; the trees are aborted, no KV stays active."""
+    impatient = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=0.2)
+    before = metric(http, "hedgerow_disconnects_total")
+    for _ in range(3):
+        with pytest.raises((APITimeoutError, APIConnectionError)):
+            impatient.chat.completions.create(
+                model="sprig",
+                messages=[{"role": "user", "content": QUESTION}],
+                extra_body={"search": {"width": 256}},
+            )
+    body = SEARCH | {"search": {"width": 256}, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as stream:
+        next(stream.iter_lines())
+    until(http, "hedgerow_searches_in_flight", 0, policy="rebase")
+    until(http, "hedgerow_kv_tokens", 0, model="policy", state="active")
+    until(http, "hedgerow_kv_tokens", 0, model="reward", state="active")
+    assert metric(http, "hedgerow_disconnects_total") == before + 4
+    assert http.post("/v1/chat/completions", json=SEARCH).status_code == 200
+
+
+def test_solve_and_replay_over_http(server: Server, http: httpx2.Client, tmp_path: Path) -> None:
+    """``--url`` uses the running server; a chat response of it replays."""
+    done = subprocess.run(
+        [*COMMAND, "solve", QUESTION, "--width", "2", "--seed", "5", "--json", "--url", server.url],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["seed"] == 5
+    record = tmp_path / "chat.json"
+    record.write_bytes(http.post("/v1/chat/completions", json=SEARCH).content)
+    again = [*COMMAND, "replay", str(record), "--url", server.url]
+    assert subprocess.run(again, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_killed_engine_is_told_and_comes_back(server: Server, http: httpx2.Client) -> None:
+    """Whoever waits gets a 503; soon after the server is ready again and answers as before."""
+    before = http.post("/v1/chat/completions", json=SEARCH).json()["search"]["tree_digest"]
+    with ThreadPoolExecutor(1) as pool:
+        wide = SEARCH | {"search": {"width": 256}}
+        waiting = pool.submit(http.post, "/v1/chat/completions", json=wide)
+        until(http, "hedgerow_searches_in_flight", 1, policy="rebase")
+        os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+        answer = waiting.result()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_unavailable"
+    while http.get("/ready").status_code != 200:
+        assert http.get("/health").status_code == 200
+    after = http.post("/v1/chat/completions", json=SEARCH).json()["search"]["tree_digest"]
+    assert after == before
+    assert metric(http, "hedgerow_engine_restarts_total") == 1
+
+
+def engine_pid(parent: int) -> int:
+    """The engine's process among the server's children: the one with the most memory."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    pages = {int(pid): int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in children}
+    return max(pages, key=lambda pid: pages[pid])
+
+
+def test_a_signal_ends_the_server_in_good_order(server: Server) -> None:
+    """Exit status 0 and no traceback in the log."""
+    assert server.stop() in (0, -signal.SIGTERM)
+    assert "Traceback" not in "".join(server.log)

@@ -1,0 +1,43 @@
+"""Settings: every key by name, and one clear line for a wrong one."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.settings import Settings, SettingsError, load_settings
+
+
+def test_the_environment_is_read_and_the_command_line_wins() -> None:
+    """Overrides that are None leave the environment's value."""
+    environ = {"HEDGEROW_PORT": "9000", "HEDGEROW_EXACT": "off", "OTHER": "1"}
+    found = load_settings(environ, port=None, host="0.0.0.0")
+    assert (found.port, found.exact, found.host) == (9000, False, "0.0.0.0")
+    assert load_settings(environ, port=1).port == 1
+    assert load_settings({"HEDGEROW_REWARD_MODEL": "none"}).reward_model is None
+
+
+def test_the_default_listens_on_this_machine_only() -> None:
+    """Nothing is exposed unless asked for."""
+    assert Settings().host == "127.0.0.1"
+    assert Settings().port == 8000
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"HEDGEROW_PORT": "eighty"}, ["HEDGEROW_PORT = 'eighty'", "integer"]),
+        ({"HEDGEROW_PORT": "70000"}, ["HEDGEROW_PORT = '70000'", "65535"]),
+        ({"HEDGEROW_KV_TOKENS": "-1"}, ["HEDGEROW_KV_TOKENS", "greater than or equal to 64"]),
+        ({"HEDGEROW_POLICY_MODEL": "/nowhere"}, ["HEDGEROW_POLICY_MODEL", "no such folder"]),
+        ({"HEDGEROW_ENGINE": "steam"}, ["HEDGEROW_ENGINE = 'steam'", "'embedded'"]),
+        ({"HEDGEROW_BATCHLIMIT": "3"}, ["HEDGEROW_BATCHLIMIT", "HEDGEROW_BATCH_LIMIT"]),
+        ({"HEDGEROW_X": "3"}, ["HEDGEROW_X: there is no such setting"]),
+    ],
+)
+def test_a_wrong_setting_names_key_value_and_what_is_allowed(
+    environ: dict[str, str], words: list[str]
+) -> None:
+    """A misspelled key is an error too, with the nearest one named."""
+    with pytest.raises(SettingsError) as error:
+        load_settings(environ)
+    assert all(word in str(error.value) for word in words)
