@@ -111,6 +111,7 @@ def solve(
     exact: Exact = None,
     trees: Trees = None,
     url: Url = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Answer one question, growing its tree in the terminal."""
@@ -121,7 +122,7 @@ def solve(
     settings = _settings(engine, kv_tokens, batch_limit, exact)
     console = Console(stderr=as_json)
     with _tree_log(trees, TreeLog) as log:
-        document = _run(run(question, spec, settings, console, log, url))
+        document = _run(run(question, spec, settings, console, log, url, picture))
     if as_json:
         print(json.dumps(document))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -15,6 +18,8 @@ ROOT = 0
 LEAST_LINES = 6
 OTHER_LINES = 4
 FRAMES_PER_SECOND = 8
+PICTURE_COLUMNS, PICTURE_LINES = 96, 34
+WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -61,7 +66,19 @@ class LiveTree:
 
     def render(self) -> RenderableType:
         """The tree, the chosen path and living branches first, no higher than the terminal."""
-        room = max(LEAST_LINES, self._console.size.height - OTHER_LINES)
+        return self._drawing(max(LEAST_LINES, self._console.size.height - OTHER_LINES))
+
+    def save_picture(self, path: Path, title: str) -> None:
+        """Write the tree as it stands to an SVG file that needs nothing from elsewhere."""
+        paper = Console(
+            record=True, file=io.StringIO(), width=PICTURE_COLUMNS, color_system="truecolor"
+        )
+        paper.print(self._drawing(PICTURE_LINES))
+        svg = paper.export_svg(title=title)
+        path.write_text(WEB_FONT.sub("", svg))
+
+    def _drawing(self, room: int) -> RichTree:
+        """The tree in at most ``room`` lines."""
         shown = self._visible(room)
         trunk = RichTree(self._label(ROOT), guide_style=FADED)
         branches = {ROOT: trunk}

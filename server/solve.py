@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -49,14 +50,20 @@ async def solve(
     console: Console,
     trees: TreeLog,
     url: str | None,
+    picture: Path | None = None,
 ) -> dict[str, Any]:
-    """Search, drawing the tree; print the reply and the votes; return the document."""
+    """Search, drawing the tree; print the reply and the votes; return the document.
+
+    ``picture``: an SVG file for the tree as it stands at the end.
+    """
     request = SearchRequest(question=question, search=spec)
     async with grower(settings, url, console, trees if url is None else None) as grow:
         with LiveTree(console, question) as drawing:
             document = await grow(request, drawing.hear)
     if url is not None:
         trees.write(document)
+    if picture is not None:
+        drawing.save_picture(picture, f"{spec.policy}, width {spec.width}, seed {document['seed']}")
     show(document, console)
     return document
 

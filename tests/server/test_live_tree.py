@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -73,3 +74,14 @@ def test_without_a_terminal_every_event_is_a_line() -> None:
         "round 2: step 3 below 1: The answer is 1.",
         "round 2: step 3 finished",
     ]
+
+
+def test_a_picture_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """The SVG holds the steps and loads no font or image."""
+    live = LiveTree(Console(file=io.StringIO()), "What is it?")
+    for event in EVENTS:
+        live.hear(event)
+    live.save_picture(tmp_path / "tree.svg", "rebase")
+    svg = (tmp_path / "tree.svg").read_text()
+    assert "first" in svg
+    assert "url(" not in svg.replace("url(#", "")
