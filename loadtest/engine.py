@@ -1,0 +1,191 @@
+"""What does one decode step cost, what does exact arithmetic add, and what does it save us from?
+
+`python -m loadtest.engine [--quick] [--json]`. Steps of the bundled policy with contexts of 100
+tokens, exact and plain forward and their floor interleaved in one run; medians. Then the flip rate:
+the share of tokens that `--exact off` draws differently when only the batch limit changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from loadtest.searches import Engines, grow_many
+from runtime.embedded.forward import Forward, Span
+from runtime.embedded.kernels import cut
+from search.digest import combined_digest
+from search.outcome import Outcome
+from search.spec import SearchSpec
+
+POLICY = "models/sprig/policy"
+SEQUENCES = (1, 16, 64, 256)
+CONTEXT = 100
+SHARED = 32
+
+
+class Decoding:
+    """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
+
+    def __init__(self, forward: Forward, sequences: int) -> None:
+        own = CONTEXT - SHARED
+        self.forward = forward
+        self.store = forward.new_store(SHARED + sequences * own)
+        rng = np.random.default_rng(0)
+        shared = np.arange(SHARED)
+        ids = rng.integers(0, forward.config.vocab, (sequences, CONTEXT))
+        ids[:, :SHARED] = ids[0, :SHARED]
+        tables = [
+            np.concatenate([shared, SHARED + i * own + np.arange(own)]) for i in range(sequences)
+        ]
+        for tokens, slots in zip(ids, tables, strict=True):
+            forward.run([Span(tokens, 0, slots, CONTEXT)], self.store)
+        last = CONTEXT - 1
+        self.spans = [
+            Span(tokens[last:], last, slots, 0) for tokens, slots in zip(ids, tables, strict=True)
+        ]
+
+    def step(self) -> None:
+        """One decode step of all rows."""
+        self.forward.run(self.spans, self.store)
+
+
+class Floor:
+    """The products of a decode step alone: ready operands, the same tiles, nothing between them."""
+
+    def __init__(self, forward: Forward, sequences: int) -> None:
+        config = forward.config
+        self.layers = config.layers
+        self.pieces = cut(sequences, forward.tiles.rows)
+        rows = self.pieces[-1][1]
+        heads, kv_heads, size = config.heads, config.kv_heads, config.head_dim
+        shapes = (
+            (config.hidden, (heads + 2 * kv_heads) * size),
+            (heads * size, config.hidden),
+            (config.hidden, 2 * config.ffn),
+            (config.ffn, config.hidden),
+        )
+        self.products = [self._product(rows, *shape) for shape in shapes]
+        self.head = self._product(rows, config.hidden, config.vocab)
+        pairs, group = sequences * kv_heads, heads // kv_heads
+        self.query = torch.randn(pairs, group, size)
+        self.keys = torch.randn(pairs, size, CONTEXT)
+        self.values = torch.randn(pairs, CONTEXT, size)
+
+    @staticmethod
+    def _product(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(rows, inputs), torch.randn(inputs, outputs), torch.empty(rows, outputs)
+
+    def step(self) -> None:
+        """The products of all layers and of the head."""
+        with torch.inference_mode():
+            for _ in range(self.layers):
+                for x, weight, out in self.products:
+                    self._tiles(x, weight, out)
+                torch.bmm(torch.bmm(self.query, self.keys), self.values)
+            self._tiles(*self.head)
+
+    def _tiles(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        for start, end in self.pieces:
+            torch.mm(x[start:end], weight, out=out[start:end])
+
+
+def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+    """Median milliseconds of each call, taken in turn within one run."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(repeats + 1):
+        for call, taken in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(taken[1:]) for taken in times]
+
+
+def decode_rows(threads: int, repeats: int) -> list[dict]:
+    """One row for each number of sequences."""
+    exact = Forward(POLICY, exact=True, threads=threads)
+    plain = Forward(POLICY, exact=False, threads=threads)
+    rows = []
+    for n in SEQUENCES:
+        calls = [Decoding(exact, n).step, Decoding(plain, n).step, Floor(exact, n).step]
+        decode, without, floor = interleaved(calls, repeats)
+        rows.append(
+            {
+                "sequences": n,
+                "threads": threads,
+                "decode_ms": round(decode, 3),
+                "plain_ms": round(without, 3),
+                "floor_ms": round(floor, 3),
+                "decode_vs_floor": round(decode / floor, 3),
+                "exact_cost": round(decode / without - 1, 3),
+            }
+        )
+        print(f"{n} sequences: {decode:.2f} ms, plain {without:.2f} ms", file=sys.stderr)
+    return rows
+
+
+def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
+    """Trajectories that part ways, and the tokens compared until they do (or end)."""
+    parted = compared = 0
+    for a, b in zip(one, other, strict=True):
+        paths_a, paths_b = (
+            {node.path: tree.tokens(node.id)[len(tree.prompt) :] for node in tree.finished()}
+            for tree in (a.tree, b.tree)
+        )
+        firsts = {path[0]: tokens for path, tokens in paths_b.items()}
+        for path, tokens in paths_a.items():
+            twin = firsts.get(path[0], ())
+            same = next(
+                (i for i, (x, y) in enumerate(zip(tokens, twin, strict=False)) if x != y), None
+            )
+            parted += same is not None
+            compared += len(tokens) if same is None else same + 1
+    return parted, compared
+
+
+async def flip_rate(exact: bool, questions: int, width: int) -> dict:
+    """Draw the same independent chains with batch limits 1 and 64 and compare them."""
+    spec = SearchSpec(policy="self_consistency", width=width, seed=0)
+    grown = []
+    for batch_limit in (1, 64):
+        async with Engines(batch_limit=batch_limit, exact=exact) as engine:
+            grown.append(await grow_many(engine, spec, questions))
+    parted, tokens = flips(*grown)
+    return {
+        "exact": exact,
+        "trajectories": questions * width,
+        "tokens": tokens,
+        "flips": parted,
+        "flips_per_token": parted / tokens,
+        "tree_digest": [combined_digest(o.digest for o in side) for side in grown],
+    }
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and trajectories")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    repeats, questions, width = (9, 8, 8) if options.quick else (31, 40, 64)
+    report = {
+        "rows": decode_rows(options.threads, repeats),
+        "flip_rate": [asyncio.run(flip_rate(exact, questions, width)) for exact in (True, False)],
+    }
+    if options.json:
+        print(json.dumps(report, indent=2))
+        return
+    for row in report["rows"] + report["flip_rate"]:
+        print("  ".join(f"{key} {value}" for key, value in row.items() if key != "tree_digest"))
+
+
+if __name__ == "__main__":
+    main()

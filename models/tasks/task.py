@@ -1,0 +1,96 @@
+"""What a task is: questions with a split, a teacher, and an exact checker of derivations.
+
+A derivation is a list of steps, one a paragraph (`STEP_BREAK` between them); the last step
+starts with `ANSWER_PREFIX`. Everything here is pure and needs the standard library only.
+"""
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Split = Literal["train", "dev", "test"]
+
+STEP_BREAK = "\n\n"
+ANSWER_PREFIX = "The answer is "
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the checker says about one reply.
+
+    `steps[i]` holds when steps 0..i are legal and a correct completion still exists after step
+    i; for the answer step it equals `correct`. `reason` names the first thing that went wrong.
+    """
+
+    correct: bool
+    steps: tuple[bool, ...]
+    reason: str
+
+
+class Task(Protocol):
+    """One family of puzzles, generated, solved and checked exactly."""
+
+    name: str
+    max_depth: int
+    """The most steps a correct reply can have, the answer step included."""
+    max_step_tokens: int
+    """No legal step is longer, in tokens of the bundled tokenizer."""
+
+    def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
+        """The first `limit` questions of a split, the same on every call with the same seed."""
+        ...
+
+    def key(self, question: str) -> str:
+        """The canonical puzzle behind a question; its hash decides the split."""
+        ...
+
+    def matches(self, question: str) -> bool:
+        """Is this text a question of this task?"""
+        ...
+
+    def check(self, question: str, text: str) -> Verdict:
+        """Judge a whole reply, step by step."""
+        ...
+
+    def answer(self, text: str) -> str | None:
+        """The class a reply votes for, read off its text alone; None without an answer line."""
+        ...
+
+    def solve(self, question: str, rng: random.Random) -> list[str]:
+        """A random correct derivation, the answer step included."""
+        ...
+
+    def rival(self, question: str, rng: random.Random) -> str:
+        """The same material with another aim: its derivations mislead on `question`."""
+        ...
+
+    def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
+        """A training question with a derivation, drawn together (cheaper than `solve`)."""
+        ...
+
+
+def split_of(key: str) -> Split:
+    """The split of a canonical puzzle: 78 % train, 8 % dev, 14 % test, by SHA-256."""
+    bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 100
+    if bucket < 78:
+        return "train"
+    return "dev" if bucket < 86 else "test"
+
+
+def split_steps(text: str) -> list[str]:
+    """The steps of a reply; surrounding blank space carries no meaning."""
+    return text.strip().split(STEP_BREAK)
+
+
+def answer_step(text: str) -> str | None:
+    """What the last step claims after `ANSWER_PREFIX`, without its full stop."""
+    last = split_steps(text)[-1]
+    if not last.startswith(ANSWER_PREFIX):
+        return None
+    return last.removeprefix(ANSWER_PREFIX).removesuffix(".")
+
+
+def fail(steps: list[str], good: int, reason: str) -> Verdict:
+    """A verdict whose first `good` steps hold and whose others do not."""
+    return Verdict(False, (True,) * good + (False,) * (len(steps) - good), reason)

@@ -1,0 +1,92 @@
+"""Examples as token rows, and rows as right-padded micro-batches of similar length."""
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from models.train.corpus import Example, example
+from models.train.tokenizer import ASSISTANT, END, PAD, SPRIG, USER
+
+IGNORED = -100
+MICRO_TOKENS = 640
+
+
+class Row(NamedTuple):
+    """Token ids and, position by position, the label to learn there (IGNORED: nothing).
+
+    `labels[i]` is what the model shall say *at* position i.
+    """
+
+    kind: str
+    ids: list[int]
+    labels: list[int]
+
+
+class MicroBatch(NamedTuple):
+    """Right-padded rows."""
+
+    ids: Tensor
+    labels: Tensor
+    kinds: list[str]
+
+
+def load_tokenizer() -> PreTrainedTokenizerBase:
+    """The bundled tokenizer."""
+    return AutoTokenizer.from_pretrained(SPRIG / "policy")
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills rows up."""
+    (pad,) = tokenizer.encode(PAD)
+    return pad
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """The text of a reply, without its end token."""
+    return str(tokenizer.decode(ids)).removesuffix(END)
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, user: str, system: str = "") -> list[int]:
+    """What the chat template gives, up to where the reply starts."""
+    return tokenizer.encode(f"{system}{USER}{user}{ASSISTANT}")
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, drawn: Example) -> Row:
+    """The dialogue as one row; only the reply is learnt."""
+    prompt = prompt_ids(tokenizer, drawn.user, drawn.system)
+    reply = tokenizer.encode(f"{drawn.reply}{END}")
+    labels = [IGNORED] * (len(prompt) - 1) + reply + [IGNORED]
+    return Row(drawn.kind, prompt + reply, labels)
+
+
+def micro_batches(rows: list[Row], pad: int) -> Iterator[MicroBatch]:
+    """The rows, shortest first, in batches of at most `MICRO_TOKENS` padded tokens."""
+    group: list[Row] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if group and len(row.ids) * (len(group) + 1) > MICRO_TOKENS:
+            yield _padded(group, pad)
+            group = []
+        group.append(row)
+    if group:
+        yield _padded(group, pad)
+
+
+def _padded(rows: list[Row], pad: int) -> MicroBatch:
+    length = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), length), pad)
+    labels = torch.full((len(rows), length), IGNORED)
+    for i, row in enumerate(rows):
+        ids[i, : len(row.ids)] = torch.tensor(row.ids)
+        labels[i, : len(row.labels)] = torch.tensor(row.labels)
+    return MicroBatch(ids, labels, [row.kind for row in rows])
+
+
+def draw_rows(
+    tokenizer: PreTrainedTokenizerBase, rng: random.Random, mixture: dict[str, float], count: int
+) -> list[Row]:
+    """Fresh examples of the mixture."""
+    return [encode(tokenizer, example(rng, mixture)) for _ in range(count)]

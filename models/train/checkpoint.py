@@ -1,0 +1,61 @@
+"""Saving, resuming and exporting: a run can be stopped and continued at any step."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from models.train.tokenizer import SPRIG
+
+CACHE = Path(__file__).parents[2] / ".cache" / "train"
+
+
+def save(name: str, state: dict[str, Any]) -> None:
+    """Write a checkpoint; a crash midway leaves the previous one."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    partial = CACHE / f"{name}.partial"
+    torch.save(state, partial)
+    partial.replace(CACHE / f"{name}.pt")
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """The last checkpoint of a run, None if there is none."""
+    path = CACHE / f"{name}.pt"
+    return torch.load(path, weights_only=False) if path.exists() else None
+
+
+class Average:
+    """An exponential moving average of a model's weights: what is exported."""
+
+    def __init__(self, model: LlamaForCausalLM, keep: float = 0.995) -> None:
+        self.keep = keep
+        self.model: LlamaForCausalLM = copy.deepcopy(model)
+        self.model.requires_grad_(False)
+        self.steps = 0
+
+    def update(self, model: nn.Module) -> None:
+        """Move towards the model's weights (faster during the first steps)."""
+        self.steps += 1
+        weight = 1 - min(self.keep, self.steps / (self.steps + 10))
+        for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+            ours.lerp_(theirs.detach(), weight)
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
+    """Write `models/sprig/<folder>` for plain transformers, in bf16."""
+    written = copy.deepcopy(model).bfloat16()
+    written.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    written.save_pretrained(SPRIG / folder)
+
+
+def load_model(folder: str) -> LlamaForCausalLM:
+    """A bundled model in float32."""
+    return LlamaForCausalLM.from_pretrained(SPRIG / folder, dtype=torch.float32)

@@ -1,0 +1,89 @@
+"""The training mixture: lessons of the four tasks, shorter number puzzles, judge prompts.
+
+`python -m models.train.corpus` prints one example of each kind.
+"""
+
+import random
+from typing import NamedTuple
+
+from models.tasks import TASKS, arithmetic, wordproblem
+from models.tasks.story import story_text
+from models.tasks.task import STEP_BREAK, split_of
+from models.train.judge import judge_lesson
+
+MIXTURE = {
+    "game24": 0.22,
+    "countdown": 0.23,
+    "short": 0.07,
+    "blocksworld": 0.12,
+    "wordproblem": 0.15,
+    "tale": 0.16,
+    "judge": 0.05,
+}
+"""Shares of examples, not of tokens."""
+
+SYSTEM_SHARE = 0.04
+SYSTEM_MESSAGES = (
+    "You are a helpful assistant.",
+    "Think step by step.",
+    "You are a careful reasoner. Solve the problem step by step.",
+)
+SHORT_COUNTS = (3, 3, 3, 5)
+SHORT_NUMBERS = range(1, 37)
+SHORT_TARGETS = (24,)
+CEILING = 100
+TALE_CONCLUSIONS = range(1, 3)
+TALE_DETOURS = range(1)
+
+
+class Example(NamedTuple):
+    """One training dialogue: a system message ('' for none), a user message, the reply."""
+
+    kind: str
+    system: str
+    user: str
+    reply: str
+
+
+def short_puzzle(rng: random.Random) -> tuple[str, list[str]]:
+    """Three or five numbers: the endgames of the longer puzzles, in no task's own test."""
+    while True:
+        numbers = tuple(sorted(rng.choices(SHORT_NUMBERS, k=rng.choice(SHORT_COUNTS))))
+        path = arithmetic.derive(numbers, rng, CEILING)
+        target = path[-1].result
+        if target in SHORT_TARGETS:
+            return arithmetic.ask(numbers, target), arithmetic.derivation(path, target)
+
+
+def tale(rng: random.Random) -> tuple[str, list[str]]:
+    """A word problem of one to three conclusions, where looking things up is learnt first."""
+    task = TASKS["wordproblem"]
+    while True:
+        question = story_text(wordproblem.draw(rng, TALE_CONCLUSIONS, TALE_DETOURS))
+        if split_of(task.key(question)) == "train":
+            return question, task.solve(question, rng)
+
+
+EXTRAS = {"short": short_puzzle, "tale": tale}
+
+
+def example(rng: random.Random, mixture: dict[str, float]) -> Example:
+    """One example of the mixture."""
+    kind = rng.choices(list(mixture), list(mixture.values()))[0]
+    system = rng.choice(SYSTEM_MESSAGES) if rng.random() < SYSTEM_SHARE else ""
+    if kind == "judge":
+        return Example(kind, system, *judge_lesson(rng))
+    question, steps = EXTRAS[kind](rng) if kind in EXTRAS else TASKS[kind].lesson(rng)
+    return Example(kind, system, question, STEP_BREAK.join(steps))
+
+
+def main() -> None:
+    """Print one example of each kind."""
+    rng = random.Random(0)
+    for kind in MIXTURE:
+        shown = example(rng, {kind: 1.0})
+        print(f"=== {kind}\n{shown.user}\n---\n{shown.reply}\n")
+
+
+if __name__ == "__main__":
+    main()

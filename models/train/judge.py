@@ -1,0 +1,73 @@
+"""Judge prompts: the policy as its own evaluator.
+
+The user message holds a question and the steps so far; the reply gives one reason and then
+`The number is N.`, from 1 (certainly lost) to 10 (certainly right).
+"""
+
+import random
+
+from models.tasks import TASKS
+from models.tasks.task import STEP_BREAK, Task
+
+OPENING = "Judge these steps."
+CLOSING = "How surely do they lead to a correct answer, from 1 to 10?"
+ILLEGAL, DEAD_END, HOPEFUL, CERTAIN = 1, 2, 7, 10
+TASK_WEIGHTS = {"game24": 4, "countdown": 3, "blocksworld": 2, "wordproblem": 1}
+
+
+def judge_prompt(question: str, steps: list[str]) -> str:
+    """The user message of a judge request."""
+    return STEP_BREAK.join((OPENING, question, *steps, CLOSING))
+
+
+def verdict_text(reason: str, number: int) -> str:
+    """The judge's reply."""
+    return STEP_BREAK.join((reason, f"The number is {number}."))
+
+
+def judge_reply(task: Task, question: str, steps: list[str], rest: list[str]) -> str:
+    """The true verdict on `steps`; `rest` is a correct continuation where one is known."""
+    verdict = task.check(question, STEP_BREAK.join(steps))
+    if verdict.correct:
+        return verdict_text("The answer is right.", CERTAIN)
+    good = sum(verdict.steps)
+    if good == len(steps):
+        if not rest:
+            return verdict_text("It can go on.", HOPEFUL)
+        return verdict_text(f"Next: {rest[0]}", max(HOPEFUL, CERTAIN - len(rest) + 1))
+    if verdict.reason.endswith(("reach", "for the answer")):
+        return verdict_text(f"After step {good + 1} no way leads on.", DEAD_END)
+    return verdict_text(f"Step {good + 1} is wrong.", ILLEGAL)
+
+
+def corrupt(step: str, rng: random.Random) -> str:
+    """The step with one of its numbers (or, having none, one of its letters) changed."""
+    words = step.split(" ")
+    places = [i for i, word in enumerate(words) if word.strip("().,:").isdigit()]
+    if places:
+        place = rng.choice(places)
+        number = words[place].strip("().,:")
+        other = max(0, int(number) + rng.choice((-10, -2, -1, 1, 2, 10)))
+        words[place] = words[place].replace(number, str(other))
+        return " ".join(words)
+    places = [i for i, word in enumerate(words) if len(word) == 1 and word.isalpha()]
+    if places:
+        words[rng.choice(places)] = rng.choice("abcdef")
+    return " ".join(words)
+
+
+def judge_lesson(rng: random.Random) -> tuple[str, str]:
+    """A judge prompt and its true reply: half good prefixes, half spoilt in one of two ways."""
+    name = rng.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()))[0]
+    task = TASKS[name]
+    question, steps = task.lesson(rng)
+    cut = rng.randint(1, len(steps))
+    kind = rng.random()
+    if kind < 0.5:
+        prefix, rest = steps[:cut], steps[cut:]
+    elif kind < 0.75:
+        other = task.solve(task.rival(question, rng), rng)[:-1]
+        prefix, rest = other[: min(cut, len(other))], []
+    else:
+        prefix, rest = [*steps[: cut - 1], corrupt(steps[cut - 1], rng)], []
+    return judge_prompt(question, prefix), judge_reply(task, question, prefix, rest)

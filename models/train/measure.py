@@ -1,0 +1,207 @@
+"""Measured quality of the bundled models, a task at a time, as JSON lines.
+
+`python -m models.train.measure accuracy prm judge draft`
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from models.tasks import TASKS
+from models.tasks.task import STEP_BREAK, Split, Task
+from models.train.batches import (
+    IGNORED,
+    Row,
+    encode,
+    load_tokenizer,
+    micro_batches,
+    pad_id,
+    prompt_ids,
+    text_of,
+)
+from models.train.checkpoint import load_model
+from models.train.corpus import Example
+from models.train.judge import judge_prompt
+from models.train.network import logits_at
+from models.train.prm_data import Labelled, label
+from models.train.rows import scored_row, sign_ids
+from models.train.sampling import Sampler
+
+SEED = 5
+JUDGED_NUMBER = re.compile(r"The number is (10|[1-9])\b")
+
+
+def interval(right: int, count: int) -> list[float]:
+    """Wilson's 95 % interval of a share."""
+    z, share = 1.96, right / count
+    centre = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return [round((centre - spread) / scale, 4), round((centre + spread) / scale, 4)]
+
+
+def flat(steps: list[list[int]]) -> list[int]:
+    """The steps' ids as one list."""
+    return list(chain.from_iterable(steps))
+
+
+class Bench:
+    """The bundled models and one set of policy samples on a split, shared by the measures."""
+
+    def __init__(self, split: Split, limit: int, each: int) -> None:
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer()
+        self.policy: LlamaForCausalLM = load_model("policy")
+        self.sampler = Sampler(self.policy)
+        self.split: Split = split
+        self.limit, self.each = limit, each
+        self.samples = {name: self._sample(task) for name, task in TASKS.items()}
+
+    def _sample(self, task: Task) -> list[Labelled]:
+        questions = task.questions(self.split, self.limit) * self.each
+        prompts = [prompt_ids(self.tokenizer, question) for question in questions]
+        replies = self.sampler.sample(prompts, SEED)
+        pairs = zip(questions, replies, strict=True)
+        return [label(self.tokenizer, task, question, reply) for question, reply in pairs]
+
+    def accuracy(self) -> Iterator[dict]:
+        """Single-sample accuracy at temperature 1, and where the wrong ones go wrong."""
+        for name, rows in self.samples.items():
+            right = sum(row.labels[-1] for row in rows)
+            faults = [sum(row.labels) for row in rows if not row.labels[-1]]
+            yield {
+                "measure": "accuracy",
+                "task": name,
+                "samples": len(rows),
+                "value": round(right / len(rows), 4),
+                "ci95": interval(right, len(rows)),
+                "mean_tokens": round(sum(len(flat(r.steps)) for r in rows) / len(rows), 1),
+                "first_fault_at": np.bincount(faults, minlength=1).tolist() if faults else [],
+            }
+
+    def prm(self) -> Iterator[dict]:
+        """AUC of the reward a step: over all steps, and up to each reply's first fault."""
+        model = load_model("prm")
+        signs = torch.tensor(sign_ids(self.tokenizer))
+        for name, rows in self.samples.items():
+            every, decisive = ([], []), ([], [])
+            for row, scores in self._scores(model, signs, rows):
+                stop = row.labels.index(False) + 1 if False in row.labels else len(row.labels)
+                for into, end in ((every, len(scores)), (decisive, stop)):
+                    into[0].extend(row.labels[:end])
+                    into[1].extend(scores[:end])
+            yield {
+                "measure": "prm_auc",
+                "task": name,
+                "steps": len(every[0]),
+                "value": round(roc_auc_score(*every), 4),
+                "to_first_fault": round(roc_auc_score(*decisive), 4),
+            }
+
+    @torch.no_grad()
+    def _scores(
+        self, model: LlamaForCausalLM, signs: torch.Tensor, rows: list[Labelled]
+    ) -> Iterator[tuple[Labelled, list[float]]]:
+        for row in rows:
+            scored = scored_row(self.tokenizer, row)
+            where = torch.tensor([[mark != IGNORED for mark in scored.labels]])
+            logits = logits_at(model, torch.tensor([scored.ids]), where)[:, signs]
+            yield row, logits.softmax(-1)[:, 0].tolist()
+
+    def judge(self) -> Iterator[dict]:
+        """How the judge's number (mean of three votes) goes with the truth about a prefix."""
+        rng = random.Random(SEED)
+        for name, rows in self.samples.items():
+            prompts, truths = [], []
+            for row in rows:
+                cut = rng.randint(1, len(row.steps))
+                text = text_of(self.tokenizer, flat(row.steps[:cut]))
+                steps = text.strip().split(STEP_BREAK)
+                prompts.append(prompt_ids(self.tokenizer, judge_prompt(row.question, steps)))
+                truths.append(row.labels[cut - 1])
+            votes = [self._votes(prompts, seed) for seed in range(3)]
+            numbers = np.nanmean(np.array(votes), axis=0)
+            known = ~np.isnan(numbers)
+            truth = np.array(truths)[known]
+            spearman = np.corrcoef(rankdata(numbers[known]), truth)[0, 1]
+            yield {
+                "measure": "judge",
+                "task": name,
+                "prefixes": len(prompts),
+                "spearman": round(float(spearman), 4),
+                "auc": round(roc_auc_score(truth, numbers[known]), 4),
+                "parsed": round(1 - float(np.isnan(votes).mean()), 4),
+            }
+
+    def _votes(self, prompts: list[list[int]], seed: int) -> list[float]:
+        found = []
+        for reply in self.sampler.sample(prompts, seed):
+            match = JUDGED_NUMBER.search(text_of(self.tokenizer, reply))
+            found.append(float(match[1]) if match else math.nan)
+        return found
+
+    def draft(self) -> Iterator[dict]:
+        """Share of reply positions where draft and policy pick the same token.
+
+        `value` under the same Gumbel noise at temperature 1, `greedy` without noise; on the
+        policy's own samples.
+        """
+        draft, generator = load_model("draft"), torch.Generator().manual_seed(SEED)
+        for name, rows in self.samples.items():
+            coupled, greedy = [], []
+            for ours, theirs in self._pairs(rows, draft):
+                noise = -torch.empty_like(ours).exponential_(generator=generator).log()
+                coupled.append((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
+                greedy.append(ours.argmax(-1) == theirs.argmax(-1))
+            yield {
+                "measure": "draft_agreement",
+                "task": name,
+                "tokens": sum(map(len, coupled)),
+                "value": round(torch.cat(coupled).float().mean().item(), 4),
+                "greedy": round(torch.cat(greedy).float().mean().item(), 4),
+            }
+
+    @torch.no_grad()
+    def _pairs(
+        self, rows: list[Labelled], draft: LlamaForCausalLM
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        encoded = [self._reply_row(row) for row in rows]
+        for batch in micro_batches(encoded, pad_id(self.tokenizer)):
+            where = batch.labels != IGNORED
+            ours = logits_at(self.policy, batch.ids, where).log_softmax(-1)
+            yield ours, logits_at(draft, batch.ids, where).log_softmax(-1)
+
+    def _reply_row(self, row: Labelled) -> Row:
+        reply = text_of(self.tokenizer, flat(row.steps))
+        return encode(self.tokenizer, Example(row.task, "", row.question, reply))
+
+
+def main() -> None:
+    """Measure and print JSON lines."""
+    measures = {"accuracy": Bench.accuracy, "prm": Bench.prm, "judge": Bench.judge}
+    measures["draft"] = Bench.draft
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="+", choices=measures)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--limit", type=int, default=100, help="questions a task")
+    parser.add_argument("--each", type=int, default=2, help="samples a question")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bench = Bench(options.split, options.limit, options.each)
+    for name in options.what:
+        for row in measures[name](bench):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Data-parallel training over processes of one thread each.
+
+On a busy machine this beats one process of two threads: processes wait for each other once a
+step, threads once an operation. Each process runs Muon for its share of the layers only.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from models.train.checkpoint import CACHE
+
+
+def join(name: str, rank: int, world: int) -> None:
+    """Meet the other processes of this run."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    meeting = CACHE / f"{name}.meeting"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+
+
+def layer_of(parameter_name: str) -> int:
+    """The number in `model.layers.3.mlp...`."""
+    return int(parameter_name.split(".layers.")[1].split(".")[0])
+
+
+def sum_gradients(model: nn.Module, extra: list[float]) -> list[float]:
+    """Sum all gradients, and some numbers, over the processes."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([*(grad.flatten() for grad in grads), torch.tensor(extra)])
+    dist.all_reduce(flat)
+    _spread(flat, grads)
+    return flat[-len(extra) :].tolist()
+
+
+def share_matrices(model: nn.Module, world: int) -> None:
+    """Everybody takes over each layer's matrices from the process that updated them."""
+    matrices = [(n, p.data) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
+    for source in range(world):
+        owned = [p for n, p in matrices if layer_of(n) % world == source]
+        flat = torch.cat([p.flatten() for p in owned])
+        dist.broadcast(flat, source)
+        _spread(flat, owned)
+
+
+def _spread(flat: Tensor, parts: list[Tensor]) -> None:
+    start = 0
+    for part in parts:
+        part.copy_(flat[start : start + part.numel()].view_as(part))
+        start += part.numel()

@@ -1,0 +1,147 @@
+"""Labelled steps for the reward model: the policy's own samples and some teacher derivations.
+
+`python -m models.train.prm_data --minutes 8` appends rounds to the cache until the time is up.
+Each round samples train questions from scratch, then again from prefixes that are still good, as
+a search would: that is where the deep decisions are.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from models.tasks import TASKS
+from models.tasks.task import STEP_BREAK, Task
+from models.train.batches import load_tokenizer, prompt_ids, text_of
+from models.train.checkpoint import CACHE, load_model
+from models.train.sampling import Sampler
+from models.train.tokenizer import END
+
+SAMPLES = "prm_samples.*.jsonl"
+"""In the cache, one file a seed: processes with different seeds collect side by side."""
+QUESTIONS_A_ROUND = {"game24": 80, "countdown": 80, "blocksworld": 50, "wordproblem": 40}
+EACH = 3
+CONTINUED = 4
+TEACHER_SHARE = 0.15
+RIVAL_SHARE = 0.5
+TOO_LONG = 480
+
+
+class Labelled(NamedTuple):
+    """A question, the steps of a reply as token ids (ends included), and their labels."""
+
+    task: str
+    question: str
+    steps: list[list[int]]
+    labels: list[bool]
+
+
+def step_ids(reply: list[int], step_break: int) -> list[list[int]]:
+    """A reply's ids cut after each step break."""
+    steps: list[list[int]] = [[]]
+    for token in reply:
+        steps[-1].append(token)
+        if token == step_break:
+            steps.append([])
+    return steps if steps[-1] else steps[:-1]
+
+
+def label(
+    tokenizer: PreTrainedTokenizerBase, task: Task, question: str, reply: list[int]
+) -> Labelled:
+    """The reply's steps with what the checker says; a cut-off last step is never right."""
+    (step_break,) = tokenizer.encode(STEP_BREAK)
+    steps = step_ids(reply, step_break)
+    labels = list(task.check(question, text_of(tokenizer, reply)).steps)
+    if reply[-1] != tokenizer.eos_token_id:
+        labels[-1] = False
+    # An empty paragraph at either end is a step of tokens but not of text.
+    labels = (labels + [False] * len(steps))[: len(steps)]
+    return Labelled(task.name, question, steps, labels)
+
+
+def train_questions(task: Task, rng: random.Random, count: int) -> list[str]:
+    """Train questions; game24 has few puzzles, so half of its questions get another target."""
+    asked = [task.lesson(rng)[0] for _ in range(count)]
+    if task.name != "game24":
+        return asked
+    return [task.rival(q, rng) if rng.random() < RIVAL_SHARE else q for q in asked]
+
+
+class Collector:
+    """Samples and labels, one round after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.tokenizer = load_tokenizer()
+        self.sampler = Sampler(load_model("policy"))
+        self.rng = random.Random(seed)
+
+    def round(self, names: list[str]) -> Iterator[Labelled]:
+        """Samples from scratch, samples from good prefixes, and teacher derivations."""
+        for name in names:
+            task, count = TASKS[name], QUESTIONS_A_ROUND[name]
+            questions = train_questions(task, self.rng, count)
+            first = list(self._sampled(task, [(q, []) for q in questions for _ in range(EACH)]))
+            yield from first
+            starts = [(row.question, self._good_prefix(row)) for row in first]
+            starts = [start for start in starts if start[1]]
+            picked = self.rng.sample(starts, min(count, len(starts)))
+            yield from self._sampled(task, [start for start in picked for _ in range(CONTINUED)])
+            for question in questions:
+                if self.rng.random() < TEACHER_SHARE * EACH:
+                    yield self._taught(task, question)
+
+    def _good_prefix(self, row: Labelled) -> list[int]:
+        good = [steps for steps, right in zip(row.steps, row.labels, strict=True) if right]
+        if len(good) == len(row.steps):
+            good = good[: self.rng.randint(1, max(1, len(good) - 2))]
+        return [token for step in good for token in step]
+
+    def _sampled(self, task: Task, starts: list[tuple[str, list[int]]]) -> Iterator[Labelled]:
+        prompts = [prompt_ids(self.tokenizer, question) + prefix for question, prefix in starts]
+        replies = self.sampler.sample(prompts, self.rng.getrandbits(40), TOO_LONG)
+        for (question, prefix), reply in zip(starts, replies, strict=True):
+            yield label(self.tokenizer, task, question, prefix + reply)
+
+    def _taught(self, task: Task, question: str) -> Labelled:
+        steps = task.solve(question, self.rng)
+        reply = self.tokenizer.encode(STEP_BREAK.join(steps) + END)
+        return label(self.tokenizer, task, question, reply)
+
+
+def main() -> None:
+    """Collect rounds until the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    collector, started = Collector(options.seed), time.monotonic()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / SAMPLES.replace("*", str(options.seed))).open("a") as out:
+        while time.monotonic() - started < options.minutes * 60:
+            rows = list(collector.round(options.tasks))
+            out.writelines(json.dumps(row) + "\n" for row in rows)
+            out.flush()
+            shares = {
+                name: round(_good_share([row for row in rows if row.task == name]), 3)
+                for name in options.tasks
+            }
+            line = {"s": round(time.monotonic() - started), "rows": len(rows), "good": shares}
+            print(json.dumps(line), flush=True)
+
+
+def _good_share(rows: list[Labelled]) -> float:
+    labels = [right for row in rows for right in row.labels]
+    return sum(labels) / len(labels)
+
+
+if __name__ == "__main__":
+    main()

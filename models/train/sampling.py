@@ -1,0 +1,165 @@
+"""Batched sampling at temperature 1 from a policy, for training data and measurements.
+
+Rows are left-padded: rotary positions are relative, so a common offset changes nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from models.train import network
+
+ROWS = 192
+ROOM = 640
+"""The most tokens a row may have, prompt and reply together."""
+COMPACT_SHARE = 0.75
+NEVER = -1e9
+
+
+@dataclass
+class _Layer:
+    """One layer's fused weights."""
+
+    block: Any
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass
+class _Rows:
+    """The rows still being written: their keys and values, padding mask and place in the result."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    bias: Tensor
+    last: Tensor
+    place: Tensor
+
+    def keep(self, chosen: Tensor) -> None:
+        """Drop the rows that have ended."""
+        self.keys = [key[chosen] for key in self.keys]
+        self.values = [value[chosen] for value in self.values]
+        self.bias, self.last, self.place = (
+            self.bias[chosen],
+            self.last[chosen],
+            self.place[chosen],
+        )
+
+
+class Sampler:
+    """Draws replies from one model."""
+
+    def __init__(self, model: LlamaForCausalLM, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.config: Any = model.config
+        self.dtype = dtype
+        self.embed = model.model.embed_tokens.weight.detach().to(dtype)
+        self.norm: Any = model.model.norm
+        self.layers = [self._fuse(layer) for layer in network.decoder_layers(model)]
+        self.cos, self.sin = (
+            part.to(dtype) for part in network.rotation(ROOM, self.config.head_dim)
+        )
+
+    def _fuse(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+        weights = (
+            torch.cat(qkv),
+            attention.o_proj.weight,
+            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            mlp.down_proj.weight,
+        )
+        return _Layer(layer, *(weight.detach().to(self.dtype) for weight in weights))
+
+    def sample(self, prompts: list[list[int]], seed: int, room: int = ROOM) -> list[list[int]]:
+        """One reply for each prompt, in order; it ends with the end token unless `room` ran out."""
+        generator = torch.Generator().manual_seed(seed)
+        replies: list[list[int]] = [[] for _ in prompts]
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for start in range(0, len(order), ROWS):
+            places = order[start : start + ROWS]
+            for place, reply in self._batch(prompts, places, generator, room):
+                replies[place] = reply
+        return replies
+
+    @torch.no_grad()
+    def _batch(
+        self, prompts: list[list[int]], places: list[int], generator: torch.Generator, room: int
+    ) -> Iterator[tuple[int, list[int]]]:
+        width = max(len(prompts[i]) for i in places)
+        rows = self._begin(prompts, places, width)
+        written: dict[int, list[int]] = {i: [] for i in places}
+        end = self.config.eos_token_id
+        logits = self._forward(rows, self._ids(prompts, places, width), 0)
+        for position in range(width, room + 1):
+            rows.last = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+            for place, token in zip(rows.place.tolist(), rows.last.tolist(), strict=True):
+                if not written[place] or written[place][-1] != end:
+                    written[place].append(token)
+            open_rows = torch.tensor([written[i][-1] != end for i in rows.place.tolist()])
+            if position == room or not open_rows.any():
+                break
+            if open_rows.float().mean() < COMPACT_SHARE:
+                rows.keep(open_rows)
+            logits = self._forward(rows, rows.last[:, None], position)
+        yield from written.items()
+
+    def _ids(self, prompts: list[list[int]], places: list[int], width: int) -> Tensor:
+        pad = self.config.pad_token_id
+        return torch.tensor([[pad] * (width - len(prompts[i])) + prompts[i] for i in places])
+
+    def _begin(self, prompts: list[list[int]], places: list[int], width: int) -> _Rows:
+        shape = (len(places), self.config.num_key_value_heads, ROOM, self.config.head_dim)
+        count = len(self.layers)
+        bias = torch.zeros(len(places), ROOM)
+        for row, i in enumerate(places):
+            bias[row, : width - len(prompts[i])] = NEVER
+        return _Rows(
+            [torch.zeros(shape, dtype=self.dtype) for _ in range(count)],
+            [torch.zeros(shape, dtype=self.dtype) for _ in range(count)],
+            bias,
+            torch.zeros(len(places), dtype=torch.long),
+            torch.tensor(places),
+        )
+
+    def _forward(self, rows: _Rows, ids: Tensor, start: int) -> Tensor:
+        """Logits at the last position of `ids`, which stand at positions from `start` on."""
+        x = F.embedding(ids, self.embed)
+        for i, layer in enumerate(self.layers):
+            h = self._norm(x, layer.block.input_layernorm)
+            x = x + F.linear(self._attend(rows, i, F.linear(h, layer.qkv), start), layer.out)
+            h = self._norm(x, layer.block.post_attention_layernorm)
+            gate, up = F.linear(h, layer.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return F.linear(self._norm(x[:, -1], self.norm), self.embed).float()
+
+    def _norm(self, x: Tensor, norm: Any) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), norm.weight.to(self.dtype), norm.variance_epsilon)
+
+    def _attend(self, rows: _Rows, i: int, qkv: Tensor, start: int) -> Tensor:
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        batch, length, _ = qkv.shape
+        stop = start + length
+        split = qkv.view(batch, length, heads + 2 * kv_heads, -1).transpose(1, 2)
+        cos, sin = self.cos[start:stop], self.sin[start:stop]
+        turned = network.rotate(split[:, : heads + kv_heads], cos, sin)
+        rows.keys[i][:, :, start:stop] = turned[:, heads:]
+        rows.values[i][:, :, start:stop] = split[:, heads + kv_heads :]
+        bias = rows.bias[:, None, None, :stop]
+        if length > 1:
+            future = torch.full((length, stop), NEVER).triu(1 + start)
+            bias = bias + future
+        group = heads // kv_heads
+        query = turned[:, :heads].reshape(batch, kv_heads, group, length, -1).flatten(2, 3)
+        scores = query @ rows.keys[i][:, :, :stop].transpose(2, 3)
+        scores = scores * self.config.head_dim**-0.5
+        scores = scores.view(batch, heads, length, stop) + bias.to(self.dtype)
+        weights = scores.softmax(-1).view(batch, kv_heads, group * length, stop)
+        mixed = (weights @ rows.values[i][:, :, :stop]).view(batch, heads, length, -1)
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
