@@ -18,7 +18,12 @@ STEPS = [
     "6 * 4 = 24 (left: 24)",
     "The answer is 24.",
 ]
-WRONG_STEPS = ["13 * 10 = 131 (left: 4 9 131)", *STEPS[1:]]
+DEAD_END = [
+    "13 * 10 = 130 (left: 4 9 130)",
+    "9 - 4 = 5 (left: 5 130)",
+    "130 - 5 = 125 (left: 125)",
+    "The answer is 24.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +91,8 @@ def step_scores(model: LlamaForCausalLM, steps: list[str]) -> list[float]:
 def test_the_prm_tells_right_from_wrong_at_the_step_tag(
     models: dict[str, LlamaForCausalLM],
 ) -> None:
-    assert min(step_scores(models["prm"], STEPS)) > 0.5
-    assert max(step_scores(models["prm"], WRONG_STEPS)) < 0.5
+    right, wrong = step_scores(models["prm"], STEPS), step_scores(models["prm"], DEAD_END)
+    assert min(right) > 0.5 > max(wrong)
 
 
 def test_the_draft_often_says_what_the_policy_says(models: dict[str, LlamaForCausalLM]) -> None:
