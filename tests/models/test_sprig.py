@@ -95,6 +95,13 @@ def test_the_prm_tells_right_from_wrong_at_the_step_tag(
     assert min(right) > 0.5 > max(wrong)
 
 
+@pytest.mark.xfail(reason="the reward model forgets a false product two steps later", strict=True)
+def test_the_prm_remembers_an_illegal_step(models: dict[str, LlamaForCausalLM]) -> None:
+    """Every step below a false product is wrong, however well it goes on."""
+    false_product = ["13 * 10 = 131 (left: 4 9 131)", *STEPS[1:]]
+    assert max(step_scores(models["prm"], false_product)) < 0.5
+
+
 def test_the_draft_often_says_what_the_policy_says(models: dict[str, LlamaForCausalLM]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(SPRIG / "draft")
     prompt = tokenizer.encode(f"<|user|>{QUESTION}<|assistant|>")
