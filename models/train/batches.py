@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from models.train.corpus import Example, example
 from models.train.tokenizer import ASSISTANT, END, PAD, SPRIG, USER
+from models.train.verdicts import Verdicts
 
 IGNORED = -100
 MICRO_TOKENS = 640
@@ -86,7 +87,11 @@ def _padded(rows: list[Row], pad: int) -> MicroBatch:
 
 
 def draw_rows(
-    tokenizer: PreTrainedTokenizerBase, rng: random.Random, mixture: dict[str, float], count: int
+    tokenizer: PreTrainedTokenizerBase,
+    rng: random.Random,
+    mixture: dict[str, float],
+    count: int,
+    verdicts: Verdicts | None = None,
 ) -> list[Row]:
     """Fresh examples of the mixture."""
-    return [encode(tokenizer, example(rng, mixture)) for _ in range(count)]
+    return [encode(tokenizer, example(rng, mixture, verdicts)) for _ in range(count)]

@@ -1,6 +1,13 @@
-"""Saving, resuming and exporting: a run can be stopped and continued at any step."""
+"""Saving, resuming, exporting and publishing: a run can be stopped and continued at any step.
 
+What is trained lies in the cache until `python -m models.train.checkpoint policy prm draft`
+moves it over the bundled models: nobody who serves or tests them sees a half-trained one.
+"""
+
+import argparse
 import copy
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +18,8 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 from models.train.tokenizer import SPRIG
 
 CACHE = Path(__file__).parents[2] / ".cache" / "train"
+FRESH = CACHE / "sprig"
+"""Models trained and not yet published, a folder each."""
 
 
 def save(name: str, state: dict[str, Any]) -> None:
@@ -45,7 +54,7 @@ class Average:
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
-    """Write `models/sprig/<folder>` for plain transformers, in bf16."""
+    """Write a model into the cache for plain transformers, in bf16."""
     written = copy.deepcopy(model).bfloat16()
     written.generation_config = GenerationConfig(
         do_sample=True,
@@ -53,9 +62,30 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    written.save_pretrained(SPRIG / folder)
+    written.save_pretrained(FRESH / folder)
 
 
 def load_model(folder: str) -> LlamaForCausalLM:
-    """A bundled model in float32."""
-    return LlamaForCausalLM.from_pretrained(SPRIG / folder, dtype=torch.float32)
+    """A model in float32: the one trained last if it is not published yet, else the bundled one."""
+    fresh = FRESH / folder
+    path = fresh if (fresh / "model.safetensors").exists() else SPRIG / folder
+    print(f"model: {path}", file=sys.stderr)
+    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def publish(folder: str) -> None:
+    """Move a trained model over the bundled one; the tokenizer's files stay."""
+    for path in (FRESH / folder).iterdir():
+        shutil.move(path, SPRIG / folder / path.name)
+
+
+def main() -> None:
+    """Publish models."""
+    parser = argparse.ArgumentParser(description="Move trained models over the bundled ones.")
+    parser.add_argument("folders", nargs="+", choices=("policy", "prm", "draft"))
+    for folder in parser.parse_args().folders:
+        publish(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from models.tasks import TASKS, arithmetic, wordproblem
 from models.tasks.story import story_text
 from models.tasks.task import STEP_BREAK, split_of
 from models.train.judge import judge_lesson
+from models.train.verdicts import Verdicts
 
 MIXTURE = {
     "game24": 0.22,
@@ -21,6 +22,18 @@ MIXTURE = {
     "judge": 0.05,
 }
 """Shares of examples, not of tokens."""
+
+REFINED = {
+    "game24": 0.10,
+    "countdown": 0.12,
+    "short": 0.02,
+    "blocksworld": 0.09,
+    "wordproblem": 0.36,
+    "tale": 0.06,
+    "judge": 0.07,
+    "verdict": 0.18,
+}
+"""The second phase: the task that learns slowest, and judging what the policy itself writes."""
 
 SYSTEM_SHARE = 0.04
 SYSTEM_MESSAGES = (
@@ -67,12 +80,18 @@ def tale(rng: random.Random) -> tuple[str, list[str]]:
 EXTRAS = {"short": short_puzzle, "tale": tale}
 
 
-def example(rng: random.Random, mixture: dict[str, float]) -> Example:
-    """One example of the mixture."""
+def example(
+    rng: random.Random, mixture: dict[str, float], verdicts: Verdicts | None = None
+) -> Example:
+    """One example of the mixture; `verdict` needs replies that the policy sampled."""
     kind = rng.choices(list(mixture), list(mixture.values()))[0]
     system = rng.choice(SYSTEM_MESSAGES) if rng.random() < SYSTEM_SHARE else ""
     if kind == "judge":
         return Example(kind, system, *judge_lesson(rng))
+    if kind == "verdict":
+        if verdicts is None:
+            raise ValueError("the mixture asks for verdicts: collect samples with prm_data first")
+        return Example(kind, system, *verdicts.lesson(rng))
     question, steps = EXTRAS[kind](rng) if kind in EXTRAS else TASKS[kind].lesson(rng)
     return Example(kind, system, question, STEP_BREAK.join(steps))
 

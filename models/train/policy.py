@@ -1,6 +1,8 @@
-"""Train the policy: `python -m models.train.policy --minutes 80`. Resumes where it stopped.
+"""Train the policy: `python -m models.train.policy --phase learn`, then `--phase refine`.
 
-One process a core: start it once with `--rank 0` and once with `--rank 1`.
+Either phase resumes where it stopped. One process a core: `--world 2` with `--rank 0` in one and
+`--rank 1` in the other. `refine` starts from the policy as it is and wants samples of it to judge
+(`models.train.prm_data`).
 """
 
 import argparse
@@ -10,6 +12,7 @@ import random
 import signal
 import time
 from collections import defaultdict
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,18 +28,33 @@ from models.train.batches import (
     micro_batches,
     pad_id,
 )
-from models.train.corpus import MIXTURE
+from models.train.corpus import MIXTURE, REFINED
 from models.train.network import logits_at, new_model
 from models.train.optimizer import optimizers, set_rate
+from models.train.prm_data import load_verdicts
 
 SEED = 2
-WORLD = 2
-EXAMPLES_A_STEP = 20
-"""In each process."""
+EXAMPLES_A_STEP = 40
+"""In all processes together."""
 SAVE_EVERY_S = 150
 LOG_EVERY = 20
 SHARPNESS = 1.5
 """What is exported says at temperature 1 what was learnt at temperature 1/1.5."""
+
+
+class Phase(NamedTuple):
+    """One run over one mixture: how long, from what, and how fast beside the first."""
+
+    minutes: float
+    mixture: dict[str, float]
+    start: str | None
+    rate_scale: float
+
+
+PHASES = {
+    "learn": Phase(80, MIXTURE, None, 1.0),
+    "refine": Phase(42, REFINED, "policy", 0.6),
+}
 
 
 def token_losses(model: LlamaForCausalLM, batch: MicroBatch) -> Tensor:
@@ -54,22 +72,28 @@ def by_kind(batch: MicroBatch, losses: Tensor, sums: dict[str, list[float]]) -> 
         sums[kind][1] += len(part)
 
 
-def sharpened(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def scaled(model: LlamaForCausalLM, by: float) -> LlamaForCausalLM:
     """A copy whose logits are scaled, by way of the last norm, which the tied output reads."""
     copied = copy.deepcopy(model)
-    copied.model.norm.weight.mul_(SHARPNESS)
+    with torch.no_grad():
+        copied.model.norm.weight.mul_(by)
     return copied
 
 
 class Run:
     """A training run: the weights, their average, the optimizers, and the time already spent."""
 
-    def __init__(self, name: str, shape: str, budget_s: float, rank: int) -> None:
-        self.name, self.budget_s, self.rank = name, budget_s, rank
-        parallel.join(name, rank, WORLD)
+    def __init__(self, name: str, phase: Phase, rank: int, world: int) -> None:
+        self.name, self.phase, self.rank, self.world = name, phase, rank, world
+        self.budget_s = phase.minutes * 60
+        parallel.join(name, rank, world)
         self.tokenizer = load_tokenizer()
-        self.model = new_model(shape, self.tokenizer, SEED)
-        self.built = optimizers(self.model, rank=rank, world=WORLD)
+        self.verdicts = load_verdicts(self.tokenizer) if "verdict" in phase.mixture else None
+        if phase.start is None:
+            self.model = new_model("policy", self.tokenizer, SEED)
+        else:
+            self.model = scaled(checkpoint.load_model(phase.start), 1 / SHARPNESS)
+        self.built = optimizers(self.model, phase.rate_scale, rank, world)
         self.average = checkpoint.Average(self.model)
         self.step, self.tokens, self.spent_s = 0, 0, 0.0
         self.stopping = self.stopped = False
@@ -105,13 +129,14 @@ class Run:
             },
         )
         if self.rank == 0:
-            checkpoint.export(sharpened(self.average.model), self.tokenizer, self.name)
+            checkpoint.export(scaled(self.average.model, SHARPNESS), self.tokenizer, "policy")
 
-    def take_step(self, mixture: dict[str, float], sums: dict[str, list[float]]) -> None:
+    def take_step(self, sums: dict[str, list[float]]) -> None:
         """One optimizer step over fresh examples, together with the other processes."""
         started = time.monotonic()
         rng = random.Random(f"{self.name} {SEED} {self.step} {self.rank}")
-        rows = draw_rows(self.tokenizer, rng, mixture, EXAMPLES_A_STEP)
+        count = EXAMPLES_A_STEP // self.world
+        rows = draw_rows(self.tokenizer, rng, self.phase.mixture, count, self.verdicts)
         learnt = sum(label != IGNORED for row in rows for label in row.labels)
         for batch in micro_batches(rows, pad_id(self.tokenizer)):
             losses = token_losses(self.model, batch)
@@ -121,16 +146,16 @@ class Run:
         local = [tokens, self.spent_s, self.stopping]
         total, spent, stopping = parallel.sum_gradients(self.model, local)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        set_rate(self.built, spent / WORLD / self.budget_s)
+        set_rate(self.built, spent / self.world / self.budget_s)
         for optimizer in self.built:
             optimizer.step()
         self.model.zero_grad()
-        parallel.share_matrices(self.model, WORLD)
+        parallel.share_matrices(self.model, self.world)
         self.average.update(self.model)
         self.step += 1
         self.tokens += round(total)
-        self.spent_s = spent / WORLD + time.monotonic() - started
-        self.clock = spent / WORLD
+        self.spent_s = spent / self.world + time.monotonic() - started
+        self.clock = spent / self.world
         self.stopped = stopping > 0
 
     def stop(self) -> None:
@@ -138,12 +163,12 @@ class Run:
         self.stopping = True
 
 
-def train(run: Run, mixture: dict[str, float]) -> None:
+def train(run: Run) -> None:
     """Step until the budget is spent or SIGTERM comes; log and save along the way."""
     signal.signal(signal.SIGTERM, lambda *_: run.stop())
     saved, sums = run.clock, defaultdict(lambda: [0.0, 0])
     while run.clock < run.budget_s and not run.stopped:
-        run.take_step(mixture, sums)
+        run.take_step(sums)
         if run.step % LOG_EVERY == 0:
             losses = {kind: round(total / count, 4) for kind, (total, count) in sums.items()}
             rate = round(run.tokens / run.spent_s)
@@ -157,13 +182,15 @@ def train(run: Run, mixture: dict[str, float]) -> None:
 
 
 def main() -> None:
-    """Train or resume the policy."""
+    """Train or resume a phase."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=80)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--phase", choices=PHASES, required=True)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    train(Run("policy", "policy", options.minutes * 60, options.rank), MIXTURE)
+    name = f"policy.{options.phase}"
+    train(Run(name, PHASES[options.phase], options.rank, options.world))
 
 
 if __name__ == "__main__":

@@ -16,22 +16,16 @@ import torch.nn.functional as F
 
 from models.train import checkpoint
 from models.train.batches import IGNORED, Row, load_tokenizer, micro_batches, pad_id
-from models.train.checkpoint import CACHE, load_model
+from models.train.checkpoint import load_model
 from models.train.network import logits_at
 from models.train.optimizer import optimizers, set_rate
-from models.train.prm_data import SAMPLES, Labelled
+from models.train.prm_data import load_samples
 from models.train.rows import scored_row, sign_ids
 
 SEED = 31
 ROWS_A_STEP = 64
 RATE_SCALE = 0.3
 LOG_EVERY = 20
-
-
-def load_samples() -> list[Labelled]:
-    """Everything `prm_data` collected."""
-    lines = [line for path in sorted(CACHE.glob(SAMPLES)) for line in path.read_text().splitlines()]
-    return [Labelled(*json.loads(line)) for line in lines]
 
 
 def epochs(rows: list[Row], rng: random.Random) -> Iterator[list[Row]]:

@@ -16,11 +16,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from models.tasks import TASKS
-from models.tasks.task import STEP_BREAK, Task
+from models.tasks.task import STEP_BREAK, Task, split_steps
 from models.train.batches import load_tokenizer, prompt_ids, text_of
 from models.train.checkpoint import CACHE, load_model
 from models.train.sampling import Sampler
 from models.train.tokenizer import END
+from models.train.verdicts import Reply, Verdicts
 
 SAMPLES = "prm_samples.*.jsonl"
 """In the cache, one file a seed: processes with different seeds collect side by side."""
@@ -39,6 +40,22 @@ class Labelled(NamedTuple):
     question: str
     steps: list[list[int]]
     labels: list[bool]
+
+
+def load_samples() -> list[Labelled]:
+    """Everything collected so far."""
+    lines = [line for path in sorted(CACHE.glob(SAMPLES)) for line in path.read_text().splitlines()]
+    return [Labelled(*json.loads(line)) for line in lines]
+
+
+def load_verdicts(tokenizer: PreTrainedTokenizerBase) -> Verdicts:
+    """What was collected, as replies to judge."""
+    return Verdicts([_reply(tokenizer, row) for row in load_samples()])
+
+
+def _reply(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Reply:
+    steps = split_steps(text_of(tokenizer, [token for step in row.steps for token in step]))
+    return Reply(row.task, row.question, steps, sum(row.labels[: len(steps)]))
 
 
 def step_ids(reply: list[int], step_break: int) -> list[list[int]]:
