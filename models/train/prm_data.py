@@ -2,7 +2,8 @@
 
 `python -m models.train.prm_data --minutes 8` appends rounds to the cache until the time is up.
 Each round samples train questions from scratch, then again from prefixes that are still good, as
-a search would: that is where the deep decisions are.
+a search would: that is where the deep decisions are. Some prefixes are spoilt by a small slip
+first, which has to be remembered however well the reply goes on.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK, Task, split_steps
 from models.train.batches import load_tokenizer, prompt_ids, text_of
 from models.train.checkpoint import CACHE, load_model
+from models.train.judge import corrupt
 from models.train.sampling import Sampler
 from models.train.tokenizer import END
 from models.train.verdicts import Reply, Verdicts
@@ -28,6 +30,7 @@ SAMPLES = "prm_samples.*.jsonl"
 QUESTIONS_A_ROUND = {"game24": 80, "countdown": 80, "blocksworld": 50, "wordproblem": 40}
 EACH = 3
 CONTINUED = 4
+SPOILT = 2
 TEACHER_SHARE = 0.15
 RIVAL_SHARE = 0.5
 TOO_LONG = 480
@@ -99,7 +102,7 @@ class Collector:
         self.rng = random.Random(seed)
 
     def round(self, names: list[str]) -> Iterator[Labelled]:
-        """Samples from scratch, samples from good prefixes, and teacher derivations."""
+        """Samples from scratch, from good and from spoilt prefixes, and teacher derivations."""
         for name in names:
             task, count = TASKS[name], QUESTIONS_A_ROUND[name]
             questions = train_questions(task, self.rng, count)
@@ -109,6 +112,8 @@ class Collector:
             starts = [start for start in starts if start[1]]
             picked = self.rng.sample(starts, min(count, len(starts)))
             yield from self._sampled(task, [start for start in picked for _ in range(CONTINUED)])
+            spoilt = [self._spoilt(task, question) for question in questions[: count // 2]]
+            yield from self._sampled(task, [start for start in spoilt for _ in range(SPOILT)])
             for question in questions:
                 if self.rng.random() < TEACHER_SHARE * EACH:
                     yield self._taught(task, question)
@@ -118,6 +123,12 @@ class Collector:
         if len(good) == len(row.steps):
             good = good[: self.rng.randint(1, max(1, len(good) - 2))]
         return [token for step in good for token in step]
+
+    def _spoilt(self, task: Task, question: str) -> tuple[str, list[int]]:
+        steps = task.solve(question, self.rng)[:-1]
+        cut = self.rng.randrange(len(steps))
+        prefix = [*steps[:cut], corrupt(steps[cut], self.rng), ""]
+        return question, self.tokenizer.encode(STEP_BREAK.join(prefix))
 
     def _sampled(self, task: Task, starts: list[tuple[str, list[int]]]) -> Iterator[Labelled]:
         prompts = [prompt_ids(self.tokenizer, question) + prefix for question, prefix in starts]

@@ -1,0 +1,91 @@
+"""Labelled trajectories out of searched trees: what a search follows, its mistakes included.
+
+`hedgerow eval --task blocksworld --split train --policy rebase --width 64 --trees FILE`, then
+`python -m models.train.tree_data FILE...` adds them to the cache. A reward model that never saw
+what a wide search selects is what a wide search learns to fool.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from models.tasks import TASKS
+from models.tasks.task import Task
+from models.train.batches import load_tokenizer, text_of
+from models.train.checkpoint import CACHE
+from models.train.prm_data import SAMPLES, Labelled
+from search.tree import Node, Tree
+from search.tree_json import from_json
+
+FOOLED, TRUSTED, OTHERS = 6, 3, 5
+"""Leaves a tree: wrong ones by falling reward, right ones by falling reward, at random."""
+
+
+def labelled(
+    tokenizer: PreTrainedTokenizerBase, task: Task, question: str, path: list[Node]
+) -> Labelled:
+    """A path below the root with the checker's word on every step."""
+    steps = [list(node.tokens) for node in path]
+    text = text_of(tokenizer, [token for step in steps for token in step])
+    labels = list(task.check(question, text).steps)
+    # An empty paragraph at either end is a step of tokens but not of text.
+    labels = (labels + [False] * len(steps))[: len(steps)]
+    return Labelled(task.name, question, steps, labels)
+
+
+def chosen(rows: list[tuple[float, Labelled]], rng: random.Random) -> list[Labelled]:
+    """The leaves that teach most: trusted though wrong, trusted and right, and some others."""
+    ranked = sorted(rows, key=lambda row: -row[0])
+    wrong = [row for _, row in ranked if not row.labels[-1]][:FOOLED]
+    right = [row for _, row in ranked if row.labels[-1]][:TRUSTED]
+    taken = [*wrong, *right]
+    others = [row for _, row in ranked if not any(row is other for other in taken)]
+    return [*taken, *rng.sample(others, min(OTHERS, len(others)))]
+
+
+def leaves_of(tree: Tree) -> Iterator[Node]:
+    """Every node that nothing was drawn below and that was scored, one for equal steps."""
+    seen: set[tuple[tuple[int, ...], ...]] = set()
+    for node in tree.nodes[1:]:
+        if node.children or node.reward is None:
+            continue
+        key = tuple(step.tokens for step in tree.chain(node.id))
+        if key not in seen:
+            seen.add(key)
+            yield node
+
+
+def rows_of(
+    document: dict, tokenizer: PreTrainedTokenizerBase, rng: random.Random
+) -> list[Labelled]:
+    """The labelled trajectories of one line of `--trees`."""
+    tree, task = from_json(document["tree"]), TASKS[document["task"]]
+    rows = [
+        (node.reward or 0.0, labelled(tokenizer, task, document["question"], tree.chain(node.id)))
+        for node in leaves_of(tree)
+    ]
+    return chosen(rows, rng)
+
+
+def main() -> None:
+    """Add the trees of some files to the samples."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--name", default="trees", help="which file of samples to add to")
+    options = parser.parse_args()
+    tokenizer, rng, count = load_tokenizer(), random.Random(options.name), 0
+    with (CACHE / SAMPLES.replace("*", options.name)).open("a") as out:
+        for path in options.files:
+            for line in path.open():
+                rows = rows_of(json.loads(line), tokenizer, rng)
+                out.writelines(json.dumps(row) + "\n" for row in rows)
+                count += len(rows)
+    print(json.dumps({"rows": count}))
+
+
+if __name__ == "__main__":
+    main()
