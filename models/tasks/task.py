@@ -31,11 +31,20 @@ class Verdict:
 class Task(Protocol):
     """One family of puzzles, generated, solved and checked exactly."""
 
-    name: str
-    max_depth: int
-    """The most steps a correct reply can have, the answer step included."""
-    max_step_tokens: int
-    """No legal step is longer, in tokens of the bundled tokenizer."""
+    @property
+    def name(self) -> str:
+        """What clients and commands call it."""
+        ...
+
+    @property
+    def max_depth(self) -> int:
+        """The most steps a correct reply can have, the answer step included."""
+        ...
+
+    @property
+    def max_step_tokens(self) -> int:
+        """No legal step is longer, in tokens of the bundled tokenizer."""
+        ...
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
         """The first `limit` questions of a split, the same on every call with the same seed."""
