@@ -35,5 +35,5 @@ COUNTDOWN = NumberPuzzle(
     max_step_tokens=28,
     candidates=lambda split: list(combinations_with_replacement(NUMBERS, COUNT)),
     asked=lambda numbers, split: split_of(key(numbers)) == split and _is_open(numbers),
-    lesson=lambda rng: taught(rng, NUMBERS, COUNT, CEILING, (TARGET,)),
+    teach=lambda rng: taught(rng, NUMBERS, COUNT, CEILING, (TARGET,)),
 )

@@ -40,5 +40,5 @@ GAME24 = NumberPuzzle(
     max_step_tokens=24,
     candidates=_puzzles,
     asked=lambda numbers, split: True,
-    lesson=_lesson,
+    teach=_lesson,
 )

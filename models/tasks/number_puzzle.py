@@ -38,7 +38,7 @@ class NumberPuzzle:
     """Use `count` numbers to make a target.
 
     `candidates` gives the sets that a split's questions are drawn from and `asked` says which of
-    them are (the costly test, made last); `lesson` is as on `Task`; `ceiling` bounds the numbers
+    them are (the costly test, made last); `teach` draws lessons; `ceiling` bounds the numbers
     on the way to a rival's target.
     """
 
@@ -48,7 +48,7 @@ class NumberPuzzle:
     max_step_tokens: int
     candidates: Callable[[Split], Sequence[arithmetic.Numbers]]
     asked: Callable[[arithmetic.Numbers, Split], bool]
-    lesson: Callable[[random.Random], tuple[str, list[str]]]
+    teach: Callable[[random.Random], tuple[str, list[str]]]
 
     @property
     def max_depth(self) -> int:
@@ -91,6 +91,10 @@ class NumberPuzzle:
             other = arithmetic.derive(numbers, rng, self.ceiling)[-1].result
             if other != target:
                 return arithmetic.ask(numbers, other)
+
+    def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
+        """A train puzzle with a derivation, drawn together."""
+        return self.teach(rng)
 
     def _parse(self, question: str) -> tuple[arithmetic.Numbers, int]:
         parsed = arithmetic.parse_question(question)

@@ -18,6 +18,13 @@ def join(name: str, rank: int, world: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
 
 
+def leave(name: str) -> None:
+    """Part from them, and clear the meeting place for the next run."""
+    dist.barrier()
+    dist.destroy_process_group()
+    (CACHE / f"{name}.meeting").unlink(missing_ok=True)
+
+
 def layer_of(parameter_name: str) -> int:
     """The number in `model.layers.3.mlp...`."""
     return int(parameter_name.split(".layers.")[1].split(".")[0])
