@@ -25,13 +25,13 @@ MIXTURE = {
 
 REFINED = {
     "game24": 0.10,
-    "countdown": 0.12,
+    "countdown": 0.11,
     "short": 0.02,
     "blocksworld": 0.09,
-    "wordproblem": 0.36,
-    "tale": 0.06,
-    "judge": 0.07,
-    "verdict": 0.18,
+    "wordproblem": 0.34,
+    "tale": 0.05,
+    "judge": 0.05,
+    "verdict": 0.24,
 }
 """The second phase: the task that learns slowest, and judging what the policy itself writes."""
 

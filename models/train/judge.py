@@ -1,7 +1,7 @@
 """Judge prompts: the policy as its own evaluator.
 
-The user message holds a question and the steps so far; the reply gives one reason and then
-`The number is N.`, from 1 (certainly lost) to 10 (certainly right).
+The user message holds a question and the steps so far; the reply goes through them, stops at the
+first fault and ends with `The number is N.`, from 1 (certainly lost) to 10 (certainly right).
 """
 
 import random
@@ -11,7 +11,7 @@ from models.tasks.task import STEP_BREAK, Task
 
 OPENING = "Judge these steps."
 CLOSING = "How surely do they lead to a correct answer, from 1 to 10?"
-ILLEGAL, DEAD_END, HOPEFUL, CERTAIN = 1, 2, 7, 10
+ILLEGAL, DEAD_END, HOPEFUL, CERTAIN = 1, 2, 8, 10
 TASK_WEIGHTS = {"game24": 4, "countdown": 3, "blocksworld": 2, "wordproblem": 1}
 
 
@@ -20,24 +20,20 @@ def judge_prompt(question: str, steps: list[str]) -> str:
     return STEP_BREAK.join((OPENING, question, *steps, CLOSING))
 
 
-def verdict_text(reason: str, number: int) -> str:
-    """The judge's reply."""
-    return STEP_BREAK.join((reason, f"The number is {number}."))
-
-
-def judge_reply(task: Task, question: str, steps: list[str], rest: list[str]) -> str:
-    """The true verdict on `steps`; `rest` is a correct continuation where one is known."""
+def judge_reply(task: Task, question: str, steps: list[str]) -> str:
+    """The true verdict on `steps`: a word on each up to the first fault, then the number."""
     verdict = task.check(question, STEP_BREAK.join(steps))
-    if verdict.correct:
-        return verdict_text("The answer is right.", CERTAIN)
     good = sum(verdict.steps)
-    if good == len(steps):
-        if not rest:
-            return verdict_text("It can go on.", HOPEFUL)
-        return verdict_text(f"Next: {rest[0]}", max(HOPEFUL, CERTAIN - len(rest) + 1))
-    if verdict.reason.endswith(("reach", "for the answer")):
-        return verdict_text(f"After step {good + 1} no way leads on.", DEAD_END)
-    return verdict_text(f"Step {good + 1} is wrong.", ILLEGAL)
+    said = [f"Step {i + 1} is good." for i in range(good)]
+    if verdict.correct:
+        said[-1], number = "The answer is right.", CERTAIN
+    elif good == len(steps):
+        number = HOPEFUL
+    elif verdict.reason.endswith(("reach", "for the answer")):
+        said, number = [*said, f"After step {good + 1} no way leads on."], DEAD_END
+    else:
+        said, number = [*said, f"Step {good + 1} is wrong."], ILLEGAL
+    return STEP_BREAK.join((" ".join(said), f"The number is {number}."))
 
 
 def corrupt(step: str, rng: random.Random) -> str:
@@ -64,10 +60,10 @@ def judge_lesson(rng: random.Random) -> tuple[str, str]:
     cut = rng.randint(1, len(steps))
     kind = rng.random()
     if kind < 0.5:
-        prefix, rest = steps[:cut], steps[cut:]
+        prefix = steps[:cut]
     elif kind < 0.75:
         other = task.solve(task.rival(question, rng), rng)[:-1]
-        prefix, rest = other[: min(cut, len(other))], []
+        prefix = other[:cut]
     else:
-        prefix, rest = [*steps[: cut - 1], corrupt(steps[cut - 1], rng)], []
-    return judge_prompt(question, prefix), judge_reply(task, question, prefix, rest)
+        prefix = [*steps[: cut - 1], corrupt(steps[cut - 1], rng)]
+    return judge_prompt(question, prefix), judge_reply(task, question, prefix)

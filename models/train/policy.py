@@ -38,7 +38,7 @@ class Phase(NamedTuple):
 
 PHASES = {
     "learn": Phase(80, MIXTURE, None, 1.0),
-    "refine": Phase(42, REFINED, "policy", 0.6),
+    "refine": Phase(36, REFINED, "policy", 0.6),
 }
 
 

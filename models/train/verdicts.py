@@ -41,9 +41,5 @@ class Verdicts:
             else:
                 continue
             prefix = reply.steps[:cut]
-            rest = reply.steps[cut:] if not faulty else []
             task = TASKS[reply.task]
-            return (
-                judge_prompt(reply.question, prefix),
-                judge_reply(task, reply.question, prefix, rest),
-            )
+            return judge_prompt(reply.question, prefix), judge_reply(task, reply.question, prefix)
