@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from models.tasks.task import STEP_BREAK
 from models.train.corpus import Example, example
 from models.train.tokenizer import ASSISTANT, END, PAD, SPRIG, USER
 from models.train.verdicts import Verdicts
 
 IGNORED = -100
 MICRO_TOKENS = 640
+BREAKS_BEFORE_STEPS = 2
+"""In a judge prompt: after the opening, and after the question."""
 
 
 class Row(NamedTuple):
@@ -57,10 +60,19 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, user: str, system: str = "") 
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, drawn: Example) -> Row:
-    """The dialogue as one row; only the reply is learnt."""
+    """The dialogue as one row; the reply is learnt, and a sign after every step to be judged.
+
+    Nobody reads what a model says inside its prompt: the signs there only teach it to know, by the
+    time it replies, which steps are good.
+    """
     prompt = prompt_ids(tokenizer, drawn.user, drawn.system)
     reply = tokenizer.encode(f"{drawn.reply}{END}")
     labels = [IGNORED] * (len(prompt) - 1) + reply + [IGNORED]
+    (step_break,) = tokenizer.encode(STEP_BREAK)
+    plus, minus = (tokenizer.encode(sign)[0] for sign in "+-")
+    breaks = [i for i, token in enumerate(prompt) if token == step_break]
+    for place, good in zip(breaks[BREAKS_BEFORE_STEPS:], drawn.marks, strict=False):
+        labels[place] = plus if good else minus
     return Row(drawn.kind, prompt + reply, labels)
 
 

@@ -35,6 +35,9 @@ REFINED = {
 }
 """The second phase: the task that learns slowest, and judging what the policy itself writes."""
 
+JUDGING = REFINED | {"game24": 0.08, "countdown": 0.09, "blocksworld": 0.07, "verdict": 0.35}
+"""The third phase: more of the judging."""
+
 SYSTEM_SHARE = 0.04
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.",
@@ -50,12 +53,16 @@ TALE_DETOURS = range(1)
 
 
 class Example(NamedTuple):
-    """One training dialogue: a system message ('' for none), a user message, the reply."""
+    """One training dialogue: a system message ('' for none), a user message, the reply.
+
+    `marks`: for a judge prompt, which of its steps are good.
+    """
 
     kind: str
     system: str
     user: str
     reply: str
+    marks: tuple[bool, ...] = ()
 
 
 def short_puzzle(rng: random.Random) -> tuple[str, list[str]]:

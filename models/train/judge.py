@@ -5,6 +5,7 @@ first fault and ends with `The number is N.`, from 1 (certainly lost) to 10 (cer
 """
 
 import random
+from typing import NamedTuple
 
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK, Task
@@ -15,12 +16,20 @@ ILLEGAL, DEAD_END, HOPEFUL, CERTAIN = 1, 2, 8, 10
 TASK_WEIGHTS = {"game24": 4, "countdown": 3, "blocksworld": 2, "wordproblem": 1}
 
 
+class Judgement(NamedTuple):
+    """A judge prompt and its true reply; `marks`: which of the steps in the prompt are good."""
+
+    prompt: str
+    reply: str
+    marks: tuple[bool, ...]
+
+
 def judge_prompt(question: str, steps: list[str]) -> str:
     """The user message of a judge request."""
     return STEP_BREAK.join((OPENING, question, *steps, CLOSING))
 
 
-def judge_reply(task: Task, question: str, steps: list[str]) -> str:
+def judgement(task: Task, question: str, steps: list[str]) -> Judgement:
     """The true verdict on `steps`: a word on each up to the first fault, then the number."""
     verdict = task.check(question, STEP_BREAK.join(steps))
     good = sum(verdict.steps)
@@ -33,7 +42,8 @@ def judge_reply(task: Task, question: str, steps: list[str]) -> str:
         said, number = [*said, f"After step {good + 1} no way leads on."], DEAD_END
     else:
         said, number = [*said, f"Step {good + 1} is wrong."], ILLEGAL
-    return STEP_BREAK.join((" ".join(said), f"The number is {number}."))
+    reply = STEP_BREAK.join((" ".join(said), f"The number is {number}."))
+    return Judgement(judge_prompt(question, steps), reply, verdict.steps)
 
 
 def corrupt(step: str, rng: random.Random) -> str:
@@ -52,7 +62,7 @@ def corrupt(step: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
-def judge_lesson(rng: random.Random) -> tuple[str, str]:
+def judge_lesson(rng: random.Random) -> Judgement:
     """A judge prompt and its true reply: half good prefixes, half spoilt in one of two ways."""
     name = rng.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()))[0]
     task = TASKS[name]
@@ -66,4 +76,4 @@ def judge_lesson(rng: random.Random) -> tuple[str, str]:
         prefix = other[:cut]
     else:
         prefix = [*steps[: cut - 1], corrupt(steps[cut - 1], rng)]
-    return judge_prompt(question, prefix), judge_reply(task, question, prefix)
+    return judgement(task, question, prefix)

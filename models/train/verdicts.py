@@ -4,7 +4,7 @@ import random
 from typing import NamedTuple
 
 from models.tasks import TASKS
-from models.train.judge import judge_prompt, judge_reply
+from models.train.judge import Judgement, judgement
 
 BEYOND_SHARE = 0.2
 """How often a prefix goes on past the first fault, as a search that missed it would."""
@@ -27,7 +27,7 @@ class Verdicts:
         for reply in replies:
             self.pools.setdefault(reply.task, []).append(reply)
 
-    def lesson(self, rng: random.Random) -> tuple[str, str]:
+    def lesson(self, rng: random.Random) -> Judgement:
         """A judge prompt and its true reply: half the prefixes end good, half end in a fault."""
         pool = self.pools[rng.choice(sorted(self.pools))]
         while True:
@@ -40,6 +40,4 @@ class Verdicts:
                 cut = rng.randint(1, reply.good)
             else:
                 continue
-            prefix = reply.steps[:cut]
-            task = TASKS[reply.task]
-            return judge_prompt(reply.question, prefix), judge_reply(task, reply.question, prefix)
+            return judgement(TASKS[reply.task], reply.question, reply.steps[:cut])
