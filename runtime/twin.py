@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.embedded.config import middle_layer
 from runtime.embedded.sampler import draw
 from runtime.reward_format import TagReader, reward_format
 from runtime.text import Text
@@ -87,7 +88,7 @@ class Twin:
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=True,
             scores=self._prm is not None or not self._form.needs_model,
-            embeds=False,
+            embeds="hidden",
             context_tokens=self._text.context,
             fingerprint=f"twin-{options.version}-{torch.__version__}-{options.threads}",
         )
@@ -136,8 +137,16 @@ class Twin:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Not offered: ``capabilities.embeds`` is False."""
-        raise EngineError("embed: the twin gives no embeddings")
+        """Each last step's hidden states, as ``runtime.embedded.hidden`` reads them."""
+        with self._under_way(tree) as call:
+            vectors = []
+            for trajectory in trajectories:
+                async with self._turn:
+                    call.must_go_on()
+                    vectors.append(
+                        await asyncio.to_thread(self._states, tree, trajectory.steps[-1])
+                    )
+        return vectors
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Nothing is kept, so there is nothing to decide."""
@@ -251,6 +260,17 @@ class Twin:
         self._charge(tree, prefilled_tokens=path.shape[1], model_calls=1)
         chosen = torch.log_softmax(logits, -1)[torch.arange(len(reply)), torch.tensor(reply)]
         return math.exp(float(chosen.mean()))
+
+    def _states(self, tree: str, step: Sequence[int]) -> tuple[float, ...]:
+        """The mean of the normalised residual stream after half of the layers."""
+        config = self._policy.config
+        layer = middle_layer(config.num_hidden_layers)
+        with torch.inference_mode():
+            states = self._policy(torch.tensor([step]), output_hidden_states=True).hidden_states
+        residual = states[layer][0]
+        scale = residual.pow(2).mean(-1, keepdim=True).add(config.rms_norm_eps).rsqrt()
+        self._charge(tree, model_calls=1)
+        return tuple((residual * scale).double().mean(0).tolist())
 
     def _charge(self, tree: str, **cost: int) -> None:
         self._costs[tree] = _add(self._costs.get(tree, TreeCost()), TreeCost(**cost))

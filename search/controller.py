@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from search.digest import tree_digest
+from search.embedding import Embeddings
 from search.engine import Engine, EngineError, PrefixTooLong, RewardMissing, TreeCost
 from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
 from search.logical_kv import LogicalKV
 from search.outcome import Outcome
-from search.policies.policy import Policy, Round, Scores
+from search.policies.policy import Comparing, Policy, Round, Scores
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
 from search.stop import budget_met, why_done
 from search.tree import Tree
 from search.vote import VOTE_SCORES, hold_vote, vote_name
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ async def search(
     if len(problem.prompt) >= context:
         raise PrefixTooLong(f"prompt: {len(problem.prompt)} tokens; the context holds {context}")
     policy = POLICIES[spec.policy](spec)
+    if isinstance(policy, Comparing):
+        policy = policy.suited_to(engine.capabilities.embeds)
     scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
     if scores is not Scores.NONE and not engine.capabilities.scores:
         name, vote = engine.capabilities.engine, vote_name(spec)
@@ -80,7 +86,8 @@ async def search(
     growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit)
     tally = Tally(LogicalKV(len(problem.prompt)))
     start = clock()
-    run = _Run(problem, spec, engine, tree_id, policy, growth, tally, clock, start, deadline)
+    known = Embeddings(tree)
+    run = _Run(problem, spec, engine, tree_id, policy, growth, tally, known, clock, start, deadline)
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost = await run.to_the_end()
     return run.outcome(stop, cost, answer_of, emit)
@@ -97,6 +104,7 @@ class _Run:
     policy: Policy
     growth: Growth
     tally: Tally
+    embeddings: Embeddings
     clock: Callable[[], float]
     start: float
     deadline: float | None
@@ -117,44 +125,71 @@ class _Run:
     async def grow(self) -> StopReason:
         """Round after round, until the policy is done or a budget is met."""
         tree = self.growth.tree
-        while (plan := self.plan()) is not None:
+        while await self.embed():
+            plan = await self.plan()
+            if plan is None:
+                return why_done(tree, self.spec)
             if (met := budget_met(tree, self.spec)) is not None:
                 return met
             self.engine.hint(self.tree_id, self.growth.select(plan))
-            drawn = await self.draw(plan)
+            drawn = await self.in_time(lambda plan=plan: self.draw(plan))
             if drawn is None:
-                return StopReason.DEADLINE
+                break
             children = self.growth.commit(*drawn)
             self.tally.round(tree, children, self.clock() - self.start)
             if len(children) < sum(plan.expand.values()):
                 return StopReason.MAX_TOKENS
-        return why_done(tree, self.spec)
+        return StopReason.DEADLINE
 
-    def plan(self) -> Round | None:
+    async def plan(self) -> Round | None:
         """The policy's next round, timed."""
+        policy, tree = self.policy, self.growth.tree
         before = self.clock()
-        plan = self.policy.plan(self.growth.tree)
+        if isinstance(policy, Comparing):
+            plan = await asyncio.to_thread(policy.plan, tree)
+        else:
+            plan = policy.plan(tree)
         self.tally.policy_seconds += self.clock() - before
+        self.tally.solver_fallbacks += plan is not None and plan.fell_back
         return plan
 
-    async def draw(self, plan: Round) -> tuple[list[Draft], dict[int, float]] | None:
-        """A round's steps and rewards, or None if the deadline comes first."""
+    async def in_time(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """What ``work`` comes to, or None if the deadline comes first."""
         left = None if self.deadline is None else self.deadline - self.clock()
         if left is not None and left <= 0:
             return None
         timer = asyncio.timeout(left)
         try:
             async with timer:
-                branches = self.growth.branches(plan)
-                steps = await self.engine.expand(self.tree_id, branches, self.growth.sampling)
-                drafts = self.growth.drafts(branches, steps)
-                rewards = await self.score(drafts)
+                done = await work()
         except TimeoutError:
             if not timer.expired():
                 raise
             return None
         late = self.deadline is not None and self.clock() >= self.deadline
-        return None if late else (drafts, rewards)
+        return None if late else done
+
+    async def embed(self) -> bool:
+        """Put the embeddings that the policy will ask for on the nodes; False: too late."""
+        if not isinstance(self.policy, Comparing):
+            return True
+        nodes = self.policy.to_embed(self.growth.tree)
+        unknown = self.embeddings.unknown(nodes)
+        if unknown:
+            asked = self.tree_id, self.problem.prompt, unknown
+            vectors = await self.in_time(lambda: self.engine.embed(*asked))
+            if vectors is None:
+                return False
+            self.embeddings.take(unknown, vectors)
+        self.embeddings.store(nodes)
+        return True
+
+    async def draw(self, plan: Round) -> tuple[list[Draft], dict[int, float]]:
+        """A round's steps and rewards."""
+        branches = self.growth.branches(plan)
+        steps = await self.engine.expand(self.tree_id, branches, self.growth.sampling)
+        drafts = self.growth.drafts(branches, steps)
+        return drafts, await self.score(drafts)
 
     async def score(self, drafts: Sequence[Draft]) -> dict[int, float]:
         """Rewards by draft id, unrounded; one for each distinct path that needs one."""

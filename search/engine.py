@@ -118,13 +118,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, said aloud. ``exact``: same seed, same tree, bit for bit."""
+    """What an engine can do, said aloud.
+
+    ``exact``: same seed, same tree, bit for bit. ``embeds``: what embeds steps (``hidden``,
+    ``lexical``, ``encoder`` or ``endpoint``); None if nothing does.
+    """
 
     engine: str
     models: Mapping[str, str]
     exact: bool
     scores: bool
-    embeds: bool
+    embeds: str | None
     context_tokens: int
     fingerprint: str
 
@@ -179,7 +183,7 @@ class Engine(Protocol):
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """One vector for the last step of each trajectory."""
+        """One vector, all of one size, for the last step of each trajectory, read alone."""
         ...
 
     def hint(self, tree: str, hint: Hint) -> None:

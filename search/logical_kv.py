@@ -45,6 +45,15 @@ class LogicalKV:
                 at = self._above[at]
         return self._prompt + sum(len(self._edge[at]) for at in seen)
 
+    def edges(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The radix tree so far: each edge's parent (-1: none) and its tokens, the prompt first."""
+        lengths = map(len, self._edge[1:])
+        return tuple(self._above), (self._prompt, *lengths)
+
+    def end(self, node: int) -> int:
+        """The edge, counted as in ``edges``, in whose last token the path of ``node`` ends."""
+        return self._end[node]
+
     def _hang(self, above: int, edge: tuple[int, ...]) -> int:
         self._edge.append(edge)
         self._above.append(above)

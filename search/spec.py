@@ -7,10 +7,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PolicyName = Literal["best_of_n", "self_consistency", "beam", "rebase"]
+PolicyName = Literal["best_of_n", "self_consistency", "beam", "rebase", "ets", "ets_kv"]
 VoteName = Literal[
     "weighted_majority", "majority", "best_last", "best_min", "best_prod", "best_mean"
 ]
+CostName = Literal["nodes", "tokens"]
+SolverName = Literal["highs", "cbc"]
 
 
 class StopReason(StrEnum):
@@ -58,3 +60,22 @@ class SearchSpec(BaseModel):
     beam_width: int | None = Field(
         default=None, ge=1, description="beams kept a round; default: the rounded-up root of width"
     )
+    budget_weight: float = Field(
+        default=1.0, ge=0.0, le=100.0, description="ETS: what KV costs, the paper's lambda_b"
+    )
+    diversity_weight: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=100.0,
+        description="ETS: what unlike steps are worth, the paper's lambda_d; ets_kv has none",
+    )
+    cost: CostName = Field(
+        default="nodes", description="ETS: KV is counted in steps or in tokens, prompt included"
+    )
+    cluster_threshold: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=2.0,
+        description="ETS: cosine distance at which steps are unlike; default: the embedder's own",
+    )
+    solver: SolverName = Field(default="highs", description="ETS: what solves its integer program")

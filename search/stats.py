@@ -21,9 +21,10 @@ class SearchStats:
     ``kv_tokens_total``: unique tokens, prompt included, on the paths of a round's candidates (the
     open leaves and the trajectories it finished, before the next plan prunes any; equal token
     prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What the engine
-    held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning. ``precise_goodput``: tokens a
-    second, the mean length of the finished trajectories over the mean time at which their rounds
-    ended; 0 where nothing finished. ``engine``: what the tree cost it, dropped work included.
+    held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning. ``solver_fallbacks``: rounds
+    that the policy planned by its simpler rule. ``precise_goodput``: tokens a second, the mean
+    length of the finished trajectories over the mean time at which their rounds ended; 0 where
+    nothing finished. ``engine``: what the tree cost it, dropped work included.
     """
 
     rounds: int
@@ -38,6 +39,7 @@ class SearchStats:
     kv_tokens_total: int
     kv_tokens_peak: int
     policy_seconds: float
+    solver_fallbacks: int
     seconds: float
     precise_goodput: float
     engine: TreeCost
@@ -57,6 +59,7 @@ class Tally:
     kv_tokens_total: int = 0
     kv_tokens_peak: int = 0
     policy_seconds: float = 0.0
+    solver_fallbacks: int = 0
     finished_after: list[float] = field(default_factory=list)
 
     def round(self, tree: Tree, children: Iterable[Node], seconds: float) -> None:
@@ -90,6 +93,7 @@ class Tally:
             kv_tokens_total=self.kv_tokens_total,
             kv_tokens_peak=self.kv_tokens_peak,
             policy_seconds=self.policy_seconds,
+            solver_fallbacks=self.solver_fallbacks,
             seconds=seconds,
             precise_goodput=sum(lengths) / elapsed if elapsed else 0.0,
             engine=cost,

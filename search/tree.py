@@ -46,7 +46,8 @@ class Node:
     log-probability a token under the sampling distribution's untempered model, ``entropy`` the
     Shannon entropy in nats of the distribution at the step's last token, ``reward`` in [0, 1]
     rounded to 1e-4 or None where the policy asked for no score. ``path`` holds the child indices
-    from the root and names the node's random stream.
+    from the root and names the node's random stream. ``embedding``: the step's unit vector,
+    rounded, where the policy asked for one; it is derived, so nodes are equal without it.
     """
 
     id: int
@@ -61,7 +62,7 @@ class Node:
     logprob: float = 0.0
     entropy: float = 0.0
     reward: float | None = None
-    embedding: tuple[float, ...] | None = None
+    embedding: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
     children: list[int] = field(default_factory=list)
 
 

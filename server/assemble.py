@@ -7,12 +7,13 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvicorn
 
-from runtime.embedded.config import ModelConfig
+from runtime.embedded.config import ModelConfig, middle_layer
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedders.endpoint import EndpointOptions
 from runtime.profile import PROFILES
 from runtime.text import Text
 from search.engine import Engine
@@ -32,14 +33,14 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 class Parts:
     """A running engine and what belongs to its models.
 
-    ``flops``: what forward passes of the policy and of the reward model cost. ``restartable``: the
-    engine's process, where it has one.
+    ``flops``: what forward passes of the policy, of the reward model and for embedding cost.
+    ``restartable``: the engine's process, where it has one.
     """
 
     engine: Engine
     text: ChatText
     delimiter: str
-    flops: tuple[Flops, Flops] = (free, free)
+    flops: tuple[Flops, ...] = (free, free)
     restartable: Restartable | None = None
 
     def service(self, settings: Settings, trees: TreeLog | None = None) -> Service:
@@ -61,6 +62,10 @@ async def running(settings: Settings) -> AsyncIterator[Parts]:
         if path is not None and not (path / "config.json").is_file():
             key = f"HEDGEROW_{name.upper()}"
             raise SettingsError(f"{key} = '{path}': must be a folder with a config.json")
+    for embedder, name in (("encoder", "encoder"), ("endpoint", "embeddings_url")):
+        if settings.embedder == embedder and getattr(settings, name) is None:
+            key = f"HEDGEROW_{name.upper()}"
+            raise SettingsError(f"{key} is not set: HEDGEROW_EMBEDDER = {embedder!r} needs it")
     try:
         text = Text(settings.policy_model)
         await asyncio.to_thread(lambda: text.tokenizer)
@@ -86,15 +91,31 @@ def engine_options(settings: Settings) -> EngineOptions:
         threads=settings.threads,
         exact=settings.exact,
         version=own_version(),
+        embedder=settings.embedder,
+        embedder_layer=settings.embedder_layer,
+        encoder=str(settings.encoder) if settings.encoder else None,
+        endpoint=_endpoint(settings),
     )
 
 
-def model_flops(settings: Settings) -> tuple[Flops, Flops]:
-    """What forward passes of the policy and the reward model cost."""
-    policy = ModelConfig.from_checkpoint(settings.policy_model).flops
-    if settings.reward_model is None:
-        return policy, free
-    return policy, ModelConfig.from_checkpoint(settings.reward_model).flops
+def _endpoint(settings: Settings) -> EndpointOptions | None:
+    if settings.embeddings_url is None:
+        return None
+    key = settings.embeddings_key
+    secret = None if key is None else key.get_secret_value()
+    return EndpointOptions(settings.embeddings_url, settings.embeddings_model, secret)
+
+
+def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
+    """What forward passes of the policy, of the reward model and for embedding cost."""
+    policy = ModelConfig.from_checkpoint(settings.policy_model)
+    prm, embedding = free, free
+    if settings.reward_model is not None:
+        prm = ModelConfig.from_checkpoint(settings.reward_model).flops
+    if settings.embedder == "hidden":
+        layer = settings.embedder_layer or middle_layer(policy.layers)
+        embedding = replace(policy, layers=layer).flops
+    return policy.flops, prm, embedding
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -56,13 +56,13 @@ async def evaluate(
     engine: Engine,
     text: ChatText,
     *,
-    flops: tuple[Flops, Flops] = (free, free),
+    flops: tuple[Flops, ...] = (free, free),
     done: Callable[[Trial], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """A row for each spec, in the order given; ``done`` hears of every trial.
 
-    ``flops``: of the policy and the reward model, for what a search would have cost alone. Raises
-    what the first search that fails raises, ending the others.
+    ``flops``: of the policy, the reward model and embedding, for what a search would cost alone.
+    Raises what the first search that fails raises, ending the others.
     """
     room = asyncio.Semaphore(wanted.at_once)
 

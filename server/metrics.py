@@ -41,6 +41,9 @@ class Metrics:
         self.kept = self._count("kept_tokens", "Those on the paths of finished trajectories.")
         self.pruned = self._count("pruned_tokens", "Those on no finished trajectory's path.")
         self.policy_seconds = self._count("policy_seconds", "Time spent on planning.", "policy")
+        self.solver_fallbacks = self._count(
+            "solver_fallbacks", "Rounds planned by a policy's simpler rule.", "policy"
+        )
         self.search_seconds = self._spread(
             "search_seconds", "Duration of searches.", SECONDS, "policy"
         )
@@ -66,6 +69,7 @@ class Metrics:
         self.kept.inc(kept)
         self.pruned.inc(stats.generated_tokens - kept)
         self.policy_seconds.labels(policy).inc(stats.policy_seconds)
+        self.solver_fallbacks.labels(policy).inc(stats.solver_fallbacks)
         self.search_seconds.labels(policy).observe(stats.seconds)
         self.search_nodes.labels(policy).observe(stats.nodes)
         if stats.precise_goodput:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
@@ -53,6 +53,19 @@ class Settings(BaseSettings):
     batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
     threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
+
+    embedder: Literal["hidden", "lexical", "encoder", "endpoint"] = Field(
+        default="hidden", description="what tells policy ets which steps are alike"
+    )
+    embedder_layer: int | None = Field(
+        default=None, ge=1, description="hidden: read after so many layers; default: half of them"
+    )
+    encoder: OptionalCheckpoint = Field(default=None, description="a sentence encoder's folder")
+    embeddings_url: str | None = Field(
+        default=None, pattern="^https?://", description="whole, ends in /v1/embeddings as a rule"
+    )
+    embeddings_model: str = Field(default="default", description="its name at embeddings_url")
+    embeddings_key: SecretStr | None = Field(default=None, description="sent as a bearer token")
 
     max_body_bytes: int = Field(default=2 << 20, ge=1024)
     max_messages: int = Field(default=1024, ge=1)

@@ -1,7 +1,8 @@
 """Draws once what several searches over one question have in common.
 
-A step follows from its prefix, seed, sampling and limit alone, and a reward from its path: so what
-one search has drawn, another may read. What each search would have cost alone is counted here.
+A step follows from its prefix, seed, sampling and limit alone, a reward from its path, an embedding
+from its step: so what one search has drawn, another may read. What each search would have cost
+alone is counted here.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Ledger:
 
     flops_of: Flops
     prm_flops_of: Flops
+    embed_flops_of: Flops = free
     decoded: int = 0
     prefilled: int = 0
     prm_tokens: int = 0
@@ -61,6 +63,7 @@ class Ledger:
     flops: float = 0.0
     forked: set[tuple[int, ...]] = field(default_factory=set)
     read: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
+    embedded: set[tuple[int, ...]] = field(default_factory=set)
 
     def drew(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """Count a round's steps: the last token of each only when a child is drawn below it."""
@@ -89,6 +92,13 @@ class Ledger:
                 self._read(trajectory.steps[:n], at, size)
                 at += size
 
+    def compared(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count a round's embeddings: every distinct step once, alone."""
+        fresh = {trajectory.steps[-1] for trajectory in trajectories} - self.embedded
+        self.embedded |= fresh
+        sizes = [len(step) for step in fresh]
+        self.flops += self.embed_flops_of(sum(sizes), sum(_contexts(0, n) for n in sizes), 0)
+
     def _read(self, path: tuple[tuple[int, ...], ...], start: int, tokens: int) -> None:
         if path not in self.read:
             self.read.add(path)
@@ -112,11 +122,18 @@ class SharedDraws:
     Equal requests in flight are merged. ``release`` returns what the tree would have cost alone.
     """
 
-    def __init__(self, engine: Engine, flops: Flops = free, prm_flops: Flops = free) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        flops: Flops = free,
+        prm_flops: Flops = free,
+        embed_flops: Flops = free,
+    ) -> None:
         self._engine = engine
-        self._flops = flops, prm_flops
+        self._flops = flops, prm_flops, embed_flops
         self._steps: dict[Hashable, asyncio.Future[Step]] = {}
         self._rewards: dict[Hashable, asyncio.Future[float]] = {}
+        self._vectors: dict[Hashable, asyncio.Future[tuple[float, ...]]] = {}
         self._ledgers: dict[str, Ledger] = {}
 
     @property
@@ -155,8 +172,15 @@ class SharedDraws:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Passed on."""
-        return await self._engine.embed(tree, prompt, trajectories)
+        """Vectors remembered, under way elsewhere, or made now; a step's is its own."""
+        vectors = await _once(
+            self._vectors,
+            trajectories,
+            lambda trajectory: trajectory.steps[-1],
+            lambda wanted: self._engine.embed(tree, prompt, wanted),
+        )
+        self._ledger(tree).compared(trajectories)
+        return vectors
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Passed on."""

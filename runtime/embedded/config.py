@@ -109,6 +109,11 @@ class ModelConfig:
         return 2.0 * (self.layers * (layer * tokens + attention) + head)
 
 
+def middle_layer(layers: int) -> int:
+    """Where steps are read for their embeddings unless told otherwise: half of the layers."""
+    return (layers + 1) // 2
+
+
 def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or ["(none)"]
     if names[0] not in _ARCHITECTURES:

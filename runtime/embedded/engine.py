@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from runtime.embedded.embedder import Words
 from runtime.embedded.link import Link
 from runtime.embedded.messages import (
     Abort,
     Done,
+    Embed,
     Expand,
     Failed,
     FromEngine,
@@ -24,11 +26,11 @@ from runtime.embedded.messages import (
     ToEngine,
 )
 from runtime.embedded.options import EngineOptions
+from runtime.embedders.endpoint import Endpoint
 from search.engine import (
     Branch,
     Capabilities,
     EngineDown,
-    EngineError,
     Hint,
     Sampling,
     Step,
@@ -57,6 +59,9 @@ class EmbeddedEngine:
         self._started: asyncio.Future[None] | None = None
         self._capabilities: Capabilities | None = None
         self._report: Report | None = None
+        self._endpoint: Endpoint | None = None
+        if options.embedder == "endpoint" and options.endpoint is not None:
+            self._endpoint = Endpoint(options.endpoint)
 
     @classmethod
     async def start(cls, options: EngineOptions) -> EmbeddedEngine:
@@ -108,8 +113,11 @@ class EmbeddedEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Not offered: ``capabilities.embeds`` is False."""
-        raise EngineError("embed: this engine gives no embeddings")
+        """One vector for the last step of each trajectory, by ``capabilities.embeds``."""
+        if self._endpoint is not None:
+            return await self._endpoint.embed_texts([t.texts[-1] for t in trajectories])
+        steps = tuple(Words(t.steps[-1], t.texts[-1]) for t in trajectories)
+        return await self._ask(lambda call: Embed(call, tree, steps))
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Tell the KV manager about a tree; lost without harm when the engine is down."""
@@ -146,11 +154,16 @@ class EmbeddedEngine:
 
     async def restart(self) -> None:
         """End the process, failing what is under way, and start a fresh one."""
-        await self.close()
+        await self._end()
         await self._launch()
 
     async def close(self) -> None:
         """End the process and fail what is under way."""
+        await self._end()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    async def _end(self) -> None:
         link, self._link = self._link, None
         self._fail_all(EngineDown("the engine was closed"))
         if link is not None:

@@ -14,20 +14,30 @@ _READ_BYTES = 2**20
 
 def fingerprint(options: EngineOptions) -> str:
     """``hedgerow-`` and 16 hex digits over the models' files (names, sizes, first MiB), the reward
-    format, exactness, thread count, torch version, instruction set and Hedgerow's version."""
+    format, what embeds steps, exactness, thread count, torch version, instruction set and
+    Hedgerow's version."""
     names = [
         options.version,
         options.reward_format,
+        _embedder(options),
         "exact" if options.exact else "plain",
         str(options.cores),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
     ]
     digest = hashlib.sha256("\0".join(names).encode())
-    for checkpoint in (options.policy, options.prm):
+    for checkpoint in (options.policy, options.prm, options.encoder):
         if checkpoint is not None:
             _add_files(digest, Path(checkpoint))
     return f"hedgerow-{digest.hexdigest()[:16]}"
+
+
+def _embedder(options: EngineOptions) -> str:
+    """The embedder with what it is set to; of an endpoint the model's name, not the address."""
+    setting = options.embedder_layer if options.embedder == "hidden" else None
+    if options.embedder == "endpoint" and options.endpoint is not None:
+        setting = options.endpoint.model
+    return f"{options.embedder} {setting}"
 
 
 def _add_files(digest: hashlib._Hash, checkpoint: Path) -> None:

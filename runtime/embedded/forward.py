@@ -64,6 +64,19 @@ class Forward:
             hidden = self._blocks(plan, store)
             return self._logits(hidden, _asked(spans, plan))
 
+    def states(self, spans: Sequence[Span], store: KVStore, layers: int) -> Tensor:
+        """Like ``run`` up to ``layers``: the residual stream there, each row at root mean square 1.
+
+        Returns float32 (rows asked, hidden) in span order.
+        """
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            plan = self._plan(spans, store)
+            stream = self._blocks(plan, store, layers)
+            asked = stream.index_select(0, _asked(spans, plan))
+            return normalise(asked, self.config.norm_eps, torch.empty_like(asked))
+
     def _plan(self, spans: Sequence[Span], store: KVStore) -> Plan:
         longest = max((len(s.slots) for s in spans), default=0)
         if longest > self.config.context:
@@ -76,8 +89,9 @@ class Forward:
             window=self.config.sliding_window,
         )
 
-    def _blocks(self, plan: Plan, store: KVStore) -> Tensor:
-        """All layers: the residual stream (padded rows, hidden) in the plan's row order."""
+    def _blocks(self, plan: Plan, store: KVStore, layers: int | None = None) -> Tensor:
+        """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
+        the plan's row order."""
         config, space = self.config, self._space
         count = len(plan.rows.tokens)
         pieces = cut(count, self.tiles.rows)
@@ -92,7 +106,7 @@ class Forward:
         writes = store.index(torch.from_numpy(plan.rows.writes))
         added = space.take("added", rows, config.hidden)
         normal = space.take("normal", rows, config.hidden)
-        for number, layer in enumerate(self._weights.layers):
+        for number, layer in enumerate(self._weights.layers[:layers]):
             normalise(stream, config.norm_eps, normal)
             keys, values = store.keys[number], store.values[number]
             mixed = self._attention(layer, normal, turn, writes, keys, values, plan, pieces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.embedded.embedder import Vector, Words
 from search.engine import (
     Branch,
     Capabilities,
@@ -35,6 +36,15 @@ class Score:
     tree: str
     prompt: tuple[int, ...]
     trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Embed steps; answered with a list of vectors."""
+
+    call: int
+    tree: str
+    steps: tuple[Words, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,7 @@ class Done:
     """The answer to a call and the state after it."""
 
     call: int
-    value: list[Step] | list[float] | TreeCost | None
+    value: list[Step] | list[float] | list[Vector] | TreeCost | None
     report: Report
 
 
@@ -114,5 +124,5 @@ class Failed:
     report: Report
 
 
-ToEngine = Expand | Score | Hinted | Release | Abort | Ping | Stop
+ToEngine = Expand | Score | Embed | Hinted | Release | Abort | Ping | Stop
 FromEngine = Ready | Refused | Done | Failed | Report

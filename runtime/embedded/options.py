@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
+from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
+
+EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,9 @@ class EngineOptions:
     is one for each core. ``exact``: batch-invariant arithmetic. ``strict``: wrong books end the
     process instead of being logged and counted. ``version`` goes into the fingerprint. A process
     that owes an answer and says nothing for ``stall_seconds`` counts as down.
+
+    ``embedder``: what embeds steps: the policy's hidden states after ``embedder_layer`` layers
+    (None: half of them), letters alone, the checkpoint ``encoder``, or the server ``endpoint``.
     """
 
     policy: str | Path
@@ -32,6 +39,10 @@ class EngineOptions:
     strict: bool = False
     version: str = ""
     stall_seconds: float = 60.0
+    embedder: EmbedderName = "hidden"
+    embedder_layer: int | None = None
+    encoder: str | Path | None = None
+    endpoint: EndpointOptions | None = None
 
     def __post_init__(self) -> None:
         for field in ("kv_tokens", "prm_kv_tokens", "batch_limit"):
@@ -40,6 +51,13 @@ class EngineOptions:
         reward_format(self.reward_format)
         if self.threads < 0:
             raise ValueError(f"threads: {self.threads}; 0 (one for each core) or more is needed")
+
+        if self.embedder not in get_args(EmbedderName):
+            allowed = ", ".join(get_args(EmbedderName))
+            raise ValueError(f"embedder: {self.embedder!r}; one of {allowed} is needed")
+        for needy in ("encoder", "endpoint"):
+            if self.embedder == needy and getattr(self, needy) is None:
+                raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
 
     @property
     def cores(self) -> int:

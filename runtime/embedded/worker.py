@@ -11,16 +11,20 @@ import logging
 import math
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import torch
 
 from runtime.embedded.account import Account
+from runtime.embedded.embedder import Embedder, Words
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.forward import Forward
+from runtime.embedded.hidden import HiddenStates
 from runtime.embedded.messages import (
     Abort,
     Done,
+    Embed,
     Expand,
     Failed,
     FromEngine,
@@ -38,6 +42,7 @@ from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import draw
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.scorer import Scorer
+from runtime.embedders.lexical import embed_texts
 from runtime.reward_format import TagReader, reward_format
 from runtime.text import Text
 from search.engine import Capabilities, EngineError, RewardMissing, TreeCost, Usage
@@ -69,8 +74,10 @@ class Worker:
         self._pipe = pipe
         self._options = options
         self._format = reward_format(options.reward_format)
-        self._scheduler = _scheduler(options)
+        forward = Forward(options.policy, exact=options.exact, threads=options.cores)
+        self._scheduler = _scheduler(options, forward)
         self._scorer = _scorer(options)
+        self._embedder = self._steps_embedder(forward)
         self._reported = 0.0
         self._wrong_books = 0
         self._unchecked = False
@@ -80,7 +87,7 @@ class Worker:
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=options.exact,
             scores=self._scorer is not None or not self._format.needs_model,
-            embeds=False,
+            embeds=options.embedder,
             context_tokens=min(Text(path).context for path in models.values() if path is not None),
             fingerprint=fingerprint(options),
         )
@@ -95,11 +102,15 @@ class Worker:
             if self._scorer is not None and self._scorer.busy:
                 for scored in self._scorer.step():
                     self._answer(scored.call, scored.rewards)
+            if self._embedder.busy:
+                for embedded in self._embedder.step():
+                    self._answer(embedded.call, embedded.result)
             self._report_in_time()
 
     @property
     def _busy(self) -> bool:
-        return self._scheduler.busy or (self._scorer is not None and self._scorer.busy)
+        scores = self._scorer is not None and self._scorer.busy
+        return self._scheduler.busy or scores or self._embedder.busy
 
     def _listen(self) -> bool:
         """Take all messages that are there, waiting for one when idle; False to stop."""
@@ -128,13 +139,15 @@ class Worker:
         except EngineError as error:
             self._send(Failed(message.call, error, self._report()))
 
-    def _begin(self, message: Expand | Score | Release | Abort | Ping) -> None:
+    def _begin(self, message: Expand | Score | Embed | Release | Abort | Ping) -> None:
         """Start a call, or answer it where that takes no model."""
         match message:
             case Expand(call, tree, branches, sampling):
                 self._scheduler.expand(call, tree, branches, sampling)
             case Score():
                 self._score(message)
+            case Embed(call, tree, steps):
+                self._embedder.embed(call, tree, steps)
             case Release(call, tree):
                 self._answer(call, self._stop(tree))
             case Abort(call, tree):
@@ -168,7 +181,7 @@ class Worker:
 
     def _stop(self, tree: str) -> TreeCost:
         """End everything of a tree; what it cost."""
-        stopped = self._scheduler.abort(tree)
+        stopped = self._scheduler.abort(tree) + self._embedder.abort(tree)
         prm = None
         if self._scorer is not None:
             stopped += self._scorer.abort(tree)
@@ -181,8 +194,30 @@ class Worker:
             self._send(Failed(call, error, self._report()))
         return _cost(policy or Account(0), prm or Account(0))
 
-    def _answer(self, call: int, value: list | TreeCost | None) -> None:
-        self._send(Done(call, value, self._report()))
+    def _steps_embedder(self, forward: Forward) -> Embedder:
+        """What ``options.embedder`` names; for ``endpoint``, which is asked elsewhere, letters."""
+        options = self._options
+        if options.embedder == "hidden":
+            hidden = HiddenStates(forward, options.embedder_layer)
+
+            def charge(tree: str, steps: Sequence[Words]) -> None:
+                account = self._scheduler.accounts.get(tree)
+                if account is not None:
+                    account.flops += hidden.flops([step.tokens for step in steps])
+                    account.passes += 1
+
+            return Embedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
+        texts = embed_texts
+        if options.embedder == "encoder" and options.encoder is not None:
+            from runtime.embedders.encoder import Encoder
+
+            texts = Encoder(options.encoder).embed_texts
+        return Embedder(lambda steps: texts([step.text for step in steps]), lambda *_: None)
+
+    def _answer(self, call: int, value: list | TreeCost | EngineError | None) -> None:
+        report = self._report()
+        failed = isinstance(value, EngineError)
+        self._send(Failed(call, value, report) if failed else Done(call, value, report))
 
     def _send(self, message: FromEngine) -> None:
         self._reported = time.monotonic()
@@ -236,9 +271,8 @@ class Worker:
         self._unchecked = False
 
 
-def _scheduler(options: EngineOptions) -> Scheduler:
+def _scheduler(options: EngineOptions, forward: Forward) -> Scheduler:
     text = Text(options.policy)
-    forward = Forward(options.policy, exact=options.exact, threads=options.cores)
     return Scheduler(
         forward,
         draw,

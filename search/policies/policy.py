@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from search.engine import RewardMissing
 from search.tree import Node, Tree
@@ -24,10 +24,12 @@ class Round:
     """What happens next: how many children each open node gets, and which nodes are given up.
 
     ``expand``: node id to a positive number of children. ``prune``: ids of open nodes.
+    ``fell_back``: the policy met its own limit and planned by a simpler rule that it documents.
     """
 
     expand: Mapping[int, int]
     prune: tuple[int, ...] = field(default=())
+    fell_back: bool = False
 
 
 class Policy(Protocol):
@@ -41,6 +43,22 @@ class Policy(Protocol):
 
         Raises RewardMissing when a node that must be compared has no reward.
         """
+        ...
+
+
+@runtime_checkable
+class Comparing(Policy, Protocol):
+    """A policy that looks at what steps mean, and takes its time: it is asked in a thread."""
+
+    def suited_to(self, embedder: str | None) -> Policy:
+        """The policy for embeddings of this kind (``Capabilities.embeds``).
+
+        Raises EngineError if there are none and it cannot do without.
+        """
+        ...
+
+    def to_embed(self, tree: Tree) -> Sequence[Node]:
+        """The nodes whose embeddings the next plan reads; none if it reads none."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from search.policies.policy import Round, Scores, by_reward, remaining
 from search.spec import SearchSpec
-from search.tree import ROOT, Tree
+from search.tree import ROOT, Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,17 @@ class Rebase:
         if leaves[0].id == ROOT:
             return Round({ROOT: spend})
         ranked = by_reward(leaves, "rebase")
-        shares = allocate([node.reward or 0.0 for node in ranked], spend, self.temperature)
-        given = {node.id: n for node, n in zip(ranked, shares, strict=True)}
+        given = served(ranked, spend, self.temperature)
         return Round(
             {node: n for node, n in given.items() if n},
             tuple(sorted(node for node, n in given.items() if not n)),
         )
+
+
+def served(ranked: Sequence[Node], total: int, temperature: float) -> dict[int, int]:
+    """Node id to its children by ``allocate``; ``ranked``: by falling reward, none missing."""
+    shares = allocate([node.reward or 0.0 for node in ranked], total, temperature)
+    return {node.id: share for node, share in zip(ranked, shares, strict=True)}
 
 
 def allocate(rewards: Sequence[float], total: int, temperature: float) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from search.policies.beam import Beam
 from search.policies.best_of_n import BestOfN
+from search.policies.ets import Ets
 from search.policies.policy import Policy
 from search.policies.rebase import Rebase
 from search.policies.self_consistency import SelfConsistency
@@ -16,4 +17,6 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
     "self_consistency": SelfConsistency.from_spec,
     "beam": Beam.from_spec,
     "rebase": Rebase.from_spec,
+    "ets": Ets.from_spec,
+    "ets_kv": Ets.without_clusters,
 }

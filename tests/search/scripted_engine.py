@@ -59,6 +59,12 @@ def judge(steps: Sequence[str]) -> float:
     return dice(tuple(steps)) % 100_001 / 100_000
 
 
+def direction(text: str) -> list[float]:
+    """The default embedding: two numbers that follow from the text."""
+    roll = dice("direction", text)
+    return [roll % 7 - 3.0, roll // 7 % 5 - 1.5]
+
+
 def answer_of(text: str) -> str | None:
     """The answer of a reply in the default language."""
     _, found, rest = text.rpartition("The answer is ")
@@ -84,23 +90,28 @@ class ScriptedEngine:
     ``say``: what a branch draws. ``score_of``: an unrounded reward from the texts of a path.
     ``fail_at``: the expand call (from 0) that raises EngineDown. ``gate``: expand waits for it;
     ``waiting`` is set while it does. ``finish_order``: a permutation in which branches are worked
-    off. ``on_expand``, ``on_score``: called at every call, for instance to turn a clock. What was
-    asked is kept in ``expanded``, ``scored``, ``hints``, ``live``, ``released``, ``aborted``.
+    off. ``vector_of``: an unrounded embedding from a step's text. ``on_expand``, ``on_score``,
+    ``on_embed``: called at every call, for instance to turn a clock. What was asked is kept in
+    ``expanded``, ``scored``, ``embedded``, ``hints``, ``live``, ``released``, ``aborted``.
     """
 
     say: Callable[[Branch], str] = babble
     score_of: Callable[[Sequence[str]], float] = judge
     scores: bool = True
+    embeds: bool = True
+    vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
     fail_at: int | None = None
     gate: asyncio.Event | None = None
     finish_order: Callable[[int], Sequence[int]] = range
     on_expand: Callable[[], None] = lambda: None
     on_score: Callable[[], None] = lambda: None
+    on_embed: Callable[[], None] = lambda: None
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     expanded: list[list[Branch]] = field(default_factory=list)
     samplings: list[Sampling] = field(default_factory=list)
     scored: list[list[Trajectory]] = field(default_factory=list)
+    embedded: list[list[Trajectory]] = field(default_factory=list)
     hints: list[Hint] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     released: list[str] = field(default_factory=list)
@@ -118,7 +129,7 @@ class ScriptedEngine:
             models=models,
             exact=True,
             scores=self.scores,
-            embeds=False,
+            embeds="script" if self.embeds else None,
             context_tokens=self.context_tokens,
             fingerprint="scripted-1",
         )
@@ -162,8 +173,13 @@ class ScriptedEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Nothing: capabilities say that it cannot."""
-        raise EngineDown("the scripted engine has no embeddings")
+        """What ``vector_of`` makes of each last step's text."""
+        if self.down:
+            raise EngineDown("the engine is down")
+        await asyncio.sleep(0)
+        self.embedded.append(list(trajectories))
+        self.on_embed()
+        return [tuple(self.vector_of(t.texts[-1])) for t in trajectories]
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Remember it."""

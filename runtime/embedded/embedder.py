@@ -1,0 +1,90 @@
+"""Calls for embeddings, worked off a piece at a time so that drawing goes on beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from search.engine import EngineError
+
+PIECE_TOKENS = 256
+"""Tokens of steps embedded in one iteration; a longer step is a piece of its own."""
+
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A step to embed: its token ids and its text."""
+
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Steps to embed together, and the vectors of the first of them."""
+
+    id: int
+    tree: str
+    steps: Sequence[Words]
+    vectors: list[Vector] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A finished call: its vectors, or why there are none."""
+
+    call: int
+    result: list[Vector] | EngineError
+
+
+class Embedder:
+    """First come, first served. Each step is embedded alone, whatever is beside it in a piece."""
+
+    def __init__(
+        self,
+        embed: Callable[[Sequence[Words]], list[Vector]],
+        charge: Callable[[str, Sequence[Words]], None],
+    ) -> None:
+        """``charge`` books a piece to the search it is for."""
+        self._embed = embed
+        self._charge = charge
+        self._calls: list[Call] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to embed or to answer."""
+        return bool(self._calls)
+
+    def embed(self, call_id: int, tree: str, steps: Sequence[Words]) -> None:
+        """Take on a call."""
+        self._calls.append(Call(call_id, tree, steps))
+
+    def step(self) -> list[Embedded]:
+        """One iteration: embed a piece of the oldest call; that call if it is finished."""
+        call = self._calls[0]
+        piece = _piece(call.steps[len(call.vectors) :])
+        try:
+            call.vectors += self._embed(piece) if piece else []
+        except EngineError as error:
+            return [Embedded(self._calls.pop(0).id, error)]
+        self._charge(call.tree, piece)
+        if len(call.vectors) < len(call.steps):
+            return []
+        return [Embedded(self._calls.pop(0).id, call.vectors)]
+
+    def abort(self, tree: str) -> list[int]:
+        """Stop embedding for a search; the ids of the calls that get no answer."""
+        stopped = [call.id for call in self._calls if call.tree == tree]
+        self._calls = [call for call in self._calls if call.tree != tree]
+        return stopped
+
+
+def _piece(steps: Sequence[Words]) -> Sequence[Words]:
+    tokens = 0
+    for count, step in enumerate(steps):
+        tokens += len(step.tokens)
+        if count and tokens > PIECE_TOKENS:
+            return steps[:count]
+    return steps

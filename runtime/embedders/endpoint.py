@@ -1,0 +1,64 @@
+"""Vectors from an OpenAI-compatible embeddings server that the operator names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from search.engine import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """``url``: whole, such as ``http://127.0.0.1:8080/v1/embeddings``. ``model``: its name there.
+
+    ``key`` is sent as a bearer token. ``seconds``: most time for an answer.
+    """
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    seconds: float = 30.0
+
+
+class Endpoint:
+    """Asks for all texts in one request. What comes back is outside the promise of exactness."""
+
+    def __init__(self, options: EndpointOptions) -> None:
+        """No connection is made yet."""
+        self._options = options
+        headers = {} if options.key is None else {"Authorization": f"Bearer {options.key}"}
+        self._client = httpx.AsyncClient(headers=headers, timeout=options.seconds)
+
+    async def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
+        """A vector a text, in order. Raises EngineError, without the address, if there is none."""
+        body = {"model": self._options.model, "input": list(texts), "encoding_format": "float"}
+        try:
+            answer = await self._client.post(self._options.url, json=body)
+            answer.raise_for_status()
+            vectors = _vectors(answer.json())
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            raise EngineError(f"the embeddings endpoint answered with status {status}") from error
+        except httpx.HTTPError as error:
+            reason = type(error).__name__
+            raise EngineError(f"the embeddings endpoint does not answer: {reason}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise EngineError("the embeddings endpoint answered with no embeddings") from error
+        if len(vectors) != len(texts):
+            found = f"{len(vectors)} embeddings for {len(texts)} texts"
+            raise EngineError(f"the embeddings endpoint answered with {found}")
+        return vectors
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._client.aclose()
+
+
+def _vectors(answer: Any) -> list[tuple[float, ...]]:
+    """OpenAI's ``data``, in the order of ``index``."""
+    rows = sorted(answer["data"], key=lambda row: row["index"])
+    return [tuple(float(x) for x in row["embedding"]) for row in rows]

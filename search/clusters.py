@@ -1,0 +1,70 @@
+"""Steps that mean the same: average-linkage clusters by cosine distance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+
+UNITS = 10_000
+"""Embeddings have unit length and whole numbers of 1/UNITS as entries."""
+
+PAPER_THRESHOLD = 0.05
+"""The ETS reference's, made for a sentence encoder."""
+
+THRESHOLDS: Mapping[str, float] = {
+    "hidden": 0.05,
+    "lexical": 0.3,
+    "encoder": PAPER_THRESHOLD,
+    "endpoint": PAPER_THRESHOLD,
+}
+"""The default threshold by what embeds the steps, chosen on dev questions."""
+
+
+def rounded(vectors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """The vectors at unit length, rounded to 1e-4; one of zeros stays as it is.
+
+    Raises ValueError if they differ in length or hold something that is no finite number.
+    """
+    sizes = sorted({len(vector) for vector in vectors})
+    if len(sizes) != 1:
+        raise ValueError(f"embeddings: of {sizes} numbers; one size is needed")
+    table = np.array(vectors, dtype=np.float64)
+    if not np.isfinite(table).all():
+        raise ValueError("embeddings: not finite; finite numbers are needed")
+    length = np.sqrt((table * table).sum(axis=1, keepdims=True))
+    units = np.rint(table / np.where(length > 0, length, 1.0) * UNITS)
+    return [tuple(row) for row in (units / UNITS).tolist()]
+
+
+def cluster(embeddings: Sequence[tuple[float, ...]], threshold: float) -> list[int]:
+    """The cluster of each embedding, numbered from 0 by first appearance.
+
+    Agglomerative, average linkage, cut at cosine distance ``threshold``. Equal embeddings are one
+    point and share a cluster. The embeddings are ``rounded``: their products are then sums of whole
+    numbers, exact in any order.
+    """
+    places: dict[tuple[float, ...], int] = {}
+    point = [places.setdefault(embedding, len(places)) for embedding in embeddings]
+    if len(places) < 2:
+        return point
+    distances = _cosine_distances(np.array(list(places)))
+    labels = fcluster(linkage(distances, "average"), threshold, criterion="distance")
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(int(labels[place]), len(numbers)) for place in point]
+
+
+def _cosine_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 - cosine for every pair of ``points`` (n, size), in SciPy's condensed order.
+
+    A vector of zeros is at distance 1 from all others.
+    """
+    units = np.rint(points * UNITS)
+    products = units @ units.T
+    length = np.sqrt(np.diagonal(products))
+    length = np.where(length > 0, length, 1.0)
+    left, right = np.triu_indices(len(points), 1)
+    cosine = products[left, right] / (length[left] * length[right])
+    return np.maximum(1.0 - cosine, 0.0)

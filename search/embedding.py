@@ -1,0 +1,47 @@
+"""The vectors of a tree's steps: each distinct step is embedded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from search.clusters import rounded
+from search.engine import EngineError, Trajectory
+from search.tree import Node, Tree
+
+
+class Embeddings:
+    """What is known of the steps of one tree. Steps are distinct by their token ids."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._known: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+    def unknown(self, nodes: Iterable[Node]) -> list[Trajectory]:
+        """The paths to embed the last step of: each distinct new step once, by its first node."""
+        first: dict[tuple[int, ...], Node] = {}
+        for node in nodes:
+            if node.tokens not in self._known:
+                first.setdefault(node.tokens, node)
+        return [self._trajectory(node) for node in first.values()]
+
+    def take(self, wanted: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
+        """Note the vectors of ``unknown`` paths, rounded. Raises EngineError if they are unfit."""
+        if len(vectors) != len(wanted):
+            raise EngineError(f"engine: gave {len(vectors)} embeddings for {len(wanted)} steps")
+        try:
+            entering = rounded(vectors)
+        except ValueError as error:
+            raise EngineError(f"engine: {error}") from error
+        for trajectory, vector in zip(wanted, entering, strict=True):
+            self._known[trajectory.steps[-1]] = vector
+
+    def store(self, nodes: Iterable[Node]) -> None:
+        """Put the known vectors on the nodes."""
+        for node in nodes:
+            node.embedding = self._known[node.tokens]
+
+    def _trajectory(self, node: Node) -> Trajectory:
+        chain = self._tree.chain(node.id)
+        return Trajectory(
+            node.id, tuple(step.tokens for step in chain), tuple(step.text for step in chain)
+        )

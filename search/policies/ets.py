@@ -1,0 +1,125 @@
+"""ETS: the leaves that are worth their KV, and among them REBASE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from search.clusters import PAPER_THRESHOLD, THRESHOLDS, cluster
+from search.engine import EngineError
+from search.kv_blocks import step_blocks, token_blocks
+from search.policies.policy import Round, Scores, by_reward, remaining
+from search.policies.rebase import served
+from search.retention import NODE_LIMIT, Program, solve
+from search.spec import CostName, SearchSpec, SolverName
+from search.tree import ROOT, Node, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Ets:
+    """Efficient tree search (ETS paper, sections 4 and B).
+
+    REBASE weighs the open leaves; an integer program keeps those that are worth their share of the
+    tree's KV and cover unlike steps (``search.retention``, objective (7)); REBASE then deals the
+    whole remaining width to the kept ones. What it keeps depends on ``budget_weight`` (0: all, so
+    that ETS is REBASE) and ``diversity_weight`` (0: steps are not compared, the paper's ETS-KV).
+
+    Ties: in REBASE the lower id; between equal optima of the program the solver's own, which is the
+    same for the same tree. Leaves with the same token path share their KV, so they are kept or
+    given up together. If the program is not solved within ``node_limit`` branch-and-bound nodes,
+    all leaves are kept: the round is REBASE's, and says so.
+    """
+
+    width: int
+    temperature: float
+    budget_weight: float = 1.0
+    diversity_weight: float = 1.0
+    cost: CostName = "nodes"
+    threshold: float | None = None
+    solver: SolverName = "highs"
+    node_limit: int = NODE_LIMIT
+    scores: ClassVar[Scores] = Scores.ALL
+
+    @classmethod
+    def from_spec(cls, spec: SearchSpec) -> Ets:
+        """The policy as the spec sets it."""
+        return cls(
+            spec.width,
+            spec.reward_temperature,
+            spec.budget_weight,
+            spec.diversity_weight,
+            spec.cost,
+            spec.cluster_threshold,
+            spec.solver,
+        )
+
+    @classmethod
+    def without_clusters(cls, spec: SearchSpec) -> Ets:
+        """ETS-KV: the diversity weight is 0 whatever the spec says."""
+        return cls.from_spec(spec.model_copy(update={"diversity_weight": 0.0}))
+
+    def suited_to(self, embedder: str | None) -> Ets:
+        """With the embedder's threshold where none is set. Raises EngineError if it needs one."""
+        if not self.diversity_weight or not self.budget_weight:
+            return self
+        if embedder is None:
+            dial = f"policy ets with diversity_weight {self.diversity_weight}"
+            raise EngineError(f"the engine embeds nothing; {dial} needs embeddings")
+        default = THRESHOLDS.get(embedder, PAPER_THRESHOLD)
+        return self if self.threshold is not None else replace(self, threshold=default)
+
+    def to_embed(self, tree: Tree) -> list[Node]:
+        """The open leaves, unless they cannot differ or nobody asks whether they do."""
+        leaves = list(tree.leaves())
+        return leaves if self._compares(leaves) else []
+
+    def plan(self, tree: Tree) -> Round | None:
+        """The root to the whole width, then the kept leaves to what remains of it."""
+        leaves = list(tree.leaves())
+        spend = remaining(tree, self.width)
+        if not leaves or not spend:
+            return None
+        if leaves[0].id == ROOT:
+            return Round({ROOT: spend})
+        ranked = by_reward(leaves, "ets")
+        kept = self._worth_keeping(tree, ranked, spend)
+        given = served([n for n in ranked if kept is None or n.id in kept], spend, self.temperature)
+        expand = {node: n for node, n in given.items() if n}
+        prune = tuple(leaf.id for leaf in leaves if leaf.id not in expand)
+        return Round(expand, prune, fell_back=kept is None)
+
+    def _worth_keeping(self, tree: Tree, ranked: Sequence[Node], spend: int) -> set[int] | None:
+        """The leaves that the program keeps; None if it was not solved."""
+        if len(ranked) == 1 or not self.budget_weight:
+            return {leaf.id for leaf in ranked}
+        weights = served(ranked, spend, self.temperature)
+        leaves = sorted(ranked, key=lambda leaf: leaf.id)
+        blocks = (step_blocks if self.cost == "nodes" else token_blocks)(tree, leaves)
+        program = Program.of(
+            blocks,
+            [weights[leaf.id] for leaf in leaves],
+            self._clusters(leaves),
+            self.budget_weight,
+            self.diversity_weight,
+        )
+        ends = solve(program, self.solver, self.node_limit)
+        if ends is None:
+            return None
+        return {leaf.id for leaf, end in zip(leaves, blocks.ends, strict=True) if end in ends}
+
+    def _clusters(self, leaves: Sequence[Node]) -> list[int]:
+        """Each leaf's cluster by its last step; none where there is nothing to compare."""
+        if not self._compares(leaves):
+            return []
+        vectors = []
+        for leaf in leaves:
+            if leaf.embedding is None:
+                raise EngineError(f"node {leaf.id} has no embedding; policy ets needs one a step")
+            vectors.append(leaf.embedding)
+        return cluster(vectors, PAPER_THRESHOLD if self.threshold is None else self.threshold)
+
+    def _compares(self, leaves: Sequence[Node]) -> bool:
+        if not self.diversity_weight or not self.budget_weight:
+            return False
+        return len({leaf.tokens for leaf in leaves}) > 1

@@ -1,0 +1,144 @@
+"""Which leaves are worth the KV below which they stand: the ETS paper's integer program.
+
+Objective (7) over the blocks of a tree: keep a set of blocks that holds with each block the one
+above it, and maximise
+
+    sum of kept leaves' weights / sum of all weights
+    - budget_weight * cost of kept blocks / cost of all blocks
+    + diversity_weight * covered clusters / clusters.
+
+Rows: one for each edge of the tree (a kept child needs its parent: the pairs of ancestor and leaf
+that the paper writes follow from these), one for each cluster (z_k <= sum of y over the blocks that
+hold its leaves; the paper prints it the other way round) and one for "at least one leaf". No row
+says that a kept inner block needs a kept child: dropping one without can only raise the objective,
+so the kept leaves are read off and everything else follows from them.
+
+Coefficients are whole numbers of 1/UNIT, so that solvers with a relative gap of 0 agree on the
+optimum; rows stand in a fixed order; the limit is one of branch-and-bound nodes, never of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from search.kv_blocks import Blocks
+from search.spec import SolverName
+
+UNIT = 1_000_000
+"""The objective is counted in whole numbers of 1/UNIT."""
+
+NODE_LIMIT = 500
+"""Branch-and-bound nodes a solver may look at; trees of 1,000 nodes take one as a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The program in whole numbers.
+
+    ``above``: as in ``Blocks``. ``gains``: what keeping each block adds, its leaves' weights less
+    its cost. ``bonus``: what covering a cluster adds. ``members``: the blocks where each cluster's
+    leaves end. ``leaf_blocks``: the blocks where any leaf ends, ascending.
+    """
+
+    above: tuple[int, ...]
+    gains: tuple[int, ...]
+    bonus: int
+    members: tuple[tuple[int, ...], ...]
+    leaf_blocks: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        blocks: Blocks,
+        weights: Sequence[int],
+        clusters: Sequence[int],
+        budget_weight: float,
+        diversity_weight: float,
+    ) -> Program:
+        """``weights`` and ``clusters`` (numbered from 0) are the leaves'; no clusters, no bonus."""
+        whole, price = sum(weights), sum(blocks.costs)
+        gains = [-round(UNIT * budget_weight * cost / price) for cost in blocks.costs]
+        for end, weight in zip(blocks.ends, weights, strict=True):
+            gains[end] += round(UNIT * weight / whole)
+        members: list[set[int]] = [set() for _ in range(max(clusters, default=-1) + 1)]
+        for end, cluster in zip(blocks.ends, clusters, strict=bool(clusters)):
+            members[cluster].add(end)
+        return cls(
+            above=blocks.above,
+            gains=tuple(gains),
+            bonus=round(UNIT * diversity_weight / len(members)) if members else 0,
+            members=tuple(tuple(sorted(ends)) for ends in members),
+            leaf_blocks=tuple(sorted(set(blocks.ends))),
+        )
+
+    def value(self, ends: Iterable[int]) -> int:
+        """The objective, in 1/UNIT, of keeping these leaf blocks and what is above them."""
+        kept: set[int] = set()
+        for end in ends:
+            block = end
+            while block >= 0 and block not in kept:
+                kept.add(block)
+                block = self.above[block]
+        covered = sum(not kept.isdisjoint(ends) for ends in self.members)
+        return sum(self.gains[block] for block in kept) + self.bonus * covered
+
+
+def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:
+    """The leaf blocks of an optimum, never none of them.
+
+    None if the solver has not proven one within ``node_limit`` branch-and-bound nodes. Of several
+    optima the solver's first one, which for one version of it is always the same.
+    """
+    kept = (_highs if solver == "highs" else _cbc)(program, node_limit)
+    return None if kept is None else {block for block in program.leaf_blocks if kept[block]}
+
+
+def _highs(program: Program, node_limit: int) -> list[bool] | None:
+    """HiGHS through SciPy, in this process: whether each block is kept."""
+    blocks, clusters = len(program.above), len(program.members)
+    rows = _rows(program)
+    row = np.repeat(np.arange(len(rows)), [len(entries) for entries in rows])
+    column, entry = np.array([pair for entries in rows for pair in entries]).T
+    matrix = coo_array((entry, (row, column)), shape=(len(rows), blocks + clusters)).tocsc()
+    leaf = np.isin(np.arange(blocks + clusters), program.leaf_blocks)
+    result = milp(
+        -np.array([*program.gains, *[program.bonus] * clusters], dtype=np.float64),
+        integrality=np.repeat([1, 0], [blocks, clusters]),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(matrix, ub=0), LinearConstraint(leaf[None], lb=1)],
+        options={"mip_rel_gap": 0, "node_limit": node_limit},
+    )
+    return [bool(x > 0.5) for x in result.x[:blocks]] if result.status == 0 else None
+
+
+def _cbc(program: Program, node_limit: int) -> list[bool] | None:
+    """CBC through PuLP, a process of its own with files between: whether each block is kept."""
+    problem = pulp.LpProblem("retention", pulp.LpMaximize)
+    blocks = [pulp.LpVariable(f"y{i}", cat="Binary") for i in range(len(program.above))]
+    columns = blocks + [pulp.LpVariable(f"z{k}", 0, 1) for k in range(len(program.members))]
+    values = [*program.gains, *[program.bonus] * len(program.members)]
+    problem += pulp.LpAffineExpression(list(zip(columns, values, strict=True)))
+    for row in _rows(program):
+        problem += pulp.LpAffineExpression([(columns[i], entry) for i, entry in row]) <= 0
+    problem += pulp.lpSum(blocks[end] for end in program.leaf_blocks) >= 1
+    problem.solve(pulp.PULP_CBC_CMD(msg=False, gapRel=0, maxNodes=node_limit))
+    if problem.sol_status != pulp.LpSolutionOptimal:
+        return None
+    return [(block.value() or 0.0) > 0.5 for block in blocks]
+
+
+def _rows(program: Program) -> list[list[tuple[int, int]]]:
+    """The rows of edges and clusters as (column, entry) pairs, each sum at most 0.
+
+    Columns: the blocks, then the clusters. The row of "at least one leaf" is not among them.
+    """
+    rows = [[(i, 1), (above, -1)] for i, above in enumerate(program.above) if above >= 0]
+    for k, ends in enumerate(program.members):
+        rows.append([(len(program.above) + k, 1), *((end, -1) for end in ends)])
+    return rows
