@@ -120,14 +120,16 @@ def _highs(program: Program, node_limit: int) -> list[bool] | None:
 def _cbc(program: Program, node_limit: int) -> list[bool] | None:
     """CBC through PuLP, a process of its own with files between: whether each block is kept."""
     problem = pulp.LpProblem("retention", pulp.LpMaximize)
-    blocks = [pulp.LpVariable(f"y{i}", cat="Binary") for i in range(len(program.above))]
-    columns = blocks + [pulp.LpVariable(f"z{k}", 0, 1) for k in range(len(program.members))]
+    blocks = [problem.add_variable(f"y{i}", cat="Binary") for i in range(len(program.above))]
+    clusters = [problem.add_variable(f"z{k}", 0, 1) for k in range(len(program.members))]
+    columns = blocks + clusters
     values = [*program.gains, *[program.bonus] * len(program.members)]
     problem += pulp.LpAffineExpression(list(zip(columns, values, strict=True)))
     for row in _rows(program):
         problem += pulp.LpAffineExpression([(columns[i], entry) for i, entry in row]) <= 0
     problem += pulp.lpSum(blocks[end] for end in program.leaf_blocks) >= 1
-    problem.solve(pulp.PULP_CBC_CMD(msg=False, gapRel=0, maxNodes=node_limit))
+    bundled = pulp.PULP_CBC_CMD.pulp_cbc_path
+    problem.solve(pulp.COIN_CMD(path=bundled, msg=False, gapRel=0, maxNodes=node_limit))
     if problem.sol_status != pulp.LpSolutionOptimal:
         return None
     return [(block.value() or 0.0) > 0.5 for block in blocks]

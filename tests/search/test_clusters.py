@@ -1,0 +1,87 @@
+"""Clusters of steps, worked by hand and as properties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.clusters import cluster, rounded
+
+vectors = st.lists(
+    st.tuples(*[st.floats(-3, 3, allow_subnormal=False)] * 3), min_size=1, max_size=20
+)
+
+
+def at(*degrees: float) -> list[tuple[float, ...]]:
+    """Unit vectors in a plane, rounded."""
+    angles = np.radians(degrees)
+    return rounded(np.stack([np.cos(angles), np.sin(angles)], -1).tolist())
+
+
+def test_average_linkage_worked_by_hand() -> None:
+    """At 0, 20 and 50 degrees: 0 and 20 join at 1 - cos 20 = .060; that pair and 50 at the mean of
+    1 - cos 50 = .357 and 1 - cos 30 = .134, which is .246 (single linkage would say .134)."""
+    assert cluster(at(0, 20, 50), 0.05) == [0, 1, 2]
+    assert cluster(at(0, 20, 50), 0.07) == [0, 0, 1]
+    assert cluster(at(0, 20, 50), 0.24) == [0, 0, 1]
+    assert cluster(at(0, 20, 50), 0.25) == [0, 0, 0]
+
+
+def test_clusters_are_numbered_by_first_appearance() -> None:
+    """Equal vectors are one point, wherever they stand."""
+    assert cluster(at(90, 0, 90, 180, 1), 0.01) == [0, 1, 0, 2, 1]
+    assert cluster(at(7, 7, 7), 0.0) == [0, 0, 0]
+    assert cluster([], 0.1) == []
+
+
+def test_the_number_of_equal_steps_moves_nothing() -> None:
+    """Ten copies weigh no more than one in the average."""
+    assert cluster(at(0, *[20] * 10, 50), 0.24) == [0] * 11 + [1]
+    assert cluster(at(0, *[20] * 10, 50), 0.25) == [0] * 12
+
+
+def test_a_vector_of_zeros_is_unlike_all_others() -> None:
+    """It has no direction: its distance is 1, and it is like itself."""
+    points = rounded([(0.0, 0.0), (1.0, 0.0), (0.0, 0.0), (1.0, 0.01)])
+    assert cluster(points, 0.9) == [0, 1, 0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(vectors, st.floats(0, 2), st.integers(0, 2**32))
+def test_order_and_length_change_no_cluster(
+    found: list[tuple[float, float, float]], threshold: float, seed: int
+) -> None:
+    """At threshold 2 all are one; longer vectors are the same points; the same call, the same."""
+    points = rounded(found)
+    assert rounded([tuple(4.0 * x for x in vector) for vector in found]) == points
+    labels = cluster(points, threshold)
+    assert labels == cluster(points, threshold)
+    assert sorted(set(labels)) == list(range(max(labels) + 1))
+    assert all(
+        labels[i] == labels[j] for i, p in enumerate(points) for j, q in enumerate(points) if p == q
+    )
+
+
+def test_entries_are_whole_numbers_of_ten_thousandths() -> None:
+    """(3, 4) is .6 and .8; noise below 5e-5 is gone."""
+    assert rounded([(3.0, 4.0), (3.00001, 3.99999), (0.0, 0.0)]) == [
+        (0.6, 0.8),
+        (0.6, 0.8),
+        (0.0, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ([(1.0,), (1.0, 2.0)], r"of \[1, 2\] numbers"),
+        ([(float("nan"), 1.0)], "not finite"),
+        ([(float("inf"), 1.0)], "not finite"),
+    ],
+)
+def test_unfit_vectors_are_refused(given_: list[tuple[float, ...]], message: str) -> None:
+    """One size, finite numbers."""
+    with pytest.raises(ValueError, match=message):
+        rounded(given_)

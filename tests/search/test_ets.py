@@ -1,0 +1,271 @@
+"""ETS: what it keeps, what it gives up, and what it asks of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.clusters import THRESHOLDS
+from search.controller import Problem, search
+from search.engine import Branch, EngineError, RewardMissing
+from search.outcome import Outcome
+from search.policies.ets import Ets
+from search.policies.policy import Comparing, Round
+from search.policies.rebase import Rebase
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec, StopReason
+from search.tree import NodeState, Tree
+from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+from tests.search.test_faults import Clock
+from tests.search.test_width import rough
+from tests.search.trees import END, STEP, drawn, row
+
+KV = Ets(16, 0.2, diversity_weight=0.0)
+
+
+def two_stems(*rewards: float) -> Tree:
+    """Stem 1 with leaves 3 and 4, stem 2 with leaf 5, rewards in that order."""
+    tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.5))
+    for parent, text, reward in zip((1, 1, 2), ("c", "d", "e"), rewards, strict=True):
+        tree.add(parent, (ord(text),), text, STEP).reward = reward
+    return tree
+
+
+def turned(tree: Tree, **vectors: tuple[float, float]) -> Tree:
+    """The tree with these embeddings by text."""
+    for node in tree.nodes[1:]:
+        node.embedding = vectors.get(node.text)
+    return tree
+
+
+def test_a_round_worked_by_hand() -> None:
+    """Rewards .9, .8, .8 at T = .2 weigh 16 as 8, 4, 4: .5, .25, .25. Six nodes, each 1/6.
+
+    Leaf 5 alone needs its stem: .25 - 2/6 < 0, so it goes; leaves 3 and 4 share theirs and gain
+    .75 - 3/6. REBASE deals 16 anew: 16/1.6065 = 9.96 -> 10, 6.
+    """
+    assert KV.plan(two_stems(0.9, 0.8, 0.8)) == Round({3: 10, 4: 6}, (5,))
+
+
+def test_unlike_steps_are_kept() -> None:
+    """c and d alike, e unlike: covering the second cluster is worth 1/2 more than e's -.083."""
+    tree = turned(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0), d=(1.0, 0.0), e=(0.0, 1.0))
+    assert Ets(16, 0.2).plan(tree) == Rebase(16, 0.2).plan(tree)
+    assert Ets(16, 0.2, threshold=2.0).plan(tree) == KV.plan(tree)
+
+
+def test_tokens_cost_what_memory_pays() -> None:
+    """Weights .5, .25, .25. By steps leaf 5 is not worth 2/6; by tokens its path is 2 of 44."""
+    tree = drawn((0, "a" * 40, STEP, 0.5), (0, "b", STEP, 0.5))
+    for parent, text, reward in ((1, "c", 0.9), (1, "d", 0.8), (2, "e", 0.8)):
+        tree.add(parent, (ord(text),), text, STEP).reward = reward
+    assert KV.plan(tree) == Round({3: 10, 4: 6}, (5,))
+    plan = replace(KV, cost="tokens").plan(tree)
+    assert plan is not None
+    assert 5 in plan.expand
+
+
+def test_without_a_price_it_is_rebase() -> None:
+    """budget_weight 0 keeps every leaf and compares none."""
+    free = Ets(16, 0.2, budget_weight=0.0)
+    tree = row(0.1, 0.9, 0.5)
+    assert free.plan(tree) == Rebase(16, 0.2).plan(tree) == Round({2: 14, 3: 2}, (1,))
+    assert free.to_embed(tree) == []
+
+
+def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
+    """Twins live and die together in the program; REBASE may still have no child for one."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
+    assert Ets(2, 0.2).plan(tree) == Round({1: 1, 2: 1}, (3,))
+
+
+def test_first_and_last_rounds() -> None:
+    """The root gets the width; one leaf is kept unasked; finished ones leave nothing to plan."""
+    assert KV.plan(drawn()) == Round({0: 16})
+    assert KV.plan(row(0.1)) == Round({1: 16})
+    assert Ets(2, 0.2).plan(row(0.5, 0.5, finish=END)) is None
+    assert Ets(3, 0.2).plan(row(0.5, 0.5, finish=END)) is None
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_cbc_keeps_the_same(solver: str) -> None:
+    """Where there is one optimum both solvers find it."""
+    plan = replace(KV, solver=solver).plan(two_stems(0.9, 0.8, 0.8))
+    assert plan == Round({3: 10, 4: 6}, (5,))
+
+
+def test_beyond_the_node_limit_the_round_is_rebases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up that REBASE would keep, and the round says that it fell back."""
+    asked: list[object] = []
+    monkeypatch.setattr("search.policies.ets.solve", lambda *dials: asked.append(dials[1:]))
+    tree = two_stems(0.9, 0.8, 0.8)
+    plan = replace(KV, node_limit=3).plan(tree)
+    rebase = Rebase(16, 0.2).plan(tree)
+    assert rebase is not None
+    assert plan == replace(rebase, fell_back=True)
+    assert asked == [("highs", 3)]
+
+
+def test_what_is_missing_is_an_error() -> None:
+    """No reward, or no embedding where steps are compared: the node is named."""
+    with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy ets"):
+        KV.plan(row(0.5, None))
+    with pytest.raises(EngineError, match=r"node 4 has no embedding; policy ets"):
+        Ets(8, 0.2).plan(turned(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0)))
+
+
+def test_what_is_embedded() -> None:
+    """The open leaves; nobody if they are all the same, if there is one, or without diversity."""
+    tree = two_stems(0.9, 0.8, 0.8)
+    assert [node.id for node in Ets(8, 0.2).to_embed(tree)] == [3, 4, 5]
+    assert KV.to_embed(tree) == []
+    assert Ets(8, 0.2).to_embed(row(0.5)) == []
+    same = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
+    assert Ets(8, 0.2).to_embed(same) == []
+    assert Ets(8, 0.2).plan(same) == Round({1: 4, 2: 4})
+
+
+def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
+    """A name that is not known has the paper's; without any embedder only ETS-KV can run."""
+    plain = Ets.from_spec(SearchSpec(policy="ets"))
+    assert isinstance(plain, Comparing)
+    for name, threshold in THRESHOLDS.items():
+        assert plain.suited_to(name).threshold == threshold
+    assert plain.suited_to("script").threshold == 0.05
+    named = Ets.from_spec(SearchSpec(policy="ets", cluster_threshold=0.4))
+    assert named.suited_to("hidden").threshold == 0.4
+    with pytest.raises(EngineError, match=r"embeds nothing; policy ets with diversity_weight 1\.0"):
+        plain.suited_to(None)
+    kv = POLICIES["ets_kv"](SearchSpec(policy="ets_kv"))
+    assert kv == Ets.from_spec(SearchSpec(policy="ets", diversity_weight=0.0))
+    assert isinstance(kv, Comparing)
+    assert kv.suited_to(None) == kv
+
+
+async def grown(engine: ScriptedEngine, **dials: object) -> Outcome:
+    """A search with a clock that stands still."""
+    spec = SearchSpec.model_validate(
+        {"policy": "ets", "width": 8, "seed": 7, "max_depth": 5} | dials
+    )
+    return await search(
+        Problem(encode("Q: "), "Q"),
+        spec,
+        engine,
+        tree_id="t",
+        answer_of=answer_of,
+        clock=lambda: 0.0,
+    )
+
+
+async def test_each_distinct_step_is_embedded_once() -> None:
+    """Over the whole search; equal steps get the vector of the first, unit and rounded."""
+    engine = rough(5, 10, 20)
+    outcome = await grown(engine, width=24)
+    asked = [trajectory for call in engine.embedded for trajectory in call]
+    steps = [trajectory.steps[-1] for trajectory in asked]
+    assert len(steps) == len(set(steps)) > 1
+    by_step: dict[tuple[int, ...], object] = {}
+    for node in outcome.tree.nodes:
+        if node.embedding is not None:
+            assert by_step.setdefault(node.tokens, node.embedding) == node.embedding
+            assert sum(x * x for x in node.embedding) == pytest.approx(1.0, abs=1e-3)
+    assert set(by_step) == set(steps)
+    for trajectory in asked:
+        assert trajectory.steps == tuple(n.tokens for n in outcome.tree.chain(trajectory.node))
+
+
+async def test_other_policies_embed_nothing() -> None:
+    """Nor does ETS without its diversity, on an engine that could not."""
+    for dials in ({"policy": "rebase"}, {"policy": "ets_kv"}, {"diversity_weight": 0.0}):
+        engine = rough(5, 10, 20)
+        engine.embeds = False
+        await grown(engine, **dials)
+        assert engine.embedded == []
+
+
+async def test_an_engine_without_embeddings_is_refused_at_the_start() -> None:
+    """Before anything is drawn."""
+    engine = ScriptedEngine(embeds=False)
+    with pytest.raises(EngineError, match="the engine embeds nothing"):
+        await grown(engine)
+    assert engine.expanded == []
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [([], "gave 0 embeddings for"), (float("nan"), "not finite"), ("uneven", "one size")],
+)
+async def test_unfit_embeddings_are_an_error(vectors: object, message: str) -> None:
+    """The engine is named; the tree is aborted."""
+
+    class Unfit(ScriptedEngine):
+        async def embed(self, tree, prompt, trajectories):
+            if vectors == "uneven":
+                return [(1.0,) * (1 + i % 2) for i in range(len(trajectories))]
+            return vectors and [(vectors,)] * len(trajectories)
+
+    engine = Unfit(lambda b: f"s{b.child}\n\n")
+    with pytest.raises(EngineError, match=f"engine: .*{message}"):
+        await grown(engine)
+    assert engine.aborted == ["t"]
+
+
+async def test_a_deadline_while_embedding_ends_the_search() -> None:
+    """The committed round stays; no further one is planned."""
+    clock = Clock(0.0)
+    engine = ScriptedEngine(
+        lambda b: f"s{b.child}\n\n", on_embed=lambda: [clock.tick() for _ in range(10)]
+    )
+    outcome = await search(
+        Problem(encode("Q"), "Q"),
+        SearchSpec(policy="ets", width=4, seed=0),
+        engine,
+        tree_id="t",
+        answer_of=answer_of,
+        clock=clock,
+        deadline=5.0,
+    )
+    assert outcome.stop_reason is StopReason.DEADLINE
+    assert (outcome.stats.rounds, len(engine.expanded)) == (1, 1)
+
+
+async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search whose programs are never solved is REBASE's, tree for tree, and says how often."""
+    monkeypatch.setattr("search.policies.ets.solve", lambda *_: None)
+    outcome = await grown(rough(0, 5, 20), width=12)
+    rebase = await grown(rough(0, 5, 20), width=12, policy="rebase")
+    assert outcome.digest == rebase.digest
+    assert outcome.stats.solver_fallbacks > 1
+    assert rebase.stats.solver_fallbacks == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), order=st.integers(0, 2**32), tokens=st.booleans())
+async def test_same_seed_same_tree(seed: int, order: int, tokens: bool) -> None:
+    """Whatever the order in which branches are drawn, for both costs; what is pruned has an end."""
+    dials = {"seed": seed, "width": 16, "cost": "tokens" if tokens else "nodes"}
+
+    def shuffled(count: int) -> list[int]:
+        return sorted(range(count), key=lambda i: dice(order, i))
+
+    engine = rough(5, 15, 30)
+    engine.finish_order = shuffled
+    one, other = await grown(engine, **dials), await grown(rough(5, 15, 30), **dials)
+    assert one.digest == other.digest
+    states = {node.state for node in one.tree.leaves()}
+    assert states <= {NodeState.OPEN}
+
+
+async def test_a_branch_is_a_thing_of_its_prefix() -> None:
+    """ETS and REBASE draw the same children where they keep the same leaves: the first round."""
+    ets, rebase = rough(0, 5, 20), rough(0, 5, 20)
+    await grown(ets, width=12)
+    await grown(rebase, width=12, policy="rebase")
+
+    def asked(engine: ScriptedEngine) -> list[tuple[Branch, ...]]:
+        return [tuple(call) for call in engine.expanded]
+
+    assert asked(ets)[0] == asked(rebase)[0]
