@@ -176,7 +176,7 @@ class SharedDraws:
         vectors = await _once(
             self._vectors,
             trajectories,
-            lambda trajectory: trajectory.steps[-1],
+            lambda trajectory: (trajectory.steps[-1], trajectory.texts[-1]),
             lambda wanted: self._engine.embed(tree, prompt, wanted),
         )
         self._ledger(tree).compared(trajectories)

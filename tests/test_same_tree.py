@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -37,9 +38,10 @@ SPECS = (
     SearchSpec(policy="beam", width=4, seed=2, temperature=0.8, top_p=0.95),
     SearchSpec(policy="best_of_n", width=2, seed=3),
     SearchSpec(policy="self_consistency", width=2, seed=4),
+    SearchSpec(policy="ets", width=6, seed=5),
 )
 QUESTIONS = tuple(task.questions("dev", 2, seed=5)[1] for task in TASKS.values())
-CASES = tuple(zip(QUESTIONS, SPECS, strict=True))
+CASES = tuple(zip(cycle(QUESTIONS), SPECS, strict=False))
 TEXT = Text(f"{SPRIG}/policy")
 
 
@@ -58,7 +60,7 @@ async def grow(engine: EmbeddedEngine, question: str, spec: SearchSpec, name: st
 
 
 async def digests(engine: EmbeddedEngine) -> list[str]:
-    """The four cases one after the other."""
+    """The cases one after the other."""
     return [(await grow(engine, q, s, f"case{i}")).digest for i, (q, s) in enumerate(CASES)]
 
 
@@ -72,7 +74,7 @@ async def one_by_one(options: EngineOptions) -> list[str]:
 
 
 async def among_others(options: EngineOptions) -> list[str]:
-    """The four cases at once, each of them beside seven other searches."""
+    """The cases at once, each of them beside seven other searches."""
     engine = await EmbeddedEngine.start(options)
     try:
         others = [

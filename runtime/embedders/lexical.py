@@ -9,7 +9,7 @@ import numpy as np
 SIZE = 512
 """Entries of a vector."""
 
-GRAMS = (1, 2, 3)
+GRAMS = (2, 3)
 """Lengths of the n-grams, in characters."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -15,6 +15,9 @@ import pytest
 import pytest_asyncio
 
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.fingerprint import fingerprint
+from runtime.embedders.endpoint import EndpointOptions
+from runtime.embedders.lexical import embed_texts
 from search.engine import (
     Branch,
     EngineDown,
@@ -226,10 +229,83 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
         await engine.expand("oak", [Branch(ROOT, 0, (), 0, LIMIT, 1)], SAMPLING)
     with pytest.raises(EngineError, match="steps: node 7 has an empty one or none"):
         await engine.score("oak", (1,), "", [Trajectory(7, ((1,), ()), ("", ""))])
-    with pytest.raises(EngineError, match="no embeddings"):
-        await engine.embed("oak", (1,), [])
-    assert not engine.capabilities.embeds
+    with pytest.raises(EngineError, match="steps: token id 9999; ids from 0"):
+        await engine.embed("oak", (1,), [Trajectory(1, ((9999,),), ("",))])
     await engine.health()
+
+
+async def test_embeddings_depend_on_the_last_step_alone(
+    engine: EmbeddedEngine, reference: Grown
+) -> None:
+    """Alone or among many, under any prompt and path: the same bits; and nothing else changes."""
+    steps = [step for step, _ in reference]
+    paths = [Trajectory(i + 1, (step.tokens,), (step.text,)) for i, step in enumerate(steps)]
+    together = await engine.embed("oak", prompt(1), paths)
+    assert engine.capabilities.embeds == "hidden"
+    assert len({len(vector) for vector in together}) == 1
+    deeper = Trajectory(9, ((1, 2, 3), steps[0].tokens), ("abc", steps[0].text))
+    assert await engine.embed("elm", prompt(2), [deeper]) == together[:1]
+    assert await engine.embed("elm", prompt(2), paths[1:2]) == together[1:2]
+    cost = await engine.release("elm")
+    assert cost == TreeCost()
+    grown = await grow(engine, "oak", 3)
+    assert grown == reference
+    assert (await engine.usage()).kv_tokens_active > 0
+    await engine.release("oak")
+
+
+async def test_embeddings_are_charged_to_the_search(engine: EmbeddedEngine) -> None:
+    """FLOPs and a pass for a piece, half of the layers and no head; no KV of the search."""
+    branch = [Branch(ROOT, 0, prompt(8), 1, LIMIT, 1)]
+    for _ in ("cold", "warm"):
+        (step,) = await engine.expand("oak", branch, SAMPLING)
+        plain = await engine.release("oak")
+    await engine.expand("oak", branch, SAMPLING)
+    await engine.embed("oak", prompt(8), [Trajectory(1, (step.tokens,), (step.text,))])
+    cost = await engine.release("oak")
+    assert cost.model_calls == plain.model_calls + 1
+    extra = cost.flops - plain.flops
+    assert 0 < extra < plain.flops
+    assert cost.kv_tokens_peak == plain.kv_tokens_peak
+
+
+async def test_abort_stops_embedding(engine: EmbeddedEngine) -> None:
+    """The waiting caller hears of it; the next call is answered."""
+    paths = [Trajectory(i, (tuple(range(1, 200)),), ("",)) for i in range(200)]
+    waiting = asyncio.create_task(engine.embed("oak", prompt(5), paths))
+    await asyncio.sleep(0)
+    await engine.abort("oak")
+    with pytest.raises(EngineError, match="tree 'oak' was aborted"):
+        await waiting
+    assert len(await engine.embed("oak", prompt(5), paths[:1])) == 1
+    assert await engine.embed("oak", prompt(5), []) == []
+
+
+async def test_letters_embed_where_they_are_asked_for(options: EngineOptions) -> None:
+    """The vectors of ``runtime.embedders.lexical``, from the engine's process."""
+    engine = await EmbeddedEngine.start(replace(options, embedder="lexical"))
+    try:
+        path = Trajectory(2, ((1, 2), (3,)), ("first", "13 - 9 = 4"))
+        assert await engine.embed("oak", (1,), [path]) == embed_texts(["13 - 9 = 4"])
+        assert engine.capabilities.embeds == "lexical"
+    finally:
+        await engine.close()
+
+
+async def test_what_embeds_is_in_the_fingerprint(options: EngineOptions) -> None:
+    """Another embedder, layer or endpoint model may grow another tree; an address may not."""
+    endpoint = EndpointOptions("http://one/v1/embeddings", "a")
+    changes = [
+        {},
+        {"embedder": "lexical"},
+        {"embedder_layer": 2},
+        {"embedder": "endpoint", "endpoint": endpoint},
+        {"embedder": "endpoint", "endpoint": replace(endpoint, model="b")},
+    ]
+    found = {fingerprint(replace(options, **change)) for change in changes}
+    assert len(found) == len(changes)
+    moved = replace(endpoint, url="http://two", key="secret")
+    assert fingerprint(replace(options, embedder="endpoint", endpoint=moved)) in found
 
 
 async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
@@ -302,6 +378,9 @@ async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineO
     [
         ({"reward_format": "oracle"}, "reward_format: 'oracle'; one of math-shepherd, none"),
         ({"kv_tokens": 0}, "kv_tokens: 0; at least 1"),
+        ({"embedder": "oracle"}, "embedder: 'oracle'; one of hidden, lexical, encoder, endpoint"),
+        ({"embedder": "encoder"}, "encoder: None; embedder 'encoder' needs one"),
+        ({"embedder": "endpoint"}, "endpoint: None; embedder 'endpoint' needs one"),
         ({"batch_limit": 0}, "batch_limit: 0; at least 1"),
         ({"threads": -1}, r"threads: -1; 0 \(one for each core\) or more"),
     ],

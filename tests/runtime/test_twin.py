@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runtime.embedded.forward import Forward, Span
+from runtime.embedded.hidden import HiddenStates
 from runtime.embedded.sampler import draw
 from runtime.embedded.scheduler import Scheduler
 from runtime.text import Text
@@ -159,6 +160,18 @@ async def test_a_prefix_over_the_context_is_refused(twin):
     """Both sizes and the context are named."""
     with pytest.raises(PrefixTooLong, match=r"500 tokens and a step of up to 40 .* 512"):
         await twin.expand("tree", [Branch(0, 0, (1,) * 500, 0, 40, 1)], Sampling())
+
+
+async def test_the_embedded_hidden_states_are_the_twins(checkpoint):
+    """Half of the layers, each step alone, rows at root mean square 1, their mean."""
+    twin = Twin(TwinOptions(policy=checkpoint))
+    steps = [(5, 6, 7, 8), (9,), tuple(range(1, 60))]
+    paths = [Trajectory(i, (PROMPT, step), ("", "")) for i, step in enumerate(steps)]
+    theirs = await twin.embed("tree", PROMPT, paths)
+    ours = HiddenStates(Forward(checkpoint, threads=1)).embed_steps(steps)
+    assert twin.capabilities.embeds == "hidden"
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(yours, abs=1e-4)
 
 
 async def test_abort_stops_what_is_under_way(twin):

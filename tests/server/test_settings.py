@@ -31,6 +31,8 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_POLICY_MODEL": "/nowhere"}, ["HEDGEROW_POLICY_MODEL", "no such folder"]),
         ({"HEDGEROW_ENGINE": "steam"}, ["HEDGEROW_ENGINE = 'steam'", "'embedded'"]),
         ({"HEDGEROW_BATCHLIMIT": "3"}, ["HEDGEROW_BATCHLIMIT", "HEDGEROW_BATCH_LIMIT"]),
+        ({"HEDGEROW_EMBEDDER": "oracle"}, ["HEDGEROW_EMBEDDER = 'oracle'", "'lexical'"]),
+        ({"HEDGEROW_EMBEDDINGS_URL": "host"}, ["HEDGEROW_EMBEDDINGS_URL = 'host'", "https?"]),
         ({"HEDGEROW_X": "3"}, ["HEDGEROW_X: there is no such setting"]),
     ],
 )

@@ -17,7 +17,7 @@ from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
 
 SPECS = [
     SearchSpec.model_validate({"policy": policy, "width": width, "seed": 9})
-    for policy in ("self_consistency", "best_of_n", "beam", "rebase")
+    for policy in ("self_consistency", "best_of_n", "beam", "rebase", "ets")
     for width in (1, 4, 8)
 ]
 PROBLEM = Problem(encode("user: ?\n"), "?")
@@ -46,6 +46,8 @@ async def test_shared_draws_grow_the_same_trees(at_once: bool) -> None:
     assert len({(b.tokens, b.seed) for b in branches}) == len(branches)
     paths = [t.steps for call in engine.scored for t in call]
     assert len(set(paths)) == len(paths)
+    embedded = [t.steps[-1] for call in engine.embedded for t in call]
+    assert len(set(embedded)) == len(embedded) > 1
     assert not engine.live
 
 
@@ -76,6 +78,15 @@ def test_the_ledger_by_hand() -> None:
     assert (cost.prefilled_tokens, cost.decoded_tokens, cost.prm_tokens) == (3, 5, 11)
     assert cost.model_calls == 2 + 1 + 1 + 1
     assert cost.flops == 1000 * (3 + 2 + 1) + (6 + 4 + 4 + 5)
+
+
+def test_a_step_is_charged_for_one_embedding() -> None:
+    """Steps of 2 and 1 tokens, read alone: contexts 1 + 2 and 1; asked for again they are free."""
+    ledger = Ledger(free, free, lambda n, c, logits=None: 1000.0 * n + 10 * c + (logits or 0))
+    asked = [Trajectory(i, ((9,), step), ("", "")) for i, step in enumerate(((1, 2), (3,), (3,)))]
+    ledger.compared(asked)
+    ledger.compared(asked[:2])
+    assert ledger.cost().flops == 3000 + 10 * (3 + 1)
 
 
 async def test_a_failure_reaches_everybody_who_waits_and_is_not_remembered() -> None:

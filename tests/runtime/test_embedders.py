@@ -1,0 +1,279 @@
+"""What turns steps into vectors: letters, hidden states, an encoder, a server."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from runtime.embedded.embedder import PIECE_TOKENS, Embedder, Words
+from runtime.embedded.forward import Forward, Span
+from runtime.embedded.hidden import HiddenStates
+from runtime.embedders.encoder import Encoder
+from runtime.embedders.endpoint import Endpoint, EndpointOptions
+from runtime.embedders.lexical import SIZE, embed_texts
+from search.engine import EngineError
+from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
+
+
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    """Of two vectors that are not zero."""
+    return float(np.dot(a, b)) / math.hypot(*a) / math.hypot(*b)
+
+
+def test_letters_tell_like_from_unlike() -> None:
+    """A changed number is nearer than another sentence; case and white space do not matter."""
+    one, near, far, same = embed_texts(
+        [
+            "13 - 9 = 4 (left: 4 4 10)",
+            "13 - 9 = 5 (left: 4 5 10)",
+            "Move a onto b",
+            "13 -  9 = 4 (LEFT: 4 4 10)\n\n",
+        ]
+    )
+    assert one == same
+    assert cosine(one, near) > 0.6 > 0.4 > cosine(one, far)
+    assert len(one) == SIZE
+
+
+def test_a_texts_letters_do_not_depend_on_its_neighbours() -> None:
+    """Alone or among others, in any order; nothing of a text runs into the next."""
+    texts = ["ab", "", "b", "äöü 漢字 🌳", " \n\n", "ab", "\ud800"]
+    together = embed_texts(texts)
+    assert together == [embed_texts([text])[0] for text in texts]
+    assert together == embed_texts(texts[::-1])[::-1]
+    assert set(together[1]) == set(together[4]) == {0.0}
+    assert embed_texts([]) == []
+    assert embed_texts([""]) == [(0.0,) * SIZE]
+
+
+def test_letters_are_the_same_in_every_process() -> None:
+    """Python's own hash differs from process to process; this one does not."""
+    script = "from runtime.embedders.lexical import embed_texts as e; print(e(['4 * 6 = 24']))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={"PYTHONHASHSEED": "7", "PYTHONPATH": "."},
+    )
+    assert done.stdout.strip() == str(embed_texts(["4 * 6 = 24"]))
+
+
+@pytest.fixture(scope="module")
+def forward(tmp_path_factory: pytest.TempPathFactory) -> Forward:
+    """A tiny random model of two layers."""
+    return Forward(make_checkpoint(tmp_path_factory.mktemp("model") / "llama"), threads=1)
+
+
+def test_hidden_states_of_a_step_are_its_own(forward: Forward) -> None:
+    """Alone, beside others, after a larger call: the same bits. Other layers say other things."""
+    steps = [tuple(range(i, i + 3 + 7 * i)) for i in range(1, 12)]
+    hidden = HiddenStates(forward)
+    together = hidden.embed_steps(steps)
+    assert hidden.layer == 1
+    assert together == [hidden.embed_steps([step])[0] for step in steps]
+    assert together == HiddenStates(forward).embed_steps(steps[::-1])[::-1]
+    assert HiddenStates(forward, 2).embed_steps(steps) != together
+
+
+def test_reading_hidden_states_changes_no_logits(forward: Forward) -> None:
+    """A search's store is not touched, nor any bit of what it draws from."""
+    ids, store = np.arange(40), forward.new_store(40)
+    before = forward.run([Span(ids[:30], 0, np.arange(30), 29)], store)
+    HiddenStates(forward).embed_steps([tuple(range(100))])
+    after = forward.run([Span(ids[29:30], 29, np.arange(30), 0)], store)
+    assert torch.equal(before, after)
+
+
+def test_hidden_flops_count_the_layers_read(forward: Forward) -> None:
+    """One of two layers, without the head: less than half of a forward pass."""
+    steps = [(1, 2, 3), (4, 5)]
+    whole = forward.config.flops(5, 6 + 3, 5)
+    assert (
+        HiddenStates(forward, 2).flops(steps) == 2 * HiddenStates(forward, 1).flops(steps) < whole
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([(1,), ()], "steps: empty"),
+        ([(1, 100_000)], "steps: token id 100000"),
+        ([(1,) * 513], "steps: one of 513 tokens; the context is 512"),
+    ],
+)
+def test_steps_that_cannot_be_read_are_refused(
+    forward: Forward, steps: list[tuple[int, ...]], message: str
+) -> None:
+    """By name, with what is allowed."""
+    with pytest.raises(EngineError, match=message):
+        HiddenStates(forward).embed_steps(steps)
+
+
+def test_a_layer_that_is_not_there_is_refused(forward: Forward) -> None:
+    """Layers count from 1."""
+    for layer in (0, 3):
+        with pytest.raises(ValueError, match=f"embedder_layer: {layer}; 1 to 2 are allowed"):
+            HiddenStates(forward, layer)
+
+
+def test_calls_are_worked_off_in_pieces() -> None:
+    """The oldest first, as many tokens a piece as are allowed, a long step alone; then answered."""
+    pieces: list[int] = []
+    charged: list[tuple[str, int]] = []
+
+    def embed(steps: Sequence[Words]) -> list[tuple[float, ...]]:
+        pieces.append(len(steps))
+        if any(step.text == "bad" for step in steps):
+            raise EngineError("bad")
+        return [(float(len(step.tokens)),) for step in steps]
+
+    work = Embedder(embed, lambda tree, steps: charged.append((tree, len(steps))))
+    half, long = Words((1,) * (PIECE_TOKENS // 2), ""), Words((1,) * (PIECE_TOKENS + 1), "")
+    work.embed(1, "oak", [half, half, long, half])
+    work.embed(2, "elm", [Words((1,), "bad")])
+    work.embed(3, "oak", [half])
+    work.embed(4, "elm", [])
+    assert work.abort("none") == []
+    answers = []
+    while work.busy:
+        answers += work.step()
+        if len(answers) == 2:
+            assert work.abort("oak") == [3]
+    assert pieces == [2, 1, 1, 1]
+    sizes = [(float(len(step.tokens)),) for step in (half, half, long, half)]
+    assert [answer.call for answer in answers] == [1, 2, 4]
+    assert answers[0].result == sizes
+    assert isinstance(answers[1].result, EngineError)
+    assert answers[2].result == []
+    assert charged == [("oak", 2), ("oak", 1), ("oak", 1), ("elm", 0)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random encoder with our tiny tokenizer."""
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = make_tokenizer()
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=40,
+    )
+    BertModel(config).eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def pooled(folder: Path, **files: Any) -> Path:
+    """The folder with these files of sentence-transformers."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(files.get("pooling", {})))
+    (folder / "modules.json").write_text(json.dumps(files.get("modules", [])))
+    return folder
+
+
+def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
+    """The mean by default, the first state where the pooling says so; each text is read alone."""
+    texts = ["the tree", "a longer step of some words\n\n", "x" * 500]
+    mean = Encoder(pooled(bert)).embed_texts(texts)
+    assert mean == [Encoder(bert).embed_texts([text])[0] for text in texts]
+    flags = {
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "include_prompt": True,
+    }
+    assert Encoder(pooled(bert, pooling=flags)).embed_texts(texts) == mean
+    cls = Encoder(pooled(bert, pooling={"pooling_mode": "cls"})).embed_texts(texts)
+    assert cls != mean
+    model = BertModel.from_pretrained(bert)
+    with torch.no_grad():
+        ids = torch.tensor([make_tokenizer().encode("the tree")])
+        states = model(ids).last_hidden_state[0]
+    assert mean[0] == pytest.approx(states.mean(0).tolist(), abs=1e-5)
+    assert cls[0] == pytest.approx(states[0].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"pooling": {"pooling_mode_max_tokens": True}}, "pools by .*max_tokens"),
+        ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "has a Dense layer"),
+    ],
+)
+def test_an_encoder_that_needs_more_is_refused(bert: Path, files: dict, message: str) -> None:
+    """Rather than read wrongly."""
+    with pytest.raises(ValueError, match=message):
+        Encoder(pooled(bert, **files))
+    pooled(bert)
+
+
+def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
+    """The folder is named."""
+    with pytest.raises(ValueError, match=f"encoder: {tmp_path}; a folder with a config.json"):
+        Encoder(tmp_path)
+
+
+def endpoint(answer: httpx.Response | Exception) -> tuple[Endpoint, list[httpx.Request]]:
+    """An endpoint whose server answers so, and what it was asked."""
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    options = EndpointOptions("http://vectors.test/v1/embeddings", "minilm", key="secret")
+    made = Endpoint(options)
+    made._client._transport = httpx.MockTransport(serve)
+    return made, seen
+
+
+async def test_an_endpoint_is_asked_for_all_texts_at_once() -> None:
+    """OpenAI's request and answer, sorted by index; the key goes in the header."""
+    rows = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1.5, 2.0]}]
+    made, seen = endpoint(httpx.Response(200, json={"data": rows}))
+    assert await made.embed_texts(["a", "b"]) == [(1.5, 2.0), (3.0, 4.0)]
+    body = {"model": "minilm", "input": ["a", "b"], "encoding_format": "float"}
+    assert json.loads(seen[0].content) == body
+    assert seen[0].headers["authorization"] == "Bearer secret"
+    assert "secret" not in repr(made._options)
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (httpx.Response(503), "answered with status 503"),
+        (httpx.ConnectError("no route to vectors.test"), "does not answer: ConnectError"),
+        (httpx.Response(200, json={"data": []}), "0 embeddings for 1 texts"),
+        (httpx.Response(200, json={"rows": []}), "with no embeddings"),
+        (httpx.Response(200, text="hello"), "with no embeddings"),
+        (httpx.Response(200, json=[1]), "with no embeddings"),
+    ],
+)
+async def test_an_endpoint_that_fails_is_an_engine_error(
+    answer: httpx.Response | Exception, message: str
+) -> None:
+    """Fit for a client: neither address nor key is in it."""
+    made, _ = endpoint(answer)
+    with pytest.raises(EngineError, match=message) as caught:
+        await made.embed_texts(["a"])
+    assert "vectors.test" not in str(caught.value)
+    await made.close()
