@@ -1,0 +1,51 @@
+"""From settings to the engine's options."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.embedders.endpoint import EndpointOptions
+from server.assemble import engine_options, model_flops, running
+from server.settings import BUNDLED, SettingsError, load_settings
+
+ENDPOINT = {
+    "HEDGEROW_EMBEDDER": "endpoint",
+    "HEDGEROW_EMBEDDINGS_URL": "http://vectors.test/v1/embeddings",
+    "HEDGEROW_EMBEDDINGS_MODEL": "minilm",
+    "HEDGEROW_EMBEDDINGS_KEY": "secret",
+}
+
+
+@pytest.mark.parametrize(
+    ("embedder", "missing"),
+    [("encoder", "HEDGEROW_ENCODER"), ("endpoint", "HEDGEROW_EMBEDDINGS_URL")],
+)
+async def test_an_embedder_without_what_it_needs_is_refused(embedder: str, missing: str) -> None:
+    """Before any process is started, by the setting's own name."""
+    settings = load_settings({"HEDGEROW_EMBEDDER": embedder})
+    with pytest.raises(SettingsError, match=f"{missing} is not set"):
+        async with running(settings):
+            pass
+
+
+def test_the_embedders_settings_reach_the_engine() -> None:
+    """The endpoint with its key, which no settings object shows; a layer; an encoder's folder."""
+    settings = load_settings(ENDPOINT)
+    expected = EndpointOptions("http://vectors.test/v1/embeddings", "minilm", "secret")
+    assert engine_options(settings).endpoint == expected
+    assert "secret" not in repr(settings)
+    assert engine_options(load_settings({})).endpoint is None
+    assert engine_options(load_settings({"HEDGEROW_EMBEDDER_LAYER": "2"})).embedder_layer == 2
+    folder = str(BUNDLED / "policy")
+    found = engine_options(
+        load_settings({"HEDGEROW_EMBEDDER": "encoder", "HEDGEROW_ENCODER": folder})
+    )
+    assert (found.embedder, found.encoder) == ("encoder", folder)
+
+
+def test_embedding_costs_the_layers_that_are_read() -> None:
+    """A layer's share of a forward pass without its head; letters cost no pass."""
+    policy, _, middle = model_flops(load_settings({}))
+    _, _, first = model_flops(load_settings({"HEDGEROW_EMBEDDER_LAYER": "1"}))
+    assert 0 < first(10, 55, 0) < middle(10, 55, 0) < policy(10, 55, 0)
+    assert model_flops(load_settings({"HEDGEROW_EMBEDDER": "lexical"}))[2](10, 55, 0) == 0
