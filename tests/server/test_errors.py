@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 import openai as openai_package
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 from search.engine import EngineError, RewardMissing
+from search.spec import PolicyName
 from server.app import create_app, create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
@@ -23,6 +24,8 @@ from tests.server.conftest import BASE, PlainText, question
 CHAT = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"model": "sprig", "messages": question()}
 IMAGE = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]
+
+LAST = get_args(PolicyName)[-1]
 
 REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"messages": []}, "messages", "invalid_value", "at least 1"),
@@ -44,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "leave it out"),
     ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "0"),
     ({"search": {"polcy": "beam"}}, "search.polcy", "unknown_parameter", "policy, width"),
-    ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", "'rebase', got 'dfs'"),
+    ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", f"{LAST!r}, got 'dfs'"),
     ({"search": {"width": 0}}, "search.width", "invalid_value", "greater than or equal to 1"),
     ({"search": {"width": "16"}}, "search.width", "invalid_value", "valid integer, got '16'"),
     ({"search": {"vote": "loud"}}, "search.vote", "invalid_value", "'majority'"),
