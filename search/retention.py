@@ -19,6 +19,7 @@ optimum; rows stand in a fixed order; the limit is one of branch-and-bound nodes
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,9 @@ UNIT = 1_000_000
 
 NODE_LIMIT = 500
 """Branch-and-bound nodes a solver may look at; trees of 1,000 nodes take one as a rule."""
+
+# SciPy warns of options that it hands to HiGHS unchecked, such as the number of threads
+warnings.filterwarnings("ignore", "Unrecognized options", RuntimeWarning, "search.retention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) ->
 
 
 def _highs(program: Program, node_limit: int) -> list[bool] | None:
-    """HiGHS through SciPy, in this process: whether each block is kept."""
+    """HiGHS through SciPy, in this process and thread: whether each block is kept."""
     blocks, clusters = len(program.above), len(program.members)
     rows = _rows(program)
     row = np.repeat(np.arange(len(rows)), [len(entries) for entries in rows])
@@ -112,7 +116,7 @@ def _highs(program: Program, node_limit: int) -> list[bool] | None:
         integrality=np.repeat([1, 0], [blocks, clusters]),
         bounds=Bounds(0, 1),
         constraints=[LinearConstraint(matrix, ub=0), LinearConstraint(leaf[None], lb=1)],
-        options={"mip_rel_gap": 0, "node_limit": node_limit},
+        options={"mip_rel_gap": 0, "node_limit": node_limit, "threads": 1},
     )
     return [bool(x > 0.5) for x in result.x[:blocks]] if result.status == 0 else None
 

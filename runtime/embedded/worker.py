@@ -85,7 +85,7 @@ class Worker:
         self._capabilities = Capabilities(
             engine="embedded",
             models={name: str(path) for name, path in models.items() if path is not None},
-            exact=options.exact,
+            exact=options.exact and options.embedder != "endpoint",
             scores=self._scorer is not None or not self._format.needs_model,
             embeds=options.embedder,
             context_tokens=min(Text(path).context for path in models.values() if path is not None),

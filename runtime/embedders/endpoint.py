@@ -34,8 +34,14 @@ class Endpoint:
         self._client = httpx.AsyncClient(headers=headers, timeout=options.seconds)
 
     async def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, in order. Raises EngineError, without the address, if there is none."""
-        body = {"model": self._options.model, "input": list(texts), "encoding_format": "float"}
+        """A vector a text, in order. Raises EngineError, without the address, if there is none.
+
+        A full stop stands for a text of nothing but white space: servers refuse empty ones.
+        """
+        if not texts:
+            return []
+        asked = [text.strip() or "." for text in texts]
+        body = {"model": self._options.model, "input": asked, "encoding_format": "float"}
         try:
             answer = await self._client.post(self._options.url, json=body)
             answer.raise_for_status()

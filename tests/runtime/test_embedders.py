@@ -249,8 +249,10 @@ async def test_an_endpoint_is_asked_for_all_texts_at_once() -> None:
     """OpenAI's request and answer, sorted by index; the key goes in the header."""
     rows = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1.5, 2.0]}]
     made, seen = endpoint(httpx.Response(200, json={"data": rows}))
-    assert await made.embed_texts(["a", "b"]) == [(1.5, 2.0), (3.0, 4.0)]
-    body = {"model": "minilm", "input": ["a", "b"], "encoding_format": "float"}
+    assert await made.embed_texts(["a\n\n", " "]) == [(1.5, 2.0), (3.0, 4.0)]
+    assert await made.embed_texts([]) == []
+    body = {"model": "minilm", "input": ["a", "."], "encoding_format": "float"}
+    assert len(seen) == 1
     assert json.loads(seen[0].content) == body
     assert seen[0].headers["authorization"] == "Bearer secret"
     assert "secret" not in repr(made._options)
