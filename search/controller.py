@@ -55,13 +55,15 @@ async def search(
     deadline: float | None = None,
     listen: Callable[[Event], None] | None = None,
     context_tokens: int | None = None,
+    policy_of: Callable[[SearchSpec], Policy] | None = None,
 ) -> Outcome:
     """Search for an answer to ``problem`` as ``spec`` says.
 
     ``tree_id``: unique among the engine's trees. ``answer_of``: a reply's answer in canonical form,
     or None. ``clock``: seconds; ``deadline``: a time by it, at which the round under way is dropped
     whole. ``listen`` hears every event. ``context_tokens``: most tokens of prompt and reply, by
-    default what the engine can hold.
+    default what the engine can hold. ``policy_of`` makes the policy, by default the one
+    that the spec names.
 
     Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
     it short. Cancelling the awaiting task ends a search early. The engine's tree is released, or
@@ -74,7 +76,7 @@ async def search(
     context = context_tokens or engine.capabilities.context_tokens
     if len(problem.prompt) >= context:
         raise PrefixTooLong(f"prompt: {len(problem.prompt)} tokens; the context holds {context}")
-    policy = POLICIES[spec.policy](spec)
+    policy = (policy_of or POLICIES[spec.policy])(spec)
     if isinstance(policy, Comparing):
         policy = policy.suited_to(engine.capabilities.embeds)
     scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
