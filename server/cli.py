@@ -61,6 +61,12 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on s
 Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
 Policy = Annotated[str, typer.Option(help=f"Search policy: {', '.join(get_args(PolicyName))}.")]
 Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")]
+Model = Annotated[str | None, typer.Option(help="Policy model: a folder or Hugging Face name.")]
+RewardModel = Annotated[
+    str | None, typer.Option(help="Reward model: a folder, a Hugging Face name, or none.")
+]
+RewardFormat = Annotated[str | None, typer.Option(help="How the reward model is asked.")]
+Profile = Annotated[str | None, typer.Option(help="How the policy model writes, such as llama.")]
 
 
 def _version(wanted: bool) -> None:
@@ -129,38 +135,46 @@ def solve(
 
 @app.command(name="eval")
 def evaluate(
-    task: Annotated[str, typer.Option(help="Task, such as game24.")],
-    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.TEST,
+    task: Annotated[str, typer.Option(help="Task, such as game24, or a file .jsonl.")],
+    split: Annotated[Split, typer.Option(help="Which questions of a task.")] = Split.TEST,
     limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
-    seed: Annotated[int, typer.Option(help="Seed of questions and searches.")] = 0,
+    seed: Annotated[str, typer.Option(help="Seeds; the first one draws the questions.")] = "0",
     engine: Engine = None,
+    model: Model = None,
+    reward_model: RewardModel = None,
+    reward_format: RewardFormat = None,
+    profile: Profile = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way at once.")] = 8,
     share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
-    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against width.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
     trees: Trees = None,
     as_json: Json = False,
 ) -> None:
-    """Measure policies and widths on a task: accuracy, and what it costs."""
-    from models.tasks import TASKS
+    """Measure policies and widths on a task: accuracy, and what it costs.
+
+    A file holds a JSON object a line with the fields problem and answer. Seconds are those of
+    searches alone with --share off only.
+    """
     from server.eval_run import run_evaluation
     from server.evaluate import Evaluation
     from server.tree_log import TreeLog
 
     if plot is not None:
         _check_plot(plot)
-    if task not in TASKS:
-        _fail(f"--task {task}: known are {', '.join(TASKS)}", WRONG_USE)
-    specs = [_spec(p, _number(w), seed) for p in _parts(policy) for w in _parts(width)]
-    settings = _settings(engine, kv_tokens, batch_limit, exact)
-    questions = TASKS[task].questions(split.value, limit, seed)
-    wanted = Evaluation(
-        TASKS[task], questions, seed, specs, at_once=at_once, share=share is Switch.ON
-    )
+    seeds = list(dict.fromkeys(_number("seed", part) for part in _parts(seed)))
+    widths = [_number("width", part) for part in _parts(width)]
+    if not (seeds and widths and _parts(policy)):
+        _fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
+    specs = [_spec(p, w, seeds[0]) for p in _parts(policy) for w in widths]
+    graded, questions = _task(task, split, limit, seeds[0])
+    models = _models(model, reward_model, reward_format=reward_format, profile=profile)
+    settings = _settings(engine, kv_tokens, batch_limit, exact, **models)
+    wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=share is Switch.ON)
     with _tree_log(trees, TreeLog) as log:
         rows = _run(run_evaluation(wanted, settings, log, as_json))
     if plot is not None:
@@ -222,6 +236,38 @@ def _settings(
         _fail(str(error), WRONG_USE)
 
 
+def _models(model: str | None, reward_model: str | None, **more: Any) -> dict[str, Any]:
+    """Settings of the models that were named."""
+    from server.checkpoints import checkpoint
+
+    named = {"policy_model": model, "reward_model": reward_model}
+    try:
+        found = {
+            key: name if name == "none" else checkpoint(name)
+            for key, name in named.items()
+            if name is not None
+        }
+    except SettingsError as error:
+        _fail(str(error), WRONG_USE)
+    return found | more
+
+
+def _task(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[str]]:
+    """A task by name with a split's questions, or one's own from a file."""
+    from models.tasks import TASKS
+    from server.own_task import SUFFIX, TaskFileError, read_task
+
+    if name in TASKS:
+        return TASKS[name], TASKS[name].questions(split.value, limit, seed)
+    if not name.endswith(SUFFIX):
+        _fail(f"--task {name}: known are {', '.join(TASKS)}, or a file {SUFFIX}", WRONG_USE)
+    try:
+        own = read_task(Path(name))
+    except TaskFileError as error:
+        _fail(f"--task {error}", WRONG_USE)
+    return own, own.questions(limit)
+
+
 def _spec(policy: str, width: int, seed: int | None) -> SearchSpec:
     try:
         return SearchSpec.model_validate({"policy": policy, "width": width, "seed": seed})
@@ -252,9 +298,9 @@ def _parts(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _number(text: str) -> int:
+def _number(flag: str, text: str) -> int:
     if not text.isdecimal():
-        _fail(f"--width {text}: must be whole numbers, separated by commas", WRONG_USE)
+        _fail(f"--{flag} {text}: must be whole numbers, separated by commas", WRONG_USE)
     return int(text)
 
 

@@ -41,7 +41,8 @@ async def run_evaluation(
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        bar = progress.add_task(wanted.task.name, total=len(wanted.questions) * len(wanted.specs))
+        runs = len(wanted.questions) * len(wanted.seeds) * len(wanted.specs)
+        bar = progress.add_task(wanted.task.name, total=runs)
 
         def done(trial: Trial) -> None:
             progress.advance(bar)
@@ -78,7 +79,12 @@ def tree_line(wanted: Evaluation, trial: Trial) -> dict[str, Any]:
 
 
 def _table(wanted: Evaluation, rows: list[dict[str, Any]]) -> Table:
-    table = Table(*COLUMNS, title=f"{wanted.task.name}, {rows[0]['n']} questions")
+    title = f"{wanted.task.name}, {rows[0]['n']} questions"
+    if len(wanted.seeds) > 1:
+        title += f", {len(wanted.seeds)} seeds"
+    if wanted.share:
+        title += "; seconds of a run that draws common samples once"
+    table = Table(*COLUMNS, title=title)
     for row in rows:
         low, high = row["accuracy_ci95"]
         table.add_row(

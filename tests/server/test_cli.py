@@ -124,6 +124,17 @@ def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
     assert [r["tree_digest"] for r in again] == [r["tree_digest"] for r in rows]
 
 
+def test_eval_takes_a_file_and_several_seeds(tmp_path: Path) -> None:
+    """Problems of one's own, in the file's order; a row stands for all seeds."""
+    task = tmp_path / "mine.jsonl"
+    lines = [{"problem": f"What is {i}?", "answer": str(i)} for i in range(3)]
+    task.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("eval", "--task", str(task), "--seed", "3,4", "--width", "2", "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["task"], row["n"], row["seed"]) == ("mine", 3, [3, 4])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -135,6 +146,11 @@ def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
         (["eval", "--task", "game24", "--plot", "/nowhere/x.png"], "no folder /nowhere"),
         (["eval", "--task", "chess"], "--task chess: known are game24"),
         (["eval", "--task", "game24", "--width", "1,x"], "--width x: must be whole numbers"),
+        (["eval", "--task", "game24", "--seed", "-1"], "--seed -1: must be whole numbers"),
+        (["eval", "--task", "game24", "--width", ","], "each needs at least one value"),
+        (["eval", "--task", "/nowhere.jsonl"], "--task /nowhere.jsonl: "),
+        (["eval", "--task", "game24", "--model", "/nowhere"], "/nowhere: there is no such folder"),
+        (["eval", "--task", "game24", "--model", "no/such"], "hf download no/such"),
         (["replay", "/nowhere.json"], "No such file"),
         (["solve", "?", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: "),
     ],

@@ -7,12 +7,14 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from models.tasks.task import Split, Verdict
 from search.digest import combined_digest
 from search.engine import Branch, EngineDown
 from search.spec import SearchSpec
-from server.evaluate import Evaluation, Trial, evaluate, item_seed, wilson95
+from server.evaluate import Evaluation, Trial, clustered95, evaluate, item_seed, wilson95
 from server.plot import plot
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode
 from tests.server.conftest import PlainText
@@ -35,6 +37,7 @@ KEYS = {
     "policy_seconds",
     "seconds",
     "precise_goodput",
+    "shared",
     "tree_digest",
 }
 
@@ -80,14 +83,16 @@ class Echo:
         return "0", self.solve("0", rng)
 
 
-def wanted(widths: tuple[int, ...] = (1, 4), share: bool = True) -> Evaluation:
+def wanted(
+    widths: tuple[int, ...] = (1, 4), share: bool = True, seeds: tuple[int, ...] = (5,)
+) -> Evaluation:
     """Eight questions by two policies."""
     specs = [
         SearchSpec.model_validate({"policy": policy, "width": width})
         for policy in ("best_of_n", "rebase")
         for width in widths
     ]
-    return Evaluation(Echo(), Echo().questions("test", 8), 5, specs, at_once=3, share=share)
+    return Evaluation(Echo(), Echo().questions("test", 8), seeds, specs, at_once=3, share=share)
 
 
 def asked(branch: Branch) -> int:
@@ -150,12 +155,53 @@ async def test_one_failure_ends_the_evaluation() -> None:
 
 def test_wilson_by_hand() -> None:
     """8 of 10: (0.8 + 0.19207) / 1.38415 -/+ 0.22657; the bounds stay within [0, 1]."""
-    low, high = wilson95(8, 10)
+    low, high = wilson95(0.8, 10)
     assert low == pytest.approx(0.4902, abs=1e-4)
     assert high == pytest.approx(0.9433, abs=1e-4)
-    assert wilson95(0, 5)[0] == 0.0
-    assert wilson95(5, 5)[1] == 1.0
-    assert wilson95(0, 0) == [0.0, 1.0]
+    assert wilson95(0.0, 5)[0] == 0.0
+    assert wilson95(1.0, 5)[1] == 1.0
+    assert wilson95(0.0, 0) == [0.0, 1.0]
+
+
+def test_seeds_count_for_as_much_as_they_tell() -> None:
+    """Two questions, two seeds, by hand.
+
+    Answers that repeat the question's own, (1, 0) twice: the means 1 and 0 vary by (1/4 + 1/4) / 4
+    = 1/8, independent trials by 1/16, so 4 trials count as 2. Means of 1/2 and 1/2 do not vary:
+    all 4 count. Where all are right nothing is known about the variance, and the questions count.
+    """
+    assert clustered95([True, False, True, False], 2) == wilson95(0.5, 2)
+    assert clustered95([True, False, False, True], 2) == wilson95(0.5, 4)
+    assert clustered95([True] * 4, 2) == wilson95(1.0, 2)
+    assert clustered95([], 0) == [0.0, 1.0]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_one_seed_is_wilson(right: list[bool]) -> None:
+    """Without repetition the trials are the questions."""
+    share = sum(right) / len(right)
+    assert clustered95(right, len(right)) == pytest.approx(wilson95(share, len(right)))
+
+
+async def test_several_seeds_are_their_runs_together() -> None:
+    """Sums of the single runs, the mean of their accuracies, and the questions counted once."""
+    alone = [await evaluate(wanted(seeds=(s,)), ScriptedEngine(), PlainText()) for s in (5, 6)]
+    both = await evaluate(wanted(seeds=(5, 6)), ScriptedEngine(), PlainText())
+    for first, second, row in zip(*alone, both, strict=True):
+        assert (row["n"], row["seed"], first["seed"]) == (8, [5, 6], 5)
+        assert row["accuracy"] == (first["accuracy"] + second["accuracy"]) / 2
+        for key in ("kv_tokens_total", "generated_tokens", "model_calls"):
+            assert row[key] == first[key] + second[key]
+        assert first["tree_digest"] != second["tree_digest"]
+
+
+async def test_every_search_finishes_its_width() -> None:
+    """Exactly n trajectories, whatever the policy: nothing is padded and nothing is left over."""
+    trials: list[Trial] = []
+    engine = ScriptedEngine(say=lambda b: f"The answer is {b.child}.")
+    await evaluate(wanted((1, 4, 9)), engine, PlainText(), done=trials.append)
+    assert len(trials) == 8 * 6
+    assert all(t.outcome.stats.finished == t.outcome.spec.width for t in trials)
 
 
 def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
