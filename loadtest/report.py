@@ -1,0 +1,45 @@
+"""How a benchmark speaks: one JSON document alone on stdout or a table; progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SHORT = 4
+"""Digits of a number in a table."""
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def publish(
+    document: Mapping[str, Any], as_json: bool, title: str = "", columns: Sequence[str] = ()
+) -> None:
+    """Print a document with ``rows``; a table of some columns unless it is to be JSON."""
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    table = Table(title=title)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in document["rows"]:
+        table.add_row(*(shown(row[name]) for name in columns))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def shown(value: Any) -> str:
+    """A value as a table has it."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.{SHORT}g}"
+    if isinstance(value, list):
+        return " to ".join(shown(part) for part in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

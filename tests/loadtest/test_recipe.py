@@ -1,0 +1,128 @@
+"""The recipes: all of them can be read, and what they name exists or is known to be coming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import loadtest
+from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
+
+FOLDER = Path(loadtest.__file__ or ".").parent / "recipes"
+RECIPES = sorted(FOLDER.glob("*.toml"))
+
+PENDING = {
+    "engine: sglang",
+    "policy: ets",
+    "policy: best_first",
+    "field: diversity_weight",
+    "field: budget_weight",
+    "field: branch",
+    "field: expansions",
+    "reward_format: llemma",
+    "reward_format: rlhflow",
+    "reward_format: skywork",
+    "reward_format: generative",
+}
+"""What recipes name that not every version has."""
+
+KV_POLICIES = {"full", "h2o", "streaming_llm", "thinkv", "extractive"}
+VARIANTS = {"paper_baseline", "baseline", "P", "MP", "SMP"}
+
+
+@pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
+def recipe(request: pytest.FixtureRequest) -> Recipe:
+    """Every recipe."""
+    return read_recipe(request.param)
+
+
+def test_every_published_table_has_its_recipes() -> None:
+    """ETS: three models on two sets; FlashTTS: three pairs on two; ArborKV: S eightfold and L."""
+    kinds = [path.stem.split("-")[0] for path in RECIPES]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"ets": 6, "flashtts": 6, "arborkv": 9}
+
+
+def test_a_recipe_names_what_exists_or_is_coming(recipe: Recipe) -> None:
+    """Policies, fields of a search, formats, profiles, engines, switches."""
+    assert recipe.unknown() <= PENDING
+    for row in recipe.rows:
+        assert row.get("kv_policy", "full") in KV_POLICIES
+        assert row.get("variant", "baseline") in VARIANTS
+        assert 0 < row.get("rho", 1.0) <= 1
+
+
+def test_a_recipe_says_where_its_figures_stand(recipe: Recipe) -> None:
+    """Paper, place and data; columns to fill, and nothing filled in the repository."""
+    assert recipe.source["paper"]
+    assert any(word in recipe.source["place"] for word in ("table", "section"))
+    assert recipe.data["questions"] > 0
+    assert recipe.rows
+    for row in recipe.rows:
+        assert row["measured"]
+        assert set(row["measured"].values()) == {""}
+
+
+def test_the_headline_row() -> None:
+    """Tables 1 and 2: 1.8x less KV and 1.4x throughput at width 256, 52.8 against 52.0 %."""
+    found = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
+    last = {row["policy"]: row["paper"] for row in found.rows if row["width"] == 256}
+    assert last["rebase"]["accuracy_percent"] == 52.0
+    assert last["ets"] == {
+        "accuracy_percent": 52.8,
+        "kv_reduction_vs_rebase": 1.8,
+        "throughput_vs_rebase": 1.4,
+    }
+
+
+WRONG = {
+    "title": ('title = "t"', "missing: bench, data, models, row, search, source"),
+    "no toml": ("=", "Invalid"),
+    "bench": (
+        'title="t"\nbench="x"\n[source]\n[models]\n[data]\n[search]\n[[row]]\n',
+        "bench = 'x': must be of eval",
+    ),
+    "key": (
+        'title="t"\nbench="eval"\n[source]\n[models]\nmodle=1\n[data]\n[search]\n[[row]]\n',
+        "models: no such key: modle",
+    ),
+    "row": (
+        'title="t"\nbench="eval"\n[source]\n[models]\n[data]\n[search]\n[[row]]\npaper={a=1}\n'
+        "measured={}\n",
+        "row 1: each figure of paper needs its measured",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_recipe_is_refused(case: str, tmp_path: Path) -> None:
+    """The file and what is wrong with it."""
+    text, said = WRONG[case]
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=r"r\.toml") as error:
+        read_recipe(path)
+    assert said in str(error.value)
+
+
+async def test_a_recipe_for_another_bench_says_which() -> None:
+    """ArborKV's rows are not for this command."""
+    found = read_recipe(FOLDER / "arborkv-l-llama-8b-math500.toml")
+    with pytest.raises(RecipeError, match=r"for python -m loadtest\.kv"):
+        await run(found, Path("nowhere.jsonl"))
+
+
+def test_measured_rows_stand_beside_the_published_ones() -> None:
+    """KV against REBASE of the same width; what was not timed stays open."""
+    found = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
+    rows = [
+        {"policy": r["policy"], "width": r["width"], "accuracy": 0.5, "kv_tokens_total": kv}
+        for r, kv in zip(found.rows, (30, 60, 90, 15, 40, 50), strict=True)
+    ]
+    measured = [row["measured"] for row in beside(found, rows)]
+    assert measured[3] == {"accuracy_percent": 50.0, "kv_reduction_vs_rebase": 2.0}
+    assert measured[5] == {
+        "accuracy_percent": 50.0,
+        "kv_reduction_vs_rebase": 1.8,
+        "throughput_vs_rebase": None,
+    }
