@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
+from loadtest.decisions import PolicyOf
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
+from search.engine import Engine
 from search.outcome import Outcome
+from search.policies.policy import Policy
+from search.policies.registry import POLICIES
 from search.spec import SearchSpec
+from server.evaluate import item_seed
+from server.room import context_for
+from server.settings import BUNDLED
 
 SPRIG = EngineOptions(
-    policy="models/sprig/policy",
-    prm="models/sprig/prm",
+    policy=BUNDLED / "policy",
+    prm=BUNDLED / "prm",
     reward_format="math-shepherd",
 )
 
@@ -37,6 +45,74 @@ class Engines:
             await self._engine.close()
 
 
+def named(spec: SearchSpec) -> Policy:
+    """The policy that a spec names."""
+    return POLICIES[spec.policy](spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to search. ``name`` tells it from the others.
+
+    ``policy_of`` makes what plans its rounds, which need not be what the spec names.
+    """
+
+    name: str
+    spec: SearchSpec
+    policy_of: PolicyOf = field(default=named)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A question of a task, and the seed of its searches: the same for all methods."""
+
+    task: str
+    question: str
+    seed: int
+
+
+def items_of(task: str, split: str, limit: int, seed: int) -> list[Item]:
+    """A split's first questions with their seeds: those that ``hedgerow eval`` takes."""
+    questions = TASKS[task].questions(split, limit, seed)  # type: ignore[arg-type]
+    return [Item(task, question, item_seed(seed, question)) for question in questions]
+
+
+async def grow(
+    engine: Engine, text: Text, item: Item, method: Method, policy_of: PolicyOf | None = None
+) -> Outcome:
+    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once."""
+    prompt = tuple(text.encode_chat([{"role": "user", "content": item.question}]))
+    return await search(
+        Problem(prompt=prompt, question=item.question),
+        method.spec.model_copy(update={"seed": item.seed}),
+        engine,
+        tree_id=f"{method.name}-{method.spec.width}-{item_seed(item.seed, item.question)}",
+        answer_of=TASKS[item.task].answer,
+        clock=time.monotonic,
+        context_tokens=context_for(method.spec, engine.capabilities),
+        policy_of=policy_of or method.policy_of,
+    )
+
+
+async def grow_all(
+    engine: Engine,
+    items: Sequence[Item],
+    method: Method,
+    at_once: int,
+    policy_for: Callable[[Item], PolicyOf] | None = None,
+) -> list[str]:
+    """Search the items, ``at_once`` side by side; the digests of their trees, in order."""
+    text = Text(SPRIG.policy)
+    room = asyncio.Semaphore(at_once)
+
+    async def one(item: Item) -> str:
+        async with room:
+            policy_of = policy_for(item) if policy_for else None
+            return (await grow(engine, text, item, method, policy_of)).digest
+
+    return await asyncio.gather(*(one(item) for item in items))
+
+
 def dev_questions(count: int) -> list[tuple[str, str]]:
     """(task, question) pairs of the dev split, the tasks in turn."""
     turns = itertools.cycle(
@@ -51,20 +127,10 @@ async def grow_many(
     """One search a dev question, ``at_once`` side by side, in the questions' order."""
     text = Text(SPRIG.policy)
     room = asyncio.Semaphore(at_once)
+    method = Method(spec.policy, spec)
 
-    async def one(number: int, task: str, question: str) -> Outcome:
-        prompt = tuple(text.encode_chat([{"role": "user", "content": question}]))
+    async def one(task: str, question: str) -> Outcome:
         async with room:
-            return await search(
-                Problem(prompt=prompt, question=question),
-                spec,
-                engine,
-                tree_id=f"{task}-{number}",
-                answer_of=TASKS[task].answer,
-                clock=time.monotonic,
-                context_tokens=engine.capabilities.context_tokens,
-            )
+            return await grow(engine, text, Item(task, question, spec.seed or 0), method)
 
-    return await asyncio.gather(
-        *(one(i, task, q) for i, (task, q) in enumerate(dev_questions(questions)))
-    )
+    return await asyncio.gather(*(one(*pair) for pair in dev_questions(questions)))

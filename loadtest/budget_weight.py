@@ -1,0 +1,103 @@
+"""λb of ETS by the paper's rule: the largest of a sweep that loses at most 0.2 points on dev.
+
+What was chosen stands in `budget_weight.json` beside this file, by task and width, with the
+accuracies that it was chosen by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.compare import compare
+from loadtest.report import say
+from loadtest.searches import Item, Method, items_of
+from search.engine import Engine
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+
+SWEEP = (1.0, 1.25, 1.5, 1.75, 2.0)
+"""The paper sweeps [1, 2] (section 5.1) and does not say in which steps."""
+
+MOST_LOST = 0.002
+FILE = Path(__file__).with_suffix(".json")
+FIELD = "budget_weight"
+WEIGHTED = ("ets", "ets_kv")
+"""Policies that take the weight, which is chosen for the first."""
+
+COLUMNS = ("task", "width", "n", FIELD, "accuracy_rebase", "accuracy", "tree_digest")
+
+
+def largest_harmless(accuracy: Mapping[float, float], baseline: float) -> float | None:
+    """The largest weight whose accuracy is at most MOST_LOST below ``baseline``; None if none is.
+
+    Accuracies are fractions; 1e-9 forgives their rounding.
+    """
+    harmless = [w for w, share in accuracy.items() if share >= baseline - MOST_LOST - 1e-9]
+    return max(harmless, default=None)
+
+
+def registered() -> bool:
+    """Whether there is an ETS to choose for."""
+    return "ets" in POLICIES
+
+
+def chosen(task: str, width: int, path: Path = FILE) -> float | None:
+    """What was chosen for a task and width, if anything was."""
+    if not path.is_file():
+        return None
+    rows = json.loads(path.read_text())
+    return next((r[FIELD] for r in rows if (r["task"], r["width"]) == (task, width)), None)
+
+
+def spec_for(policy: str, width: int, task: str) -> SearchSpec:
+    """A policy's spec; those of ETS with the weight chosen for the task and width."""
+    weight = chosen(task, width) if policy in WEIGHTED else None
+    fields: dict[str, Any] = {"policy": policy, "width": width}
+    return SearchSpec.model_validate(fields if weight is None else fields | {FIELD: weight})
+
+
+async def choose(
+    engine: Engine, task: str, widths: Sequence[int], limit: int, seed: int, at_once: int
+) -> list[dict[str, Any]]:
+    """A row a width, from ``limit`` dev questions. The smallest weight where each loses more."""
+    items: list[Item] = items_of(task, "dev", limit, seed)
+    rows = []
+    for width in widths:
+        base = SearchSpec(policy="rebase", width=width)
+        ets = {"policy": "ets", "width": width}
+        specs = {w: SearchSpec.model_validate(ets | {FIELD: w}) for w in SWEEP}
+        methods = [Method(f"ets {weight}", spec) for weight, spec in specs.items()]
+        rebase, *swept = await compare(
+            engine, items, [Method("rebase", base), *methods], at_once=at_once
+        )
+        shares = {w: results.accuracy for w, results in zip(SWEEP, swept, strict=True)}
+        weight = largest_harmless(shares, rebase.accuracy)
+        taken = min(SWEEP) if weight is None else weight
+        say(f"{task}, width {width}: {taken} of {shares}, rebase {rebase.accuracy:.4f}")
+        rows.append(
+            {
+                "task": task,
+                "width": width,
+                "n": len(items),
+                "seed": seed,
+                FIELD: taken,
+                "harmless": weight is not None,
+                "accuracy_rebase": rebase.accuracy,
+                "accuracy": shares[taken],
+                "sweep": {str(w): share for w, share in shares.items()},
+                "tree_digest": swept[SWEEP.index(taken)].digest,
+            }
+        )
+    return rows
+
+
+def record(rows: Sequence[dict[str, Any]], path: Path = FILE) -> None:
+    """Write what was chosen, replacing what stood there for the same tasks and widths."""
+    new = {(row["task"], row["width"]) for row in rows}
+    old = json.loads(path.read_text()) if path.is_file() else []
+    kept = [row for row in old if (row["task"], row["width"]) not in new]
+    merged = sorted([*kept, *rows], key=lambda row: (row["task"], row["width"]))
+    path.write_text(json.dumps(merged, indent=2) + "\n")

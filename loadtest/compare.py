@@ -1,0 +1,103 @@
+"""Methods on the same items: accuracy, KV and cost, what they have in common drawn once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.decisions import Decisions, noting
+from loadtest.searches import SPRIG, Item, Method, grow
+from models.tasks import TASKS
+from runtime.embedded.config import ModelConfig
+from runtime.text import Text
+from search.digest import combined_digest
+from search.engine import Engine
+from search.outcome import Outcome
+from search.policies.policy import Round
+from search.stats import SearchStats
+from server.evaluate import judge
+from server.shared_draws import SharedDraws
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a method made of one item; the tree itself is let go.
+
+    ``rounds``: its decisions, for who wants to repeat them.
+    """
+
+    correct: bool
+    any_correct: bool
+    stats: SearchStats
+    digest: str
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A method's results, in the items' order."""
+
+    method: Method
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def correct(self) -> list[bool]:
+        """Whether each item's reply is right."""
+        return [result.correct for result in self.results]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right replies."""
+        return sum(self.correct) / len(self.results)
+
+    def total(self, of: Callable[[SearchStats], float]) -> float:
+        """The sum of a number over the items."""
+        return math.fsum(of(result.stats) for result in self.results)
+
+    @property
+    def digest(self) -> str:
+        """Over all trees."""
+        return combined_digest(result.digest for result in self.results)
+
+
+async def compare(
+    engine: Engine,
+    items: Sequence[Item],
+    methods: Sequence[Method],
+    *,
+    at_once: int = 8,
+    keep_rounds: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Results]:
+    """Every method on every item, in the methods' order; ``done`` hears of every search.
+
+    ``keep_rounds``: of the first so many items the decisions are kept.
+    """
+    text = Text(SPRIG.policy)
+    costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
+    room = asyncio.Semaphore(at_once)
+    widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
+
+    async def one(number: int, item: Item) -> dict[int, Result]:
+        async with room:
+            shared = SharedDraws(engine, *costs)
+            found: dict[int, Result] = {}
+            for i in widest_first:
+                noted = Decisions()
+                policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
+                outcome = await grow(shared, text, item, methods[i], policy_of)
+                rounds = tuple(noted.rounds) if number < keep_rounds else ()
+                found[i] = _result(item, outcome, rounds)
+                done()
+            return found
+
+    by_item = await asyncio.gather(*(one(n, item) for n, item in enumerate(items)))
+    return [Results(m, [found[i] for found in by_item]) for i, m in enumerate(methods)]
+
+
+def _result(item: Item, outcome: Outcome, rounds: tuple[Round, ...]) -> Result:
+    trial = judge(TASKS[item.task], item.question, outcome)
+    return Result(trial.correct, trial.any_correct, outcome.stats, outcome.digest, rounds)

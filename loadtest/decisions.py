@@ -1,0 +1,78 @@
+"""A search's decisions: noted as they are made, and made again without thinking.
+
+The same search with and without its deciding: the difference in time is what the policy costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from search.policies.policy import Policy, Round, Scores
+from search.spec import SearchSpec
+from search.tree import Node, Tree
+
+PolicyOf = Callable[[SearchSpec], Policy]
+
+
+@dataclass(slots=True)
+class Decisions:
+    """Of one search: the rounds in order, the seconds that each plan took (the last one, which
+    ends the search, included) and how many nodes the tree then had."""
+
+    rounds: list[Round] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+
+
+def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]) -> PolicyOf:
+    """Makes the same policy, whose plans are noted in ``decisions``.
+
+    One that compares embeddings (``to_embed``, ``suited_to``) goes on doing so.
+    """
+
+    def watched(policy: Any) -> Policy:
+        class Noting:
+            scores: ClassVar[Scores] = policy.scores
+
+            def plan(self, tree: Tree) -> Round | None:
+                before = clock()
+                plan = policy.plan(tree)
+                decisions.seconds.append(clock() - before)
+                decisions.nodes.append(len(tree))
+                if plan is not None:
+                    decisions.rounds.append(plan)
+                return plan
+
+        class NotingComparing(Noting):
+            def to_embed(self, tree: Tree) -> Sequence[Node]:
+                return policy.to_embed(tree)
+
+            def suited_to(self, embeds: str | None) -> Policy:
+                return watched(policy.suited_to(embeds))
+
+        return NotingComparing() if hasattr(policy, "to_embed") else Noting()
+
+    return lambda spec: watched(policy_of(spec))
+
+
+def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
+    """Makes a policy that repeats ``rounds``, once noted of the policy that ``policy_of`` makes.
+
+    It asks for the same rewards, which are part of the tree, and for nothing else.
+    """
+
+    def make(spec: SearchSpec) -> Policy:
+        needed = policy_of(spec).scores
+        coming = iter(rounds)
+
+        class Replaying:
+            scores: ClassVar[Scores] = needed
+
+            def plan(self, tree: Tree) -> Round | None:
+                return next(coming, None)
+
+        return Replaying()
+
+    return make

@@ -1,0 +1,31 @@
+"""Two methods on the same items: the mean difference and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+RESAMPLES = 10_000
+
+
+def bootstrap95(differences: Sequence[float], seed: int = 0) -> list[float]:
+    """The 95 % percentile interval [low, high] of the mean of ``differences``, one an item.
+
+    The items are drawn again with replacement, ``RESAMPLES`` times, from a generator with this
+    seed. Raises ValueError without items.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if not values.size:
+        raise ValueError("differences: empty; at least one item is needed")
+    rng = np.random.default_rng(seed)
+    means = np.empty(RESAMPLES)
+    for i in range(RESAMPLES):
+        means[i] = values[rng.integers(0, values.size, values.size)].mean()
+    low, high = np.quantile(means, (0.025, 0.975))
+    return [float(low), float(high)]
+
+
+def differences(mine: Sequence[bool], other: Sequence[bool]) -> list[float]:
+    """What each item gains (1), loses (-1) or keeps (0). The sequences hold the same items."""
+    return [float(a) - float(b) for a, b in zip(mine, other, strict=True)]

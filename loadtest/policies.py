@@ -1,0 +1,279 @@
+"""What do search policies cost, and what does saving KV buy? Tables 1 and 2 and figure 2 of ETS.
+
+`python -m loadtest.policies [--quick] [--json]`. First every policy on the same test questions:
+accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak: problems a second
+with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what the engine holds with
+the fewest searches at once and room for all; the reward model's pool is the same for everybody.
+`--choose` sweeps ETS's budget weight on dev instead, and writes what it chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest import budget_weight
+from loadtest.ceiling import KeepOne
+from loadtest.compare import Results, compare
+from loadtest.figure2 import draw, normalised
+from loadtest.policy_rows import COLUMNS, Cell
+from loadtest.report import publish, say, shown
+from loadtest.searches import Engines, Item, Method, items_of
+from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, peak_of, time_pool
+from models.tasks import TASKS
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+from server.plot import check_path
+
+BASELINE = "rebase"
+CEILING = "keep one"
+SIDE_BY_SIDE = 4
+"""Questions compared at once."""
+
+PRM_SHARE = 2
+"""KV of the reward model, as a multiple of REBASE's peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured. ``questions`` are compared, the first ``timed`` of them timed as well.
+
+    ``until``: by ``time.monotonic``; no further repeat begins after it.
+    """
+
+    tasks: Sequence[str]
+    policies: Sequence[str]
+    widths: Sequence[int]
+    pools: Sequence[float]
+    at_once: Sequence[int]
+    questions: int
+    timed: int
+    repeats: int
+    seed: int = 0
+    threads: int = 0
+    until: float = float("inf")
+
+    def another(self) -> bool:
+        """Whether there is time for another repeat."""
+        return time.monotonic() < self.until
+
+
+FULL = Plan(
+    tasks=("blocksworld", "wordproblem"),
+    policies=("rebase", "beam", "dvts", "ets"),
+    widths=(16, 64, 256),
+    pools=(0.5, 1.0),
+    at_once=(4, 8, 16, 32),
+    questions=400,
+    timed=32,
+    repeats=3,
+)
+QUICK = replace(
+    FULL,
+    tasks=("blocksworld",),
+    policies=("rebase", "ets"),
+    widths=(16, 256),
+    at_once=(4,),
+    questions=4,
+    timed=4,
+    repeats=2,
+)
+QUICK_SECONDS = 80.0
+"""After this long the quick plan begins no second repeat."""
+
+
+def methods_of(plan: Plan, task: str) -> list[Method]:
+    """Every policy at every width, and what keeps one leaf."""
+    methods = []
+    for width in plan.widths:
+        methods += [Method(p, budget_weight.spec_for(p, width, task)) for p in plan.policies]
+        spec = SearchSpec(policy=BASELINE, width=width)
+        methods.append(Method(CEILING, spec, lambda spec: KeepOne(spec.width)))
+    return methods
+
+
+async def measure(plan: Plan) -> list[dict[str, Any]]:
+    """All rows, task by task and width by width."""
+    rows = []
+    for task in plan.tasks:
+        items = items_of(task, "test", plan.questions, plan.seed)
+        found = await _compared(plan, task, items)
+        for width in plan.widths:
+            mine = {r.method.name: r for r in found if r.method.spec.width == width}
+            rows += (await _cell(plan, task, items[: plan.timed], mine)).rows()
+            for row in rows[-len(plan.pools) * len(plan.policies) :]:
+                say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
+    return rows
+
+
+async def _compared(plan: Plan, task: str, items: Sequence[Item]) -> list[Results]:
+    """All methods on all items, with room for everything."""
+    methods = methods_of(plan, task)
+    ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
+    finished = 0
+
+    def done() -> None:
+        nonlocal finished
+        finished += 1
+        if finished % len(methods) == 0:
+            say(f"{task}: {finished // len(methods)} of {len(items)} questions compared")
+
+    async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=plan.threads) as engine:
+        return await compare(
+            engine, items, methods, at_once=SIDE_BY_SIDE, keep_rounds=plan.timed, done=done
+        )
+
+
+async def _cell(plan: Plan, task: str, timed: Sequence[Item], found: dict[str, Results]) -> Cell:
+    """Time one task and width in every pool, the largest first."""
+    ceiling = found.pop(CEILING)
+    method = found[BASELINE].method
+    peak = await peak_of(method, timed, min(plan.at_once), plan.threads)
+    timings = {}
+    for pool in sorted(plan.pools, reverse=True):
+        say(f"{task}, width {method.spec.width}: timing in {pool:g} of {peak:,} tokens")
+        timings[pool] = await time_pool(
+            list(found.values()),
+            timed,
+            pool_tokens=round(pool * peak),
+            prm_tokens=PRM_SHARE * peak + LEAST_POOL,
+            at_once=plan.at_once,
+            replay=pool == max(plan.pools),
+            repeats=plan.repeats,
+            threads=plan.threads,
+            another=plan.another,
+        )
+        if not timings[pool].same_trees:
+            say("  the timed trees are not those that were compared: see same_trees")
+    return Cell(task, plan.seed, found, BASELINE, ceiling, peak, timings)
+
+
+async def choose(plan: Plan) -> list[dict[str, Any]]:
+    """Choose ETS's budget weight for every task and width, and record it."""
+    ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
+    rows = []
+    async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=plan.threads) as engine:
+        for task in plan.tasks:
+            rows += await budget_weight.choose(
+                engine, task, plan.widths, plan.questions, plan.seed, SIDE_BY_SIDE
+            )
+    budget_weight.record(rows)
+    return rows
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``."""
+    options = _parser().parse_args()
+    plan = _plan(options)
+    if options.choose:
+        rows = asyncio.run(choose(plan))
+        publish({"rows": rows}, options.json, "budget weights", budget_weight.COLUMNS)
+        return
+    start = time.monotonic()
+    rows = asyncio.run(measure(plan))
+    document = {
+        "rows": rows,
+        "figure_2": normalised(rows),
+        "threads": plan.threads or os.cpu_count(),
+        "seconds": time.monotonic() - start,
+    }
+    publish(document, options.json, "ETS, tables 1 and 2", COLUMNS)
+    if options.plot is not None:
+        draw(document["figure_2"], options.plot)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.policies", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="one task, few questions, minutes")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--choose", action="store_true", help="choose ETS's budget weight on dev")
+    parser.add_argument("--plot", type=Path, help="draw figure 2 to this file")
+    parser.add_argument("--task", help="tasks, separated by commas")
+    parser.add_argument("--policy", help="policies, separated by commas; rebase is added")
+    parser.add_argument("--width", help="widths, separated by commas")
+    parser.add_argument("--pool", help="shares of REBASE's peak, separated by commas")
+    parser.add_argument("--at-once", help="concurrent searches, separated by commas")
+    parser.add_argument("--limit", type=int, help="questions compared")
+    parser.add_argument("--timed", type=int, help="questions timed, of those compared")
+    parser.add_argument("--repeats", type=int, help="repeats of every timed run")
+    parser.add_argument("--seed", type=int, help="of questions and searches")
+    parser.add_argument("--threads", type=int, help="of the engine; 0: one a core")
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """The full or quick plan with what the options change; a wrong one ends the program."""
+    plan = QUICK if options.quick else FULL
+    try:
+        plan = replace(plan, **_changes(options))
+        if options.plot is not None:
+            check_path(options.plot)
+    except ValueError as error:
+        sys.exit(f"loadtest.policies: {error}")
+    if options.policy is None:
+        plan = replace(plan, policies=[p for p in plan.policies if p in POLICIES])
+    if options.quick:
+        plan = replace(plan, until=time.monotonic() + QUICK_SECONDS)
+    for flag, values, known in (
+        ("--policy", plan.policies, POLICIES),
+        ("--task", plan.tasks, TASKS),
+    ):
+        for value in values:
+            if value not in known:
+                sys.exit(f"loadtest.policies: {flag} {value}: known are {', '.join(known)}")
+    if options.choose and not budget_weight.registered():
+        sys.exit("loadtest.policies: --choose: there is no policy ets")
+    others = [name for name in plan.policies if name != BASELINE]
+    return replace(plan, policies=[BASELINE, *others], timed=min(plan.timed, plan.questions))
+
+
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the plan that were given. Raises ValueError naming the flag."""
+    lists = {
+        "tasks": ("task", str),
+        "policies": ("policy", str),
+        "widths": ("width", int),
+        "pools": ("pool", float),
+        "at_once": ("at_once", int),
+    }
+    changes: dict[str, Any] = {}
+    for field, (name, kind) in lists.items():
+        given = getattr(options, name)
+        if given is not None:
+            changes[field] = _list(name, given, kind)
+    numbers = {"questions": "limit", "timed": "timed", "repeats": "repeats"}
+    for field, name in numbers.items():
+        given = getattr(options, name)
+        if given is not None:
+            changes[field] = given
+            if given < 1:
+                raise ValueError(f"--{name} {given}: must be at least 1")
+    for name in ("seed", "threads"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    return changes
+
+
+def _list(name: str, given: str, kind: type) -> list[Any]:
+    flag = "--" + name.replace("_", "-")
+    try:
+        parts = (part.strip() for part in given.split(","))
+        values = list(dict.fromkeys(kind(part) for part in parts if part))
+    except ValueError:
+        raise ValueError(f"{flag} {given}: must be numbers, separated by commas") from None
+    if not values or (kind is not str and min(values) <= 0):
+        raise ValueError(f"{flag} {given}: must be one or more values above 0")
+    return values
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A row of `loadtest.policies`: accuracy, FLOPs, KV and speed of one policy in one pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loadtest.compare import Results
+from loadtest.paired import bootstrap95, differences
+from loadtest.throughput import Timing
+from server.evaluate import wilson95
+
+COLUMNS = (
+    "task",
+    "policy",
+    "width",
+    "pool",
+    "accuracy",
+    "accuracy_diff_ci95",
+    "kv_reduction_vs_rebase",
+    "kv_ceiling",
+    "throughput_vs_rebase",
+    "decision_ms_p50",
+    "overhead_vs_replay",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a task and a width gave: the comparison's results and the timing of each pool.
+
+    ``peak``: REBASE's, in tokens; the pools are shares of it, if large enough to work in.
+    """
+
+    task: str
+    seed: int
+    found: dict[str, Results]
+    baseline: str
+    ceiling: Results
+    peak: int
+    timings: dict[float, Timing]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a pool and policy, pools as given, policies as given."""
+        unpaired = {name: self._compared(name) for name in self.found}
+        decided = {name: self._decided(name) for name in self.found}
+        return [
+            unpaired[name] | self._timed(name, pool) | decided[name]
+            for pool in self.timings
+            for name in self.found
+        ]
+
+    def _compared(self, name: str) -> dict[str, Any]:
+        """What does not depend on the pool. Counts and costs are sums over the questions."""
+        mine, baseline = self.found[name], self.found[self.baseline]
+        kv = {
+            which: results.total(lambda s: s.kv_tokens_total)
+            for which, results in (("mine", mine), ("base", baseline), ("least", self.ceiling))
+        }
+        n = len(mine.results)
+        return {
+            "task": self.task,
+            "policy": name,
+            "width": mine.method.spec.width,
+            "n": n,
+            "seed": self.seed,
+            "accuracy": mine.accuracy,
+            "accuracy_ci95": wilson95(mine.accuracy, n),
+            "accuracy_diff_ci95": bootstrap95(differences(mine.correct, baseline.correct)),
+            "pass_at_n": sum(result.any_correct for result in mine.results) / n,
+            "flops": mine.total(lambda s: s.engine.flops),
+            "model_calls": int(mine.total(lambda s: s.engine.model_calls)),
+            "generated_tokens": int(mine.total(lambda s: s.generated_tokens)),
+            "prm_tokens": int(mine.total(lambda s: s.engine.prm_tokens)),
+            "kv_tokens_total": int(kv["mine"]),
+            "kv_tokens_peak": max(r.stats.kv_tokens_peak for r in mine.results),
+            "kv_reduction_vs_rebase": kv["base"] / kv["mine"],
+            "kv_ceiling": kv["base"] / kv["least"],
+            "tree_digest": mine.digest,
+        }
+
+    def _timed(self, name: str, pool: float) -> dict[str, Any]:
+        """What the pool decides."""
+        timing = self.timings[pool]
+        rate, at_once = timing.best(name)
+        return {
+            "pool": pool,
+            "pool_tokens": timing.pool_tokens,
+            "rebase_peak_tokens": self.peak,
+            "problems_per_second": rate,
+            "throughput_vs_rebase": rate / timing.best(self.baseline)[0],
+            "at_once": at_once,
+            "timed": timing.items,
+            "repeats": timing.repeats,
+            "same_trees": timing.same_trees,
+        }
+
+    def _decided(self, name: str) -> dict[str, Any]:
+        """What deciding costs, in the largest pool with the fewest searches at once."""
+        timing = self.timings[max(self.timings)]
+        noted = timing.decisions[name]
+        seconds = [s for decisions in noted for s in decisions.seconds]
+        p50, p99 = np.quantile(seconds, (0.5, 0.99))
+        return {
+            "decision_ms_p50": 1e3 * float(p50),
+            "decision_ms_p99": 1e3 * float(p99),
+            "decision_nodes_max": max(n for decisions in noted for n in decisions.nodes),
+            "overhead_vs_replay": timing.overhead(name),
+        }

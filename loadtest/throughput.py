@@ -1,0 +1,129 @@
+"""Problems a second in a KV pool of a given size, with and without the deciding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from loadtest.compare import Results
+from loadtest.decisions import Decisions, PolicyOf, noting, replaying
+from loadtest.searches import Engines, Item, Method, grow_all
+from loadtest.turns import Times, in_turns
+from runtime.embedded.engine import EmbeddedEngine
+
+AMPLE_TOKENS = 96
+"""KV tokens for each trajectory under way that are enough to hold everything."""
+
+LEAST_POOL = 640
+"""A pool holds at least a prompt and a step of the longest kind."""
+
+LIVE, REPLAY = "live", "replay"
+
+Run = tuple[str, int, str]
+"""A method's name, how many searches run at once, and LIVE or REPLAY."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times in one pool, and what was decided in the live runs with the fewest searches at once.
+
+    ``same_trees``: whether every tree was that of the untimed comparison.
+    """
+
+    pool_tokens: int
+    items: int
+    times: Times[Run]
+    decisions: dict[str, list[Decisions]]
+    same_trees: bool
+
+    @property
+    def repeats(self) -> int:
+        """How often each run was timed."""
+        return min(len(seconds) for seconds in self.times.seconds.values())
+
+    def best(self, name: str) -> tuple[float, int]:
+        """A method's problems a second, and with how many searches at once it reached them."""
+        rates = [
+            (self.items / self.times.median(run), run[1])
+            for run in self.times.seconds
+            if run[0] == name and run[2] == LIVE
+        ]
+        return max(rates, key=lambda rate: rate[0])
+
+    def overhead(self, name: str) -> float:
+        """Time with live decisions over time repeating them, less 1."""
+        least = min(run[1] for run in self.times.seconds)
+        return self.times.ratio((name, least, LIVE), (name, least, REPLAY)) - 1
+
+
+async def peak_of(method: Method, items: Sequence[Item], at_once: int, threads: int) -> int:
+    """Tokens of KV that the engine holds at most while it grows the items with room for all.
+
+    Raises RuntimeError if there was not room for all.
+    """
+    ample = AMPLE_TOKENS * method.spec.width * at_once + LEAST_POOL
+    async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
+        await grow_all(engine, items, method, at_once)
+        if engine.counters["retractions"] or engine.counters["held_evicted_tokens"]:
+            raise RuntimeError(f"{method.name} outgrew {ample} tokens: AMPLE_TOKENS is too small")
+        return (await engine.usage()).kv_tokens_peak
+
+
+async def time_pool(
+    found: Sequence[Results],
+    items: Sequence[Item],
+    *,
+    pool_tokens: int,
+    prm_tokens: int,
+    at_once: Sequence[int],
+    replay: bool,
+    repeats: int,
+    threads: int,
+    another: Callable[[], bool],
+) -> Timing:
+    """Time every method in turn on an engine with this pool.
+
+    ``found``: the methods with what the comparison found, the first ``items`` with their rounds;
+    ``replay``: repeat those too, at the fewest searches at once.
+    """
+    pool_tokens = max(pool_tokens, LEAST_POOL)
+    watch = _Watch(items, min(at_once))
+    async with Engines(kv_tokens=pool_tokens, prm_kv_tokens=prm_tokens, threads=threads) as engine:
+        calls = {
+            (results.method.name, c, kind): partial(watch.run, engine, results, c, kind)
+            for c in at_once
+            for results in found
+            for kind in ((LIVE, REPLAY) if replay and c == min(at_once) else (LIVE,))
+        }
+        times = await in_turns(calls, repeats, another=another)
+    return Timing(pool_tokens, len(items), times, watch.decisions, watch.same_trees)
+
+
+class _Watch:
+    """The timed runs themselves."""
+
+    def __init__(self, items: Sequence[Item], least: int) -> None:
+        self.items = items
+        self.least = least
+        self.decisions: dict[str, list[Decisions]] = {}
+        self.same_trees = True
+
+    async def run(self, engine: EmbeddedEngine, results: Results, at_once: int, kind: str) -> None:
+        """All items by one method."""
+        method = results.method
+        known = dict(zip(self.items, results.results, strict=False))
+
+        def deciding(item: Item) -> PolicyOf:
+            noted = Decisions()
+            if at_once == self.least:
+                self.decisions.setdefault(method.name, []).append(noted)
+            return noting(method.policy_of, noted, time.perf_counter)
+
+        def repeating(item: Item) -> PolicyOf:
+            return replaying(method.policy_of, known[item].rounds)
+
+        policy_for = repeating if kind == REPLAY else deciding
+        digests = await grow_all(engine, self.items, method, at_once, policy_for)
+        self.same_trees &= digests == [known[item].digest for item in self.items]

@@ -1,0 +1,107 @@
+"""Decisions noted and made again, and the ceiling's own: the same trees, the same width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from loadtest.ceiling import KeepOne
+from loadtest.decisions import Decisions, PolicyOf, noting, replaying
+from search.controller import Problem, search
+from search.outcome import Outcome
+from search.policies.policy import Round, Scores
+from search.policies.registry import POLICIES
+from search.spec import PolicyName, SearchSpec
+from search.tree import Finish, Node, Tree
+from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+
+
+async def grow(spec: SearchSpec, policy_of: PolicyOf | None = None) -> Outcome:
+    """A search with the scripted engine."""
+    return await search(
+        Problem(encode("Q"), "Q"),
+        spec,
+        ScriptedEngine(),
+        tree_id="t",
+        answer_of=answer_of,
+        clock=lambda: 0.0,
+        policy_of=policy_of,
+    )
+
+
+@pytest.mark.parametrize("name", ["best_of_n", "self_consistency", "beam", "rebase"])
+async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
+    """Noted or repeated, the digest is that of the search itself; the last plan ends it."""
+    ticks = iter(range(10_000))
+    for seed in range(5):
+        spec = SearchSpec(policy=name, width=9, seed=seed)
+        noted = Decisions()
+        plain = await grow(spec)
+        watched = await grow(spec, noting(POLICIES[name], noted, lambda: next(ticks)))
+        again = await grow(spec, replaying(POLICIES[name], noted.rounds))
+        assert plain.digest == watched.digest == again.digest
+        assert len(noted.rounds) == plain.stats.rounds
+        assert noted.seconds == [1] * (len(noted.rounds) + 1)
+        assert noted.nodes[0] == 1
+        assert noted.nodes[-1] == len(plain.tree)
+
+
+class Looking:
+    """A policy that compares embeddings, and says how it was suited."""
+
+    scores: ClassVar[Scores] = Scores.ALL
+
+    def __init__(self, embeds: str | None = None) -> None:
+        self.embeds = embeds
+
+    def plan(self, tree: Tree) -> Round | None:
+        """One child of the root by each embedder's letter, then nothing."""
+        return Round({0: len(self.embeds or "")}) if len(tree) == 1 else None
+
+    def to_embed(self, tree: Tree) -> Sequence[Node]:
+        """All nodes."""
+        return tree.nodes
+
+    def suited_to(self, embeds: str | None) -> Looking:
+        """Another one."""
+        return Looking(embeds)
+
+
+def test_what_else_a_policy_asks_is_passed_on_but_not_repeated() -> None:
+    """Embeddings are asked for as often as without noting, and never for a repetition."""
+    spec, tree, decisions = SearchSpec(), Tree([1]), Decisions()
+    noted: Any = noting(lambda _: Looking(), decisions, lambda: 0.0)(spec)
+    assert noted.to_embed(tree) == tree.nodes
+    assert noted.suited_to("hidden").plan(tree) == Round({0: 6})
+    assert decisions.rounds == [Round({0: 6})]
+    assert not hasattr(noting(POLICIES["rebase"], Decisions(), lambda: 0.0)(spec), "to_embed")
+    repeated = replaying(lambda _: Looking(), [])(spec)
+    assert repeated.scores is Scores.ALL
+    assert not hasattr(repeated, "to_embed")
+
+
+def test_one_leaf_is_kept_by_hand() -> None:
+    """Width 5, one reply finished: the best of three leaves gets the 4 that remain; ties lower."""
+    tree = Tree([1])
+    assert KeepOne(5).plan(tree) == Round({0: 5})
+    for reward in (0.2, 0.7, 0.7):
+        tree.add(0, [2], "a\n\n", Finish.STEP).reward = reward
+    tree.add(0, [3], "b", Finish.END).reward = 0.9
+    assert KeepOne(5).plan(tree) == Round({2: 4}, (1, 3))
+    for leaf in (1, 2, 3):
+        tree.prune(leaf)
+    assert KeepOne(5).plan(tree) is None
+
+
+async def test_the_ceiling_keeps_to_its_width_and_holds_less() -> None:
+    """Of the KV that REBASE holds in all, some is saved."""
+    saved = 0
+    for seed in range(20):
+        spec = SearchSpec(policy="rebase", width=16, seed=seed)
+        rebase = await grow(spec)
+        least = await grow(spec, lambda spec: KeepOne(spec.width))
+        assert 0 < least.stats.finished <= 16
+        saved += rebase.stats.kv_tokens_total - least.stats.kv_tokens_total
+    assert saved > 0

@@ -1,0 +1,169 @@
+"""Rows, figure 2 and the choice of a budget weight, from numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import budget_weight
+from loadtest.budget_weight import chosen, largest_harmless, record, spec_for
+from loadtest.ceiling import KeepOne
+from loadtest.compare import Results, compare
+from loadtest.decisions import Decisions
+from loadtest.figure2 import draw, normalised
+from loadtest.policy_rows import COLUMNS, Cell
+from loadtest.searches import Method, items_of
+from loadtest.throughput import LIVE, REPLAY, Timing
+from loadtest.turns import Times
+from search.spec import SearchSpec
+from tests.search.scripted_engine import ScriptedEngine
+
+KEYS = {
+    "policy",
+    "width",
+    "task",
+    "n",
+    "accuracy",
+    "accuracy_diff_ci95",
+    "flops",
+    "kv_tokens_total",
+    "kv_reduction_vs_rebase",
+    "kv_ceiling",
+    "pool",
+    "problems_per_second",
+    "throughput_vs_rebase",
+    "decision_ms_p50",
+    "decision_ms_p99",
+    "overhead_vs_replay",
+    "tree_digest",
+}
+
+
+async def compared() -> dict[str, Results]:
+    """Three questions by rebase, beam and the ceiling, on the scripted engine."""
+    rebase = SearchSpec(policy="rebase", width=8)
+    methods = [
+        Method("rebase", rebase),
+        Method("beam", SearchSpec(policy="beam", width=8)),
+        Method("keep one", rebase, lambda spec: KeepOne(spec.width)),
+    ]
+    items = items_of("game24", "dev", 3, seed=0)
+    found = await compare(ScriptedEngine(), items, methods, at_once=2, keep_rounds=1)
+    return {results.method.name: results for results in found}
+
+
+def timing(rebase: list[float], beam: list[float], replay: list[float]) -> Timing:
+    """Times of 8 items by 4 and 8 at once, and of beam's decisions repeated."""
+    times = Times(
+        {
+            ("rebase", 4, LIVE): [8.0, 8.0],
+            ("rebase", 4, REPLAY): [8.0, 8.0],
+            ("beam", 4, LIVE): beam,
+            ("beam", 4, REPLAY): replay,
+            ("rebase", 8, LIVE): rebase,
+            ("beam", 8, LIVE): [16.0, 16.0],
+        }
+    )
+    noted = Decisions(seconds=[0.001, 0.003], nodes=[1, 9])
+    return Timing(100, 8, times, {"rebase": [noted], "beam": [noted]}, same_trees=True)
+
+
+async def test_a_row_by_hand() -> None:
+    """REBASE is best with 8 at once, 2 problems a second; beam with 4 at once, 1 or 2 a second."""
+    found = await compared()
+    least = found.pop("keep one")
+    timings = {
+        1.0: timing([4.0, 4.0], [8.0, 8.0], [8.0, 4.0]),
+        0.5: timing([4.0, 4.0], [4.0, 4.0], [4.0, 4.0]),
+    }
+    rows = Cell("game24", 0, found, "rebase", least, 100, timings).rows()
+    assert [(r["pool"], r["policy"]) for r in rows] == [
+        (1.0, "rebase"),
+        (1.0, "beam"),
+        (0.5, "rebase"),
+        (0.5, "beam"),
+    ]
+    for r in rows:
+        assert r.keys() >= KEYS | set(COLUMNS)
+        assert r["n"] == 3
+        assert r["decision_ms_p50"] == pytest.approx(2.0)
+    rebase, beam = rows[0], rows[1]
+    assert (rebase["problems_per_second"], rebase["at_once"]) == (2.0, 8)
+    assert (beam["problems_per_second"], beam["at_once"]) == (1.0, 4)
+    assert beam["throughput_vs_rebase"] == 0.5
+    assert rows[3]["throughput_vs_rebase"] == 1.0
+    assert beam["overhead_vs_replay"] == 0.5  # pairs 8/8 and 8/4
+    assert rebase["accuracy_diff_ci95"] == [0.0, 0.0]
+    total = {name: r.total(lambda s: s.kv_tokens_total) for name, r in found.items()}
+    assert beam["kv_reduction_vs_rebase"] == total["rebase"] / total["beam"]
+    assert rebase["kv_reduction_vs_rebase"] == 1.0
+    assert rebase["kv_ceiling"] == beam["kv_ceiling"] > 1.0
+
+
+async def test_rounds_are_kept_for_the_first_items_alone() -> None:
+    """Only what will be repeated is remembered."""
+    found = await compared()
+    kept = [bool(result.rounds) for result in found["rebase"].results]
+    assert kept == [True, False, False]
+
+
+def rows_for_figure() -> list[dict[str, Any]]:
+    """Two policies at two widths and pools."""
+    return [
+        {
+            "task": "t",
+            "policy": policy,
+            "width": width,
+            "pool": pool,
+            "flops": 10 * factor,
+            "model_calls": 7,
+            "kv_tokens_total": 100 * factor * width,
+            "problems_per_second": 1 / factor,
+        }
+        for width in (16, 64)
+        for pool in (0.5, 1.0)
+        for policy, factor in (("beam", 1.0), ("rebase", 2.0))
+    ]
+
+
+def test_figure_2_is_relative_to_beam_at_the_widest_width(tmp_path: Path) -> None:
+    """Twice the FLOPs, KV and time with as many calls; without beam the first policy is one."""
+    rows = rows_for_figure()
+    beam, rebase = normalised(rows)
+    assert (beam["width"], beam["relative_to"]) == (64, "beam")
+    assert {k: rebase[k] for k in ("flops", "model_calls", "kv_size", "time")} == {
+        "flops": 2.0,
+        "model_calls": 1.0,
+        "kv_size": 2.0,
+        "time": 2.0,
+    }
+    (alone,) = normalised([r for r in rows if r["policy"] == "rebase"])
+    assert (alone["relative_to"], alone["time"]) == ("rebase", 1.0)
+    draw([beam, rebase], tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+def test_the_largest_weight_that_loses_at_most_a_fifth_of_a_point() -> None:
+    """The paper's rule: 0.502 - 0.002 is still harmless, less is not; none may be."""
+    sweep = {1.0: 0.51, 1.25: 0.499, 1.5: 0.5, 1.75: 0.4, 2.0: 0.3}
+    assert largest_harmless(sweep, 0.502) == 1.5
+    assert largest_harmless({1.0: 0.4}, 0.502) is None
+
+
+def test_choices_are_recorded_by_task_and_width(tmp_path: Path) -> None:
+    """A new choice replaces the old one of the same task and width, and no other."""
+    path = tmp_path / "chosen.json"
+    assert chosen("blocksworld", 16, path) is None
+    first = {"task": "blocksworld", "width": 16, budget_weight.FIELD: 1.25}
+    record([first, first | {"width": 64}], path)
+    record([first | {budget_weight.FIELD: 2.0}], path)
+    assert chosen("blocksworld", 16, path) == 2.0
+    assert chosen("blocksworld", 64, path) == 1.25
+    assert chosen("wordproblem", 64, path) is None
+
+
+def test_only_ets_takes_a_weight() -> None:
+    """Other policies are as they are."""
+    assert spec_for("beam", 4, "blocksworld") == SearchSpec(policy="beam", width=4)

@@ -1,0 +1,49 @@
+"""Turns: who is timed when, and what is made of the times."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from loadtest.turns import Times, in_turns
+
+
+class Bench:
+    """Calls that take a stated time by a clock of their own."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.now = 0.0
+        self.order: list[str] = []
+        self.calls = {name: self._call(name, taken) for name, taken in seconds.items()}
+
+    def _call(self, name: str, taken: float) -> Callable[[], Awaitable[None]]:
+        async def call() -> None:
+            self.order.append(name)
+            self.now += taken
+
+        return call
+
+
+async def test_every_other_repeat_goes_backwards() -> None:
+    """A drift of the machine meets neighbours alike."""
+    bench = Bench(a=1.0, b=2.0, c=4.0)
+    times = await in_turns(bench.calls, 3, clock=lambda: bench.now)
+    assert "".join(bench.order) == "abccbaabc"
+    assert times.seconds == {"a": [1.0] * 3, "b": [2.0] * 3, "c": [4.0] * 3}
+    assert times.ratio("c", "b") == 2.0
+
+
+async def test_one_repeat_is_made_whatever_the_time() -> None:
+    """A further one only when there is time for it."""
+    bench = Bench(a=1.0, b=1.0)
+    await in_turns(bench.calls, 5, clock=lambda: bench.now, another=lambda: bench.now < 3)
+    assert "".join(bench.order) == "abba"
+    bench = Bench(a=1.0)
+    await in_turns(bench.calls, 5, clock=lambda: bench.now, another=lambda: False)
+    assert bench.order == ["a"]
+
+
+def test_a_ratio_is_of_pairs() -> None:
+    """Pairs 2/1, 30/10, 4/2: a slow repeat does not count against one of the two alone."""
+    times = Times({"a": [2.0, 30.0, 4.0], "b": [1.0, 10.0, 2.0]})
+    assert times.median("a") == 4.0
+    assert times.ratio("a", "b") == 2.0
