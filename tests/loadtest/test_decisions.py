@@ -31,7 +31,7 @@ async def grow(spec: SearchSpec, policy_of: PolicyOf | None = None) -> Outcome:
     )
 
 
-@pytest.mark.parametrize("name", ["best_of_n", "self_consistency", "beam", "rebase"])
+@pytest.mark.parametrize("name", sorted(POLICIES))
 async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
     """Noted or repeated, the digest is that of the search itself; the last plan ends it."""
     ticks = iter(range(10_000))

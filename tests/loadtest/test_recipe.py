@@ -14,10 +14,7 @@ RECIPES = sorted(FOLDER.glob("*.toml"))
 
 PENDING = {
     "engine: sglang",
-    "policy: ets",
     "policy: best_first",
-    "field: diversity_weight",
-    "field: budget_weight",
     "field: branch",
     "field: expansions",
     "reward_format: llemma",
