@@ -15,7 +15,7 @@ from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
 from search.logical_kv import LogicalKV
 from search.outcome import Outcome
-from search.policies.policy import Comparing, Policy, Round, Scores
+from search.policies.policy import Comparing, Policy, Round, Scores, frontier_of
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
@@ -85,8 +85,9 @@ async def search(
         needy = f"policy {spec.policy} with vote {vote} needs one"
         raise RewardMissing(f"engine {name} has no reward model; {needy}")
     tree = Tree(problem.prompt)
-    growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit)
-    tally = Tally(LogicalKV(len(problem.prompt)))
+    frontier = frontier_of(policy)
+    growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
+    tally = Tally(LogicalKV(len(problem.prompt)), frontier)
     start = clock()
     known = Embeddings(tree)
     run = _Run(problem, spec, engine, tree_id, policy, growth, tally, known, clock, start, deadline)
@@ -130,8 +131,8 @@ class _Run:
         while await self.embed():
             plan = await self.plan()
             if plan is None:
-                return why_done(tree, self.spec)
-            if (met := budget_met(tree, self.spec)) is not None:
+                return why_done(tree, self.spec, self.policy)
+            if (met := budget_met(tree, self.spec, lambda: self.tally.held(tree))) is not None:
                 return met
             self.engine.hint(self.tree_id, self.growth.select(plan))
             drawn = await self.in_time(lambda plan=plan: self.draw(plan))

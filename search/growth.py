@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from search.digest import round_reward
 from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
-from search.policies.policy import Round, Scores
+from search.policies.policy import Frontier, Round, Scores
 from search.seed import node_seed
 from search.spec import SearchSpec
 from search.stats import path_length
@@ -50,11 +50,13 @@ class Growth:
         context_tokens: int,
         scores: Scores,
         listen: Callable[[Event], None],
+        frontier: Frontier = Tree.leaves,
     ) -> None:
         """Start from an empty ``tree``.
 
         ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
-        ``delimiter``: what ends a step, unless the spec cuts steps by length.
+        ``delimiter``: what ends a step, unless the spec cuts steps by length. ``frontier``: which
+        nodes the policy may still expand.
         """
         self.tree = tree
         self.round = 0
@@ -62,6 +64,7 @@ class Growth:
         self._delimiter = delimiter
         self._scores = scores
         self._listen = listen
+        self._frontier = frontier
         self._max_depth = spec.max_depth
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
@@ -77,7 +80,7 @@ class Growth:
         """Begin a round: prune what the plan gives up, and say what the engine should know.
 
         The hint holds the rewards that are new since the last one, the nodes about to grow, and the
-        nodes that no open leaf stands below any longer.
+        nodes that died: none that may still grow, itself or below.
         """
         self.round += 1
         for node in sorted(plan.expand):
@@ -147,7 +150,7 @@ class Growth:
         return nodes
 
     def _hint(self, plan: Round) -> Hint:
-        alive = {step.id for leaf in self.tree.leaves() for step in self.tree.chain(leaf.id)}
+        alive = self.tree.above(self._frontier(self.tree))
         dead = {node.id for node in self.tree.nodes[1:]} - alive - self._dead
         fresh = self.tree.nodes[self._told :]
         self._told = len(self.tree)

@@ -48,7 +48,9 @@ class SearchSpec(BaseModel):
         default=None, ge=1, description="generated tokens of the whole committed tree"
     )
     max_kv_tokens: int | None = Field(
-        default=None, ge=1, description="unique tokens on the paths of open leaves, prompt included"
+        default=None,
+        ge=1,
+        description="unique tokens on the paths of nodes that may still grow, prompt included",
     )
     deadline_ms: int | None = Field(default=None, ge=1)
     vote: VoteName | None = Field(

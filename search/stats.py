@@ -8,6 +8,7 @@ from math import fsum
 
 from search.engine import TreeCost
 from search.logical_kv import LogicalKV
+from search.policies.policy import Frontier
 from search.tree import Node, NodeState, Tree
 
 
@@ -19,12 +20,13 @@ class SearchStats:
     nodes with children. ``pruned``, ``finished``: nodes in that state. ``depth``: the deepest
     step's. ``generated_tokens``: of all steps; ``reply_tokens``: of the chosen trajectory.
     ``kv_tokens_total``: unique tokens, prompt included, on the paths of a round's candidates (the
-    open leaves and the trajectories it finished, before the next plan prunes any; equal token
-    prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What the engine
-    held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning. ``solver_fallbacks``: rounds
-    that the policy planned by its simpler rule. ``precise_goodput``: tokens a second, the mean
-    length of the finished trajectories over the mean time at which their rounds ended; 0 where
-    nothing finished. ``engine``: what the tree cost it, dropped work included.
+    nodes that may still grow and the trajectories it finished, before the next plan prunes any;
+    equal token prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What
+    the engine held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning.
+    ``solver_fallbacks``: rounds that the policy planned by its simpler rule. ``precise_goodput``:
+    tokens a second, the mean length of the finished trajectories over the mean time at which their
+    rounds ended; 0 where nothing finished. ``engine``: what the tree cost it, dropped work
+    included.
     """
 
     rounds: int
@@ -52,9 +54,10 @@ def path_length(tree: Tree, node_id: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """What has to be noted while the tree grows."""
+    """What has to be noted while the tree grows. ``frontier``: the nodes that may still grow."""
 
     kv: LogicalKV
+    frontier: Frontier = Tree.leaves
     rounds: int = 0
     kv_tokens_total: int = 0
     kv_tokens_peak: int = 0
@@ -64,7 +67,7 @@ class Tally:
 
     def round(self, tree: Tree, children: Iterable[Node], seconds: float) -> None:
         """Note a committed round of ``children``, ``seconds`` after the start."""
-        candidates = {leaf.id for leaf in tree.leaves()}
+        candidates = {node.id for node in self.frontier(tree)}
         for child in children:
             self.kv.add(child)
             if child.state is NodeState.FINISHED:
@@ -74,6 +77,10 @@ class Tally:
         self.rounds += 1
         self.kv_tokens_total += held
         self.kv_tokens_peak = max(self.kv_tokens_peak, held)
+
+    def held(self, tree: Tree) -> int:
+        """Unique tokens, prompt included, on the paths of the nodes that may still grow."""
+        return self.kv.tokens(node.id for node in self.frontier(tree))
 
     def stats(self, tree: Tree, chosen: int | None, seconds: float, cost: TreeCost) -> SearchStats:
         """The final numbers, ``seconds`` after the start."""

@@ -6,7 +6,7 @@ tokenised again. Node 0 is the root: it stands for the prompt and has no step of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -145,22 +145,22 @@ class Tree:
         return "".join(node.text for node in self.chain(node_id))
 
     def leaves(self) -> Iterator[Node]:
-        """Open nodes without children, in id order: what a level-synchronous policy looks at."""
+        """Open nodes without children, in id order: all that a level-synchronous policy expands."""
         return (n for n in self.nodes if n.state is NodeState.OPEN and not n.children)
 
     def finished(self) -> list[Node]:
         """Finished trajectories, in id order."""
         return [n for n in self.nodes if n.state is NodeState.FINISHED]
 
-    def live_tokens(self) -> int:
-        """Unique tokens, prompt included, on the paths of open leaves: the logical KV in use."""
-        live: set[int] = set()
-        for leaf in self.leaves():
-            node_id = leaf.id
-            while node_id != ROOT and node_id not in live:
-                live.add(node_id)
+    def above(self, nodes: Iterable[Node]) -> set[int]:
+        """Ids of the steps on the paths down to ``nodes``, these included; the root is none."""
+        found: set[int] = set()
+        for node in nodes:
+            node_id = node.id
+            while node_id != ROOT and node_id not in found:
+                found.add(node_id)
                 node_id = self.nodes[node_id].parent
-        return len(self.prompt) + sum(len(self.nodes[i].tokens) for i in live)
+        return found
 
 
 _STATE_AFTER = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, Protocol, runtime_checkable
 
 from search.engine import RewardMissing
+from search.spec import StopReason
 from search.tree import Node, Tree
 
 
@@ -60,6 +61,31 @@ class Comparing(Policy, Protocol):
     def to_embed(self, tree: Tree) -> Sequence[Node]:
         """The nodes whose embeddings the next plan reads; none if it reads none."""
         ...
+
+
+@runtime_checkable
+class Backtracking(Policy, Protocol):
+    """A policy that returns to nodes of any depth, and may leave some open when it is done."""
+
+    def frontier(self, tree: Tree) -> Iterable[Node]:
+        """The nodes that a later round may expand, in id order.
+
+        A node that is neither here nor above one of these is never visited again.
+        """
+        ...
+
+    def stopped(self, tree: Tree) -> StopReason | None:
+        """Why it plans nothing more although it could, None if that is not so."""
+        ...
+
+
+Frontier = Callable[[Tree], Iterable[Node]]
+"""The nodes that may still get children, in id order."""
+
+
+def frontier_of(policy: Policy) -> Frontier:
+    """What a policy may still expand: the open leaves, unless it says otherwise."""
+    return policy.frontier if isinstance(policy, Backtracking) else Tree.leaves
 
 
 def remaining(tree: Tree, width: int) -> int:

@@ -109,9 +109,21 @@ async def test_a_prompt_that_fills_the_context_is_refused() -> None:
 
 async def test_kv() -> None:
     """Two open chains hold 1 + 2*4 tokens after a round: above 8 the search ends there."""
-    outcome = await run(chain(5), policy="best_of_n", width=2, max_kv_tokens=8)
+
+    def say(branch: Branch) -> str:
+        return f"{branch.child}{len(branch.tokens)}\n\n"
+
+    outcome = await run(ScriptedEngine(say), policy="best_of_n", width=2, max_kv_tokens=8)
     assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 1)
-    outcome = await run(chain(5), policy="best_of_n", width=2, max_kv_tokens=9)
+    outcome = await run(ScriptedEngine(say), policy="best_of_n", width=2, max_kv_tokens=9)
+    assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 2)
+
+
+async def test_kv_counts_equal_prefixes_once() -> None:
+    """Two chains that say the same hold 1 + 4 tokens together, as they do in an engine."""
+    outcome = await run(chain(5), policy="best_of_n", width=2, max_kv_tokens=4)
+    assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 1)
+    outcome = await run(chain(5), policy="best_of_n", width=2, max_kv_tokens=5)
     assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 2)
 
 

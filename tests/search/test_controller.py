@@ -13,7 +13,7 @@ from search.outcome import Outcome
 from search.policies.policy import Round, Scores
 from search.seed import node_seed
 from search.spec import PolicyName, SearchSpec, StopReason
-from search.tree import Finish, NodeState, Tree
+from search.tree import Finish, Node, NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
 
 PROBLEM = Problem(encode("Q: "), "the question")
@@ -109,6 +109,24 @@ def test_a_node_that_grows_again_goes_on_counting() -> None:
         assert [b.seed for b in branches] == [node_seed(7, "step", (first + i,)) for i in (0, 1)]
         step = Step((1,), "s", Finish.STEP, 0.0, 0.0)
         growth.commit(growth.drafts(branches, [step, step]), {})
+
+
+@pytest.mark.parametrize(("again", "dead"), [(False, (1, 3)), (True, (3,))])
+def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]) -> None:
+    """The one child of 1 has ended: 3 is dead in any search, 1 unless 1 may grow again."""
+
+    def open_nodes(tree: Tree) -> list[Node]:
+        return [node for node in tree.nodes if node.state is NodeState.OPEN]
+
+    frontier = open_nodes if again else Tree.leaves
+    tree = Tree(PROBLEM.prompt)
+    growth = Growth(tree, SearchSpec(seed=7), 7, "\n\n", 100, Scores.NONE, lambda _: None, frontier)
+    for plan, finish in ((Round({0: 2}), Finish.STEP), (Round({1: 1}), Finish.END)):
+        assert growth.select(plan).dead == ()
+        branches = growth.branches(plan)
+        steps = [Step((b.node,), "s", finish, 0.0, 0.0) for b in branches]
+        growth.commit(growth.drafts(branches, steps), {})
+    assert growth.select(Round({2: 1})).dead == dead
 
 
 async def test_sampling_follows_the_spec() -> None:

@@ -50,14 +50,15 @@ def test_paths_depths_and_texts() -> None:
     assert tree.generated_tokens == 4
 
 
-def test_live_tokens_are_those_on_open_paths() -> None:
-    """Prompt, 2 and 3 are held for leaf 3, 1 for itself until it is pruned, 4 has ended."""
+def test_above_are_the_steps_on_the_way() -> None:
+    """2 and 3 for leaf 3, 1 for itself until it is pruned; 4 has ended. The root is no step."""
     tree = drawn(
         (0, "aa", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1)
     )
-    assert tree.live_tokens() == 1 + 2 + 1 + 1
+    assert tree.above(tree.leaves()) == {1, 2, 3}
     tree.prune(1)
-    assert tree.live_tokens() == 1 + 1 + 1
+    assert tree.above(tree.leaves()) == {2, 3}
+    assert tree.above([tree[0]]) == set()
 
 
 def test_pruning_leaves_the_finished_alone() -> None:
