@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PolicyName = Literal["best_of_n", "self_consistency", "beam", "rebase", "ets", "ets_kv"]
+PolicyName = Literal[
+    "best_of_n", "self_consistency", "beam", "rebase", "ets", "ets_kv", "best_first", "mcts"
+]
 VoteName = Literal[
     "weighted_majority", "majority", "best_last", "best_min", "best_prod", "best_mean"
 ]
@@ -81,3 +83,33 @@ class SearchSpec(BaseModel):
         description="ETS: cosine distance at which steps are unlike; default: the embedder's own",
     )
     solver: SolverName = Field(default="highs", description="ETS: what solves its integer program")
+    branch: int = Field(
+        default=3, ge=1, le=64, description="best_first, mcts: children of an expansion"
+    )
+    parallel: int = Field(
+        default=4, ge=1, le=1024, description="best_first, mcts: nodes expanded a round"
+    )
+    expansions: int = Field(
+        default=64, ge=1, le=65536, description="best_first, mcts: nodes expanded at most"
+    )
+    exploration: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=100.0,
+        description="weight of what was visited less; default: best_first 0.7071, mcts 1.25",
+    )
+    early_stop: float = Field(
+        default=0.8,
+        ge=0.0,
+        le=100.0,
+        description="best_first: a followed path stops below this share of the mean reward so far",
+    )
+    deep_seek: float = Field(
+        default=0.8,
+        ge=0.0,
+        le=100.0,
+        description="best_first: an explored leaf is taken deep from this share of the mean on",
+    )
+    enough_answers: int = Field(
+        default=5, ge=1, description="best_first: stops after these if no open step beats the best"
+    )

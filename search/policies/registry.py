@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from search.policies.beam import Beam
+from search.policies.best_first import BestFirst
 from search.policies.best_of_n import BestOfN
 from search.policies.ets import Ets
+from search.policies.mcts import Mcts
 from search.policies.policy import Policy
 from search.policies.rebase import Rebase
 from search.policies.self_consistency import SelfConsistency
@@ -19,4 +21,6 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
     "rebase": Rebase.from_spec,
     "ets": Ets.from_spec,
     "ets_kv": Ets.without_clusters,
+    "best_first": BestFirst.from_spec,
+    "mcts": Mcts.from_spec,
 }

@@ -162,7 +162,9 @@ async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> Non
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    policy=st.sampled_from(["best_of_n", "self_consistency", "beam", "rebase"]),
+    policy=st.sampled_from(
+        ["best_of_n", "self_consistency", "beam", "rebase", "best_first", "mcts"]
+    ),
     width=st.integers(1, 9),
     budget=st.integers(1, 200),
     length=st.integers(1, 60),

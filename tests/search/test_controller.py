@@ -17,7 +17,14 @@ from search.tree import Finish, Node, NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
 
 PROBLEM = Problem(encode("Q: "), "the question")
-POLICIES: tuple[PolicyName, ...] = ("best_of_n", "self_consistency", "beam", "rebase")
+POLICIES: tuple[PolicyName, ...] = (
+    "best_of_n",
+    "self_consistency",
+    "beam",
+    "rebase",
+    "best_first",
+    "mcts",
+)
 
 
 async def run(engine: ScriptedEngine, **dials: object) -> Outcome:

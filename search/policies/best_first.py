@@ -1,0 +1,126 @@
+"""Best-first search with several active leaves, in the manner of Dynamic Parallel Tree Search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import fsum, sqrt
+from typing import ClassVar
+
+from search.policies.policy import Round, Scores, remaining
+from search.policies.visits import Visits, expansions_below, firsts, hand_out, heads, leads
+from search.spec import SearchSpec, StopReason
+from search.tree import ROOT, Finish, Node, NodeState, Tree
+
+EXPLORATION = 1 / sqrt(2)
+ROUNDING = 1e-9
+"""A reward that equals its threshold but for rounding reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestFirst:
+    """Grows up to ``parallel`` open leaves a round, wherever they stand; nothing is pruned.
+
+    A path *goes on*: once a leaf is expanded, the best of its children is next, as long as none of
+    them has grown. It is followed if its reward reaches a share of the mean reward of all steps
+    expanded so far: the share is ``early_stop`` where the expanded step led its own siblings (an
+    exploited path, which stops early), ``deep_seek`` where it did not (an explored one, which is
+    taken deep). Paths that go on come first, by falling reward. What is left of the round explores:
+    the open leaves with the highest Q/N + c * sqrt(1 + N_parent) * r / (1 + N). N is 1 and one more
+    for each trajectory finished at or below, Q the sum of their rewards, r the leaf's own. All by
+    the tree at the round's start: a virtual visit would only raise the leaves beside the one that
+    was chosen. Ties go to the lower id.
+
+    What has been said before, steps and all, is *old*: an old leaf is explored when no new one is
+    left, for samples that its twin did not draw. (Small models repeat themselves; without this a
+    search spends itself on one dead end that it has reached in forty ways.) A leaf is expanded
+    once, to ``branch`` children; when no leaf at all is left, the root once more.
+    A round never draws more children than trajectories are still to finish, so the width holds. It
+    is over when ``width`` have finished, when ``enough`` have ended by themselves and no new leaf
+    has a higher reward than the best of them, or when ``expansions`` are spent: what is open then
+    stays open and has no vote. Depth is the spec's ``max_depth``.
+
+    Ding et al. 2025 (arXiv 2502.16235); their number of paths follows from free memory, here it is
+    a parameter.
+    """
+
+    width: int
+    branch: int = 3
+    parallel: int = 4
+    expansions: int = 64
+    early_stop: float = 0.8
+    deep_seek: float = 0.8
+    enough: int = 5
+    exploration: float = EXPLORATION
+    scores: ClassVar[Scores] = Scores.ALL
+
+    @classmethod
+    def from_spec(cls, spec: SearchSpec) -> BestFirst:
+        """The policy as the spec sets it."""
+        return cls(
+            spec.width,
+            spec.branch,
+            spec.parallel,
+            spec.expansions,
+            spec.early_stop,
+            spec.deep_seek,
+            spec.enough_answers,
+            EXPLORATION if spec.exploration is None else spec.exploration,
+        )
+
+    def plan(self, tree: Tree) -> Round | None:
+        """The paths that go on, then the leaves worth exploring."""
+        visits = Visits.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
+        left = self.expansions - expansions_below(tree, self.branch)[ROOT]
+        width = remaining(tree, self.width)
+        if left <= 0 or width <= 0 or self._satisfied(tree):
+            return None
+        slots = min(self.parallel, left)
+        chosen = self._going_on(tree)[:slots]
+        chosen += self._explored(tree, visits, chosen)[: slots - len(chosen)]
+        return Round(hand_out(chosen, self.branch, width))
+
+    def frontier(self, tree: Tree) -> list[Node]:
+        """The open leaves; without any, the root."""
+        return list(tree.leaves()) or [tree[ROOT]]
+
+    def stopped(self, tree: Tree) -> StopReason | None:
+        """``answered`` if its answers are good enough, ``width_spent`` if its expansions are."""
+        if remaining(tree, self.width) <= 0:
+            return None
+        return StopReason.ANSWERED if self._satisfied(tree) else StopReason.WIDTH_SPENT
+
+    def _satisfied(self, tree: Tree) -> bool:
+        ended = [node.reward or 0.0 for node in tree.finished() if node.finish is Finish.END]
+        if len(ended) < self.enough:
+            return False
+        first = firsts(tree)
+        new = [leaf for leaf in tree.leaves() if first[leaf.id] == leaf.id]
+        return all((leaf.reward or 0.0) <= max(ended) for leaf in new)
+
+    def _going_on(self, tree: Tree) -> list[Node]:
+        """The heads of paths that are worth following, the best first."""
+        followed = [node.reward or 0.0 for node in tree.nodes[1:] if node.children]
+        mean = fsum(followed) / len(followed) if followed else 0.0
+        return [head for head in heads(tree, self.branch) if self._worth(tree, head, mean)]
+
+    def _worth(self, tree: Tree, head: Node, mean: float) -> bool:
+        """Whether a path is followed to ``head``, by the mean reward of what was expanded."""
+        share = self.early_stop if leads(tree, tree[head.parent]) else self.deep_seek
+        return (head.reward or 0.0) >= share * mean - ROUNDING
+
+    def _explored(self, tree: Tree, visits: Visits, chosen: list[Node]) -> list[Node]:
+        """The leaves that are not ``chosen`` yet: new ones first, then by the formula above."""
+        first = firsts(tree)
+        taken = {node.id for node in chosen}
+        leaves = [node for node in self.frontier(tree) if node.id not in taken]
+        return sorted(
+            leaves,
+            key=lambda leaf: (first[leaf.id] != leaf.id, -self.score(visits, leaf), leaf.id),
+        )
+
+    def score(self, visits: Visits, leaf: Node) -> float:
+        """What exploring an open leaf is worth; the root has no rival."""
+        if leaf.id == ROOT:
+            return 0.0
+        reach = sqrt(1 + visits.count[leaf.parent]) / (1 + visits.count[leaf.id])
+        return visits.mean(leaf) + self.exploration * reach * (leaf.reward or 0.0)

@@ -1,0 +1,157 @@
+"""What holds of every backtracking search, whatever is said and scored."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.controller import Problem, search
+from search.engine import Branch
+from search.events import Event, Expanded, Pruned, Selected
+from search.outcome import Outcome
+from search.policies.policy import Backtracking, frontier_of
+from search.policies.registry import POLICIES
+from search.policies.visits import expansions, expansions_below
+from search.spec import SearchSpec, StopReason
+from search.tree import ROOT
+from search.tree_json import from_json, to_json
+from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+from tests.search.test_width import rough
+
+BACKTRACKING = [n for n in POLICIES if isinstance(POLICIES[n](SearchSpec(policy=n)), Backtracking)]
+BOTH = pytest.mark.parametrize("policy", BACKTRACKING)
+
+
+async def run(engine: ScriptedEngine, **dials: object) -> tuple[Outcome, list[Event]]:
+    """A search and its events."""
+    events: list[Event] = []
+    outcome = await search(
+        Problem(encode("Q"), "Q"),
+        SearchSpec.model_validate({"seed": 1, "max_depth": 6, **dials}),
+        engine,
+        tree_id="t",
+        answer_of=answer_of,
+        clock=lambda: 0.0,
+        listen=events.append,
+    )
+    return outcome, events
+
+
+dials = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**63 - 1),
+        "width": st.integers(1, 40),
+        "branch": st.integers(1, 5),
+        "parallel": st.integers(1, 6),
+        "expansions": st.integers(1, 40),
+        "max_tokens": st.none() | st.integers(1, 400),
+        "enough_answers": st.integers(1, 8),
+    }
+)
+engines = st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1, 50))
+
+
+@BOTH
+@settings(max_examples=60, deadline=None)
+@given(dials=dials, engine=engines)
+async def test_no_bound_is_ever_exceeded(
+    policy: str, dials: dict[str, int], engine: ScriptedEngine
+) -> None:
+    """Leaves a round, expansions, children an expansion, width; children count on from the last."""
+    outcome, events = await run(engine, policy=policy, **dials)
+    tree, branch = outcome.tree, dials["branch"]
+    rounds = Counter(event.round for event in events if isinstance(event, Selected))
+    assert max(rounds.values()) <= dials["parallel"]
+    assert all(e.children <= branch for e in events if isinstance(e, Selected))
+    assert expansions_below(tree, branch)[ROOT] <= dials["expansions"]
+    assert len(tree.finished()) <= dials["width"]
+    assert not [e for e in events if isinstance(e, Pruned) and e.reason == "policy"]
+    for node in tree.nodes:
+        assert [tree[c].child for c in node.children] == list(range(len(node.children)))
+        if policy == "best_first" and node.id != ROOT:
+            assert expansions(node, branch) <= 1
+    spent = expansions_below(tree, branch)[ROOT] == dials["expansions"]
+    if outcome.stop_reason is StopReason.WIDTH_SPENT and not spent:
+        assert len(tree.finished()) == dials["width"]
+
+
+@BOTH
+@settings(max_examples=40, deadline=None)
+@given(dials=dials, engine=engines)
+async def test_the_dead_stay_dead(
+    policy: str, dials: dict[str, int], engine: ScriptedEngine
+) -> None:
+    """Nothing grows at or below a node that a hint called dead, and all else that is open may."""
+    outcome, _ = await run(engine, policy=policy, **dials)
+    tree, buried = outcome.tree, set[int]()
+    for hint in engine.hints:
+        buried |= set(hint.dead)
+        for grown in hint.active:
+            assert not buried & {step.id for step in tree.chain(grown)}
+    spec = SearchSpec.model_validate({"policy": policy, **dials})
+    alive = tree.above(frontier_of(POLICIES[spec.policy](spec))(tree))
+    assert not alive & buried
+
+
+@BOTH
+@settings(max_examples=40, deadline=None)
+@given(dials=dials, engine=engines)
+async def test_same_tree_same_plan(
+    policy: str, dials: dict[str, int], engine: ScriptedEngine
+) -> None:
+    """A policy has no memory: a tree read from a file is planned on as the one that was grown."""
+    outcome, _ = await run(engine, policy=policy, **dials)
+    spec, again = outcome.spec, from_json(to_json(outcome.tree))
+    plan = POLICIES[spec.policy](spec).plan(outcome.tree)
+    assert POLICIES[spec.policy](spec).plan(again) == plan
+
+
+@BOTH
+async def test_it_goes_back(policy: str) -> None:
+    """Some round grows a node that was open, and passed over, for at least two rounds."""
+    outcome, events = await run(ScriptedEngine(), policy=policy, width=40, enough_answers=40)
+    born, waited = {ROOT: 0}, []
+    for event in events:
+        if isinstance(event, Selected):
+            waited.append(event.round - born[event.node])
+        elif isinstance(event, Expanded):
+            born[event.node] = event.round
+    assert max(waited) > 2
+    assert outcome.answer is not None
+
+
+@BOTH
+async def test_nothing_finished_is_said_so(policy: str) -> None:
+    """Two expansions of a task of many steps: no reply, and the expansions were the reason."""
+    engine = ScriptedEngine(say=lambda b: f"s{len(b.tokens)}\n\n")
+    outcome, _ = await run(engine, policy=policy, expansions=2, max_depth=9)
+    assert (outcome.stop_reason, outcome.chosen) == (StopReason.WIDTH_SPENT, None)
+
+
+@BOTH
+async def test_a_full_width_has_the_reasons_of_any_search(policy: str) -> None:
+    """All ended by themselves, or some were cut at the depth."""
+    ended, _ = await run(ScriptedEngine(say=lambda _: "The answer is 1."), policy=policy, width=3)
+    assert ended.stop_reason is StopReason.ANSWERED
+    endless = ScriptedEngine(say=lambda b: f"s{len(b.tokens)}\n\n")
+    cut, _ = await run(endless, policy=policy, width=3, max_depth=3)
+    assert cut.stop_reason is StopReason.DEPTH
+
+
+@BOTH
+async def test_kv_counts_every_path_that_may_be_returned_to(policy: str) -> None:
+    """Three open first steps of 4 tokens, prompt of 1: 13, though only some of them are next."""
+
+    def say(branch: Branch) -> str:
+        return f"{branch.child}{len(branch.tokens) % 10}\n\n"
+
+    dials = {"policy": policy, "parallel": 1}
+    outcome, _ = await run(ScriptedEngine(say), max_kv_tokens=12, **dials)
+    assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 1)
+    assert outcome.stats.kv_tokens_peak == 13
+    outcome, _ = await run(ScriptedEngine(say), max_kv_tokens=13, **dials)
+    assert outcome.stats.rounds == 2
+    assert outcome.stats.kv_tokens_peak == 13 + 12

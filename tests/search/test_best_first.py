@@ -1,0 +1,164 @@
+"""Best-first search in the DPTS manner, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+
+from search.policies.best_first import BestFirst
+from search.policies.policy import Round
+from search.policies.visits import Visits
+from search.spec import SearchSpec, StopReason
+from search.tree import Finish, NodeState, Tree
+from tests.search.trees import END, LIMIT, STEP, drawn, row
+
+C = 1 / sqrt(2)
+ONE = BestFirst(64, parallel=1)
+
+
+def visits_of(tree: Tree) -> Visits:
+    """Its statistics."""
+    return Visits.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
+
+
+def test_the_dials_come_from_the_spec() -> None:
+    """DPTS's own values by default."""
+    assert BestFirst.from_spec(SearchSpec(width=7)) == BestFirst(7, 3, 4, 64, 0.8, 0.8, 5, C)
+    spec = SearchSpec(
+        width=7,
+        branch=2,
+        parallel=3,
+        expansions=9,
+        early_stop=0.1,
+        deep_seek=0.2,
+        enough_answers=1,
+        exploration=0.0,
+    )
+    assert BestFirst.from_spec(spec) == BestFirst(7, 2, 3, 9, 0.1, 0.2, 1, 0.0)
+
+
+def test_it_begins_at_the_root() -> None:
+    """One node, ``branch`` children, or the width if that is less."""
+    assert BestFirst(64).plan(drawn()) == Round({0: 3})
+    assert BestFirst(2).plan(drawn()) == Round({0: 2})
+
+
+def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
+    """1 is the best child; 2 is worth c * sqrt(1 + 2) * 0.6 / 2, 3 as much with 0.5.
+
+    N of the root is 1 and the virtual visit on the way to 1.
+    """
+    tree = row(0.9, 0.6, 0.5)
+    assert ONE.plan(tree) == Round({1: 3})
+    assert BestFirst(64, parallel=2).plan(tree) == Round({1: 3, 2: 3})
+    visits = visits_of(tree)
+    visits.pass_through(tree[1])
+    policy = BestFirst(64)
+    assert policy.score(visits, tree[2]) == pytest.approx(C * sqrt(3) * 0.6 / 2)
+    assert policy.score(visits, tree[3]) == pytest.approx(C * sqrt(3) * 0.5 / 2)
+
+
+def test_a_tie_goes_to_the_lower_id() -> None:
+    """Of four equal leaves the first goes on, the second and third are explored."""
+    assert BestFirst(64, 4, 3).plan(row(0.5, 0.5, 0.5, 0.5)) == Round({1: 4, 2: 4, 3: 4})
+
+
+def test_an_exploited_path_stops_early() -> None:
+    """1 led its siblings, its best child has 0.5 < 0.8 * 0.9: back to 2.
+
+    At a share of 0.5 (0.45) the path goes on.
+    """
+    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.6), (1, "c", STEP, 0.5), (1, "d", STEP, 0.2))
+    assert ONE.plan(tree) == Round({2: 3})
+    assert replace(ONE, early_stop=0.5, deep_seek=9.0).plan(tree) == Round({3: 3})
+
+
+def test_an_explored_path_is_taken_deep() -> None:
+    """2 did not lead, its best child has 0.6: the mean of 1 and 2 is 0.75, and 0.8 of it 0.6.
+
+    At a share of 0.9 (0.675) it is not taken; the open leaf with the highest reward is 3 then.
+    """
+    tree = drawn(
+        (0, "a", STEP, 0.9),
+        (0, "b", STEP, 0.6),
+        (1, "c", STEP, 0.65),
+        (1, "d", END, 0.7),
+        (2, "e", STEP, 0.6),
+    )
+    policy = replace(ONE, early_stop=9.0)
+    assert policy.plan(tree) == Round({5: 3})
+    assert replace(policy, deep_seek=0.9).plan(tree) == Round({3: 3})
+
+
+def test_backtracking_prefers_where_answers_were_found() -> None:
+    """Three trajectories ended below 1: N of the root is 4, of 2 only 1.
+
+    So 3 (0.5, below the root) is worth c * sqrt(5) * 0.5 / 2 = 0.395 and 4 (0.6, below 2) no more
+    than c * sqrt(2) * 0.6 / 2 = 0.3. Without looking back, 4 would come first.
+    """
+    tree = drawn(
+        (0, "a", STEP, 0.9),
+        (0, "b", STEP, 0.9),
+        (0, "c", STEP, 0.5),
+        (2, "d", STEP, 0.6),
+        *((1, f"end {i}", END, 0.9) for i in range(3)),
+    )
+    visits = visits_of(tree)
+    assert (visits.count[0], visits.count[2]) == (4, 1)
+    assert ONE.score(visits, tree[3]) == pytest.approx(C * sqrt(5) * 0.5 / 2)
+    assert ONE.score(visits, tree[4]) == pytest.approx(C * sqrt(2) * 0.6 / 2)
+    assert ONE.plan(tree) == Round({3: 3})
+
+
+def test_what_was_said_before_comes_last() -> None:
+    """2 says what 1 says: though worth more than 3 it waits until no new leaf is left."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
+    assert BestFirst(64, parallel=2).plan(tree) == Round({1: 3, 3: 3})
+    assert BestFirst(64, parallel=3).plan(tree) == Round({1: 3, 2: 3, 3: 3})
+
+
+def test_an_old_leaf_beats_nobody() -> None:
+    """One answer is enough, and the only better open leaf says what a grown one has said."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", END, 0.8), (1, "c", STEP, 0.1))
+    assert BestFirst(64, enough=1).stopped(tree) is StopReason.ANSWERED
+
+
+def test_enough_answers_that_nothing_open_beats() -> None:
+    """Two answers are enough: an open leaf as good as the best is no reason to go on.
+
+    A trajectory cut at the depth is no answer.
+    """
+    policy = BestFirst(64, enough=2)
+    two = ((0, "a", END, 0.7), (0, "b", END, 0.9))
+    done = drawn(*two, (0, "c", STEP, 0.9))
+    assert policy.plan(done) is None
+    assert policy.stopped(done) is StopReason.ANSWERED
+    assert policy.plan(drawn(*two, (0, "c", STEP, 0.91))) == Round({3: 3})
+    assert policy.plan(drawn(two[0], (0, "b", LIMIT, 0.9), (0, "c", STEP, 0.5))) == Round({3: 3})
+
+
+def test_expansions_are_a_budget() -> None:
+    """Two of three are spent: one leaf more, then nothing, whatever is open."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.9))
+    assert BestFirst(64, 2, expansions=3).plan(tree) == Round({3: 2})
+    policy = BestFirst(64, 2, expansions=2)
+    assert policy.plan(tree) is None
+    assert policy.stopped(tree) is StopReason.WIDTH_SPENT
+
+
+def test_the_width_is_never_exceeded() -> None:
+    """One is left: the best leaf gets one child. None is left: nothing, for no other reason."""
+    tree = drawn((0, "a", END, 0.1), (0, "b", STEP, 0.8), (0, "c", STEP, 0.9))
+    assert BestFirst(2).plan(tree) == Round({3: 1})
+    assert BestFirst(1).plan(tree) is None
+    assert BestFirst(1).stopped(tree) is None
+
+
+def test_without_an_open_leaf_the_root_grows_again() -> None:
+    """All three first steps have ended or died: three more."""
+    tree = drawn((0, "a", END, 0.9), (0, "", Finish.EMPTY, None), (0, "c", END, 0.2))
+    policy = BestFirst(64)
+    assert [node.id for node in policy.frontier(tree)] == [0]
+    assert policy.plan(tree) == Round({0: 3})

@@ -1,0 +1,135 @@
+"""PUCT over steps, by hand."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+
+from search.policies.mcts import Mcts
+from search.policies.policy import Round
+from search.policies.visits import Visits
+from search.spec import SearchSpec, StopReason
+from search.tree import Finish, Tree
+from tests.search.trees import END, STEP, drawn, row
+
+
+def grown() -> Tree:
+    """Three first steps, of which 1 has grown; the path through it has ended with 4."""
+    return drawn(
+        (0, "a", STEP, 0.8),
+        (0, "b", STEP, 0.4),
+        (0, "c", STEP, 0.6),
+        (1, "d", END, 0.9),
+        (1, "e", STEP, 0.5),
+        (1, "f", STEP, 0.7),
+    )
+
+
+def test_the_dials_come_from_the_spec() -> None:
+    """c is 1.25 unless the spec says otherwise."""
+    assert Mcts.from_spec(SearchSpec(width=7)) == Mcts(7, 3, 4, 64, 1.25)
+    spec = SearchSpec(width=7, branch=2, parallel=3, expansions=9, exploration=0.5)
+    assert Mcts.from_spec(spec) == Mcts(7, 2, 3, 9, 0.5)
+
+
+def test_it_begins_at_the_root() -> None:
+    """One node, ``branch`` children, or the width if that is less."""
+    assert Mcts(64).plan(drawn()) == Round({0: 3})
+    assert Mcts(2).plan(drawn()) == Round({0: 2})
+
+
+def test_values_worked_by_hand() -> None:
+    """N of 0 to 3 is 6, 4, 1, 1, Q is 2.9 for 1 (0.8 + 0.9 + 0.5 + 0.7); P is 1/3 and c 1.25.
+
+    1: 2.9/4 + 1.25/3 * sqrt(6)/5 = 0.929; 2: 0.4 + 1.25/3 * sqrt(6)/2 = 0.910; 3: 1.110.
+    """
+    tree, policy = grown(), Mcts(64)
+    visits = Visits.of(tree, "mcts", lambda _: True)
+    assert visits.count[:4] == [6, 4, 1, 1]
+    u = 1.25 / 3 * sqrt(6)
+    values = [policy.value(visits, tree[i]) for i in (1, 2, 3)]
+    assert values == pytest.approx([2.9 / 4 + u / 5, 0.4 + u / 2, 0.6 + u / 2])
+    assert values == pytest.approx([0.929, 0.910, 1.110], abs=1e-3)
+    assert Mcts(64, parallel=1).plan(tree) == Round({3: 3})
+
+
+def test_virtual_visits_spread_a_round() -> None:
+    """After the walk to 3 N of the root is 7: 2 is worth 0.951 and 1 0.945, the other way round.
+
+    The third walk finds 2 and 3 taken and goes below 1, where 6 beats 5.
+    """
+    assert Mcts(64, parallel=2).plan(grown()) == Round({3: 3, 2: 3})
+    assert Mcts(64, parallel=3).plan(grown()) == Round({3: 3, 2: 3, 6: 3})
+
+
+def test_a_walk_is_played_to_its_end() -> None:
+    """The best of the last expansion goes on before a new walk starts, though 2 is worth more."""
+    tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.9), (1, "c", STEP, 0.1), (1, "d", STEP, 0.2))
+    assert Mcts(64, 2, 1).plan(tree) == Round({4: 2})
+    assert Mcts(64, 2, 2).plan(tree) == Round({4: 2, 2: 2})
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    """Equal children: the walk under way is 1's, new ones take 2 and 3."""
+    assert Mcts(64, 4, 3).plan(row(0.5, 0.5, 0.5, 0.5)) == Round({1: 4, 2: 4, 3: 4})
+
+
+def test_siblings_that_say_the_same_are_one_move() -> None:
+    """1 and 2 are alike: their move has P = 2/3, that of 3 has 1/3; 2 never grows."""
+    tree = drawn((0, "a", STEP, 0.3), (0, "a", STEP, 0.3), (0, "b", STEP, 0.5))
+    policy = Mcts(64)
+    visits = Visits.of(tree, "mcts", lambda _: True)
+    u = 1.25 * sqrt(3) / 2
+    values = [policy.value(visits, tree[i]) for i in (1, 3)]
+    assert values == pytest.approx([0.3 + 2 / 3 * u, 0.5 + u / 3])
+    assert policy.plan(tree) == Round({1: 3, 3: 3})
+
+
+def twice() -> Tree:
+    """Two children an expansion: the root, 1, 2 and 3 have grown; all their last steps ended."""
+    return drawn(
+        (0, "a", STEP, 0.9),
+        (0, "b", STEP, 0.8),
+        (1, "c", STEP, 0.7),
+        (1, "d", END, 0.7),
+        (2, "e", END, 0.9),
+        (2, "f", STEP, 0.1),
+        (3, "g", END, 0.9),
+        (3, "h", END, 0.9),
+    )
+
+
+def test_a_node_is_expanded_again_by_the_root_of_what_is_below() -> None:
+    """Four expansions at or below the root: it may grow a second time, 1 (two of them) may not.
+
+    A walk ends there before it goes down to 6.
+    """
+    policy = Mcts(64, 2, 1)
+    assert [node.id for node in policy.frontier(twice())] == [0, 6]
+    assert policy.plan(twice()) == Round({0: 2})
+    assert Mcts(64, 2, 2).plan(twice()) == Round({0: 2, 6: 2})
+
+
+def test_a_walk_never_goes_where_nothing_may_grow() -> None:
+    """1 is worth more than 2, but all below it has ended."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.1), (1, "c", END, 0.9), (1, "d", END, 0.9))
+    assert Mcts(64, 2, 4).plan(tree) == Round({2: 2})
+
+
+def test_when_nothing_may_grow_the_root_does() -> None:
+    """Everything has ended or died: new first steps, as many as an expansion has."""
+    tree = drawn((0, "a", END, 0.9), (0, "", Finish.EMPTY, None))
+    assert [node.id for node in Mcts(64, 2).frontier(tree)] == [0]
+    assert Mcts(64, 2).plan(tree) == Round({0: 2})
+
+
+def test_width_and_expansions_are_budgets() -> None:
+    """One trajectory is left to finish: one child. No expansion is left: nothing."""
+    assert Mcts(2, 3).plan(grown()) == Round({3: 1})
+    assert Mcts(1).plan(grown()) is None
+    assert Mcts(1).stopped(grown()) is None
+    spent = Mcts(64, expansions=2)
+    assert spent.plan(grown()) is None
+    assert spent.stopped(grown()) is StopReason.WIDTH_SPENT
+    assert Mcts(64, expansions=3).plan(grown()) == Round({3: 3})
