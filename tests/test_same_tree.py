@@ -148,3 +148,48 @@ def test_another_seed_is_another_tree(reference: list[str]) -> None:
             await engine.close()
 
     assert asyncio.run(other()) != reference[0]
+
+
+GOING_BACK = tuple(
+    SearchSpec(
+        policy=policy,
+        width=60,
+        seed=6,
+        expansions=32,
+        enough_answers=60,
+        max_step_tokens=32,
+        trajectory_tokens=160,
+    )
+    for policy in ("best_first", "mcts")
+)
+
+SMALL_POOL = 300
+"""Tokens: one path and its next step fit, all that may be returned to does not."""
+
+
+async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, dict[str, int]]:
+    """One plan of blocksworld, and what the engine counted by the time it had let go of it."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        question = TASKS["blocksworld"].questions("dev", 1, seed=3)[0]
+        outcome = await grow(engine, question, spec, "back")
+        usage = await engine.usage()
+        assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
+        return outcome, engine.counters
+    finally:
+        await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", GOING_BACK, ids=lambda spec: spec.policy)
+async def test_going_back_to_what_was_dropped_is_the_same_tree(spec: SearchSpec) -> None:
+    """A pool that cannot hold all open paths: old ones are dropped, and prefilled on return."""
+    roomy, kept = await grown_in(OFF, spec)
+    small = replace(OFF, kv_tokens=SMALL_POOL, prm_kv_tokens=SMALL_POOL, batch_limit=8)
+    tight, dropped = await grown_in(small, spec)
+    assert tight.digest == roomy.digest
+    assert (kept["rehydrated_tokens"], kept["held_evicted_tokens"]) == (0, 0)
+    assert dropped["rehydrated_tokens"] > 0
+    assert dropped["held_evicted_tokens"] > 0
+    assert kept["wrong_books"] == dropped["wrong_books"] == 0
+    assert tight.stats.engine.kv_tokens_peak <= SMALL_POOL < roomy.stats.engine.kv_tokens_peak

@@ -1,0 +1,30 @@
+"""The searches that published tables were measured on, as specs."""
+
+from __future__ import annotations
+
+from search.spec import SearchSpec
+
+CONFIG_S = SearchSpec(
+    policy="best_first",
+    width=192,
+    branch=3,
+    expansions=64,
+    max_depth=6,
+    max_step_tokens=128,
+    temperature=0.7,
+    top_p=0.9,
+)
+"""ArborKV's budget sweep (section 5.1): B = 3, D = 6, 64 expansions, 128 tokens a node.
+
+The paper's controller has no width: it is what 64 expansions could finish at most.
+"""
+
+CONFIG_L = CONFIG_S.model_copy(
+    update={"width": 1024, "branch": 5, "expansions": 256, "max_depth": 8}
+)
+"""ArborKV's scaling test: B = 5, D = 8, 256 expansions; the width is the largest there is."""
+
+
+def with_policy(config: SearchSpec, policy: str, seed: int) -> SearchSpec:
+    """A configuration for ``best_first`` or ``mcts``. Raises ValidationError for unknown names."""
+    return SearchSpec.model_validate(config.model_dump() | {"policy": policy, "seed": seed})

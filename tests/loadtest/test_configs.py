@@ -1,0 +1,31 @@
+"""The papers' configurations, as they are printed."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from loadtest.configs import CONFIG_L, CONFIG_S, with_policy
+from search.spec import SearchSpec
+
+
+def shape(spec: SearchSpec) -> tuple[int, int, int, int]:
+    """B, D, expansions, tokens a node."""
+    return spec.branch, spec.max_depth, spec.expansions, spec.max_step_tokens
+
+
+def test_arborkvs_two_searches() -> None:
+    """Section 5.1: branching, depth, expansions, tokens a node; temperature 0.7, top-p 0.9."""
+    assert shape(CONFIG_S) == (3, 6, 64, 128)
+    assert shape(CONFIG_L) == (5, 8, 256, 128)
+    for config in (CONFIG_S, CONFIG_L):
+        assert SearchSpec.model_validate(config.model_dump()) == config
+        assert (config.policy, config.temperature, config.top_p) == ("best_first", 0.7, 0.9)
+
+
+def test_either_backtracking_policy_takes_them() -> None:
+    """The rest of a configuration stays; an unknown policy is refused by name."""
+    assert shape(with_policy(CONFIG_S, "mcts", 3)) == shape(CONFIG_S)
+    assert with_policy(CONFIG_S, "mcts", 3).policy == "mcts"
+    with pytest.raises(ValidationError, match="policy"):
+        with_policy(CONFIG_S, "mtcs", 3)
