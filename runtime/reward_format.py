@@ -1,84 +1,190 @@
-"""How a reward model is asked about a step, and how its logits become a reward: as data."""
+"""How a reward model is asked about a step, and how what it says becomes a reward: as data."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
 
-from runtime.text import Text
-from search.engine import RewardMissing
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-if TYPE_CHECKING:
-    import torch
+Reads = Literal["softmax", "mean", "value", "classes", "logprob", "judge"]
+Spells = Literal["policy", "once", "dialogue"]
 
-_LARGEST_EXPONENT = 700.0
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "softmax": ("good", "bad"),
+    "value": ("head",),
+    "classes": ("head",),
+    "judge": ("template", "pattern"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class RewardFormat:
-    """``tag`` stands after every step and stays in the path; at the tag the logits are read.
+class RewardFormat(BaseModel):
+    """What a reward model reads of a trajectory, and what is read of it.
 
-    ``reads`` says how they become [0, 1]: ``softmax`` is P(``good``) against ``bad``; ``logprob``
-    reads no reward model: exp of the policy's mean log-probability a token of the whole path.
+    **The path.** ``spells``: ``policy`` gives it the policy's own ids, prompt included, and only if
+    its tokenizer is another one the path is spelt as for ``once``: the question in ``opening`` (or
+    in the chat template, after the system message ``system``), then each step's text, stripped,
+    after ``first`` or ``later``. ``dialogue``: each step is a user's turn of the chat template, the
+    first one after ``opening``; every earlier turn was answered by ``good``. ``{bos}`` and
+    ``{question}`` in ``opening`` stand for the begin token and the user's words. Every piece is
+    tokenised alone, once; ``tag`` follows each step as one token and stays in the path.
+
+    **The reading**, always at the last token of the path. ``reads``: ``softmax`` is P(``good``)
+    against ``bad``; ``mean`` the sigmoid of the mean of the whole vocabulary's logits; ``value``
+    the sigmoid of a scalar head on the final hidden state; ``classes`` the softmax of a head with
+    several outputs, of which number ``label`` is taken; ``head`` names the head's linear layers in
+    the checkpoint, first to last, a ReLU between two. ``logprob`` reads no reward model: exp of the
+    policy's mean log-probability a token. ``judge`` asks the policy for ``votes`` verdicts on
+    ``template``, each of up to ``verdict_tokens`` tokens; the first group of the last match of
+    ``pattern`` is the number N, and the reward the mean of (N - ``lowest``) / (``highest`` -
+    ``lowest``). A verdict without such a number within the range is left out; where none is left
+    the reward is ``unparsed``.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
     name: str
-    reads: Literal["softmax", "logprob"]
+    reads: Reads
+    spells: Spells = "policy"
+    opening: str = "{bos}{question}\n"
+    system: str | None = None
+    first: str = ""
+    later: str = ""
     tag: str = ""
     good: str = ""
     bad: str = ""
+    head: tuple[str, ...] = ()
+    label: int = Field(default=1, ge=0)
+    template: str = ""
+    pattern: str = ""
+    votes: int = Field(default=3, ge=1, le=64)
+    temperature: float = Field(default=1.0, ge=0.0, le=5.0)
+    verdict_tokens: int = Field(default=128, ge=1, le=8192)
+    lowest: int = 1
+    highest: int = 10
+    unparsed: float = Field(default=0.0, ge=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> RewardFormat:
+        for part in _NEEDED.get(self.reads, ()):
+            if not getattr(self, part):
+                raise ValueError(f"{part}: empty; reads {self.reads!r} needs it")
+        if self.spells == "dialogue" and not self.good:
+            raise ValueError("good: empty; spells 'dialogue' answers every step with it")
+        if self.reads == "judge":
+            self._judges()
+        return self
+
+    def _judges(self) -> None:
+        for part in ("{question}", "{steps}"):
+            if part not in self.template:
+                raise ValueError(f"template: without {part}")
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"pattern: {self.pattern!r}; {error}") from None
+        if not groups:
+            raise ValueError(f"pattern: {self.pattern!r}; a group for the number is needed")
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest: {self.lowest}; less than highest, {self.highest}, is needed")
 
     @property
     def needs_model(self) -> bool:
         """Whether a reward model is read at all."""
-        return self.reads != "logprob"
+        return self.reads not in ("logprob", "judge")
 
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the final hidden state is read instead of logits."""
+        return self.reads in ("value", "classes")
+
+
+_JUDGE_TEMPLATE = (
+    "Judge these steps.\n\n{question}\n\n{steps}\n\n"
+    "How surely do they lead to a correct answer, from 1 to 10?"
+)
+_QWEN_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 
 REWARD_FORMATS: Mapping[str, RewardFormat] = {
-    "math-shepherd": RewardFormat("math-shepherd", "softmax", tag="ки", good="+", bad="-"),
-    "none": RewardFormat("none", "logprob"),
+    form.name: form
+    for form in (
+        RewardFormat(
+            name="math-shepherd",
+            reads="softmax",
+            opening="{bos}{question}",
+            first=" ",
+            later="\n",
+            tag="ки",
+            good="+",
+            bad="-",
+        ),
+        RewardFormat(name="llemma", reads="mean", later="\n", tag="ки"),
+        RewardFormat(
+            name="rlhflow",
+            reads="softmax",
+            spells="dialogue",
+            opening="{question} ",
+            good="+",
+            bad="-",
+        ),
+        RewardFormat(
+            name="skywork", reads="value", spells="once", tag="\n", head=("v_head.summary",)
+        ),
+        RewardFormat(
+            name="qwen2.5-math-prm",
+            reads="classes",
+            spells="once",
+            system=_QWEN_SYSTEM,
+            tag="<extra_0>",
+            head=("score.0", "score.2"),
+        ),
+        RewardFormat(name="logit", reads="softmax", later="\n\n", good="+", bad="-"),
+        RewardFormat(
+            name="generative",
+            reads="judge",
+            template=_JUDGE_TEMPLATE,
+            pattern=r"[Tt]he number is:?\s*(\d+)",
+        ),
+        RewardFormat(name="none", reads="logprob"),
+    )
 }
 
 
 def reward_format(name: str) -> RewardFormat:
-    """The format of that name; ValueError names what there is."""
-    try:
+    """The format of that name, or the one a ``.json`` file describes.
+
+    The file holds fields of ``RewardFormat``, over those of the format that ``extends`` names if it
+    is there; ``name`` defaults to the file's. Raises ValueError naming what is wrong.
+    """
+    if name in REWARD_FORMATS:
         return REWARD_FORMATS[name]
-    except KeyError:
-        allowed = ", ".join(REWARD_FORMATS)
-        raise ValueError(f"reward_format: {name!r}; one of {allowed} is needed") from None
+    if name.endswith(".json"):
+        return _from_file(Path(name))
+    raise ValueError(f"reward_format: {name!r}; one of {_known()} or a .json file is needed")
 
 
-@dataclass(frozen=True, slots=True)
-class TagReader:
-    """A reward format in a reward model's own token ids."""
+def _from_file(path: Path) -> RewardFormat:
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"reward_format: '{path}' cannot be read: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"reward_format: '{path}' holds no object")
+    base = given.pop("extends", None)
+    if base is not None and base not in REWARD_FORMATS:
+        raise ValueError(f"reward_format: '{path}': extends {base!r}; {_known()} are known")
+    inherited = {} if base is None else REWARD_FORMATS[base].model_dump(mode="json")
+    try:
+        return RewardFormat.model_validate_json(json.dumps(inherited | {"name": path.stem} | given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "format"
+        said = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"reward_format: '{path}': {where}: {said}") from None
 
-    tag: int
-    good: int
-    bad: int
 
-    @classmethod
-    def of(cls, form: RewardFormat, text: Text) -> TagReader:
-        """Raises RewardMissing if the tag or a verdict is not one token of the model."""
-        ids = {}
-        for part in ("tag", "good", "bad"):
-            wanted = getattr(form, part)
-            found = text.token(wanted)
-            if found is None:
-                raise RewardMissing(
-                    f"reward_format {form.name!r}: {part} {wanted!r} is not one token of "
-                    f"{text.checkpoint}"
-                )
-            ids[part] = found
-        return cls(**ids)
-
-    def path(self, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """What the reward model reads: the prompt, and each step with the tag after it."""
-        return (*prompt, *(token for step in steps for token in (*step, self.tag)))
-
-    def reward(self, logits: torch.Tensor) -> float:
-        """P(good) against bad, in float64, from the logits (vocab,) at the last tag."""
-        behind = float(logits[self.bad]) - float(logits[self.good])
-        return 1.0 / (1.0 + math.exp(min(behind, _LARGEST_EXPONENT)))
+def _known() -> str:
+    return ", ".join(REWARD_FORMATS)

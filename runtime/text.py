@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _CHARACTER_BYTES = 4
+_ANCHOR = "\n"
+_DATE = "26 Jul 2024"
 
 
 class Text:
@@ -49,13 +51,27 @@ class Text:
         """Token ids are below this: the larger of the model's and the tokenizer's count."""
         return max(int(self._config.get("vocab_size", 0)), self._backend.get_vocab_size())
 
+    @property
+    def model_vocab(self) -> int:
+        """Ids that the model itself knows are below this."""
+        return int(self._config.get("vocab_size", self.vocab_size))
+
     @cached_property
     def eos(self) -> frozenset[int]:
         """The ids that end a reply, by the generation config, the config and the tokenizer."""
         generation = _read_json(self.checkpoint / "generation_config.json")
-        named = [self._config.get("eos_token_id"), generation.get("eos_token_id"), self._own_eos()]
+        named = [
+            self._config.get("eos_token_id"),
+            generation.get("eos_token_id"),
+            self._own("eos_token"),
+        ]
         lists = (ids if isinstance(ids, list) else [ids] for ids in named)
         return frozenset(i for ids in lists for i in ids if isinstance(i, int))
+
+    @cached_property
+    def bos(self) -> int | None:
+        """The id of the token that begins a text; None if the tokenizer names none."""
+        return self._own("bos_token")
 
     @cached_property
     def special(self) -> frozenset[int]:
@@ -77,6 +93,29 @@ class Text:
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` alone, nothing added."""
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_after(self, text: str) -> list[int]:
+        """The ids of ``text`` as it stands amid a text: no space is put before its first word."""
+        if not self._strips_first_space:
+            return self.encode(text)
+        anchored, anchor = self.encode(_ANCHOR + text), len(self.encode(_ANCHOR))
+        return anchored[anchor:]
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation by the checkpoint's chat template, up to where the assistant goes on.
+
+        Templates that state today's date are told a fixed one: it would change ids overnight.
+        Raises ValueError where there is no template.
+        """
+        if self.tokenizer.chat_template is None:
+            raise ValueError(f"{self.checkpoint}: has no chat template; one is needed")
+        rendered = self.tokenizer.apply_chat_template(
+            [dict(m) for m in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            date_string=_DATE,
+        )
+        return cast("str", rendered)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation, ready for the assistant's reply.
@@ -119,9 +158,9 @@ class Text:
             tail = self._bytes((token,)) + tail
         return tail
 
-    def _own_eos(self) -> int | None:
-        """The end token that the tokenizer's settings name."""
-        named = _read_json(self.checkpoint / "tokenizer_config.json").get("eos_token")
+    def _own(self, token: str) -> int | None:
+        """The id of a token that the tokenizer's settings name."""
+        named = _read_json(self.checkpoint / "tokenizer_config.json").get(token)
         name = named.get("content") if isinstance(named, dict) else named
         return None if name is None else self._backend.token_to_id(name)
 

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from runtime.embedded.config import middle_layer
 from runtime.embedded.sampler import draw
-from runtime.reward_format import TagReader, reward_format
+from runtime.judge import Judge
+from runtime.reward_format import reward_format
+from runtime.reward_reader import Reader
 from runtime.text import Text
 from search.engine import (
     Branch,
@@ -76,8 +78,10 @@ class Twin:
         self._policy = _load(options.policy)
         self._prm: PreTrainedModel | None = None
         if options.prm is not None and self._form.needs_model:
-            self._reader = TagReader.of(self._form, Text(options.prm))
-            self._prm = _load(options.prm)
+            self._reader = Reader.of(self._form, Text(options.prm), self._text)
+            self._prm = _load(options.prm, head=not self._form.reads_hidden)
+        self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
+        scoring = self._judge if self._judge is not None else self._prm and self._reader
         self._turn = asyncio.Lock()
         self._costs: dict[str, TreeCost] = {}
         self._past = TreeCost()
@@ -91,6 +95,7 @@ class Twin:
             embeds="hidden",
             context_tokens=self._text.context,
             fingerprint=f"twin-{options.version}-{torch.__version__}-{options.threads}",
+            score_tokens=scoring.overhead() if scoring else (0, 0),
         )
 
     @property
@@ -123,15 +128,13 @@ class Twin:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, each read from the start."""
-        del question  # the formats so far read token ids
         rewards = []
         with self._under_way(tree) as call:
             for trajectory in trajectories:
                 async with self._turn:
                     call.must_go_on()
-                    rewards.append(
-                        await asyncio.to_thread(self._reward, tree, prompt, trajectory.steps)
-                    )
+                    asked = call, prompt, question, trajectory
+                    rewards.append(await asyncio.to_thread(self._reward, *asked))
         return rewards
 
     async def embed(
@@ -238,16 +241,39 @@ class Twin:
             return Finish.STEP
         return Finish.LENGTH if len(drawn) == branch.limit else None
 
-    def _reward(self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> float:
+    def _reward(
+        self, call: _Call, prompt: Sequence[int], question: str, trajectory: Trajectory
+    ) -> float:
+        if self._judge is not None:
+            return self._judgement(self._judge, call, question, trajectory)
         if not self._form.needs_model:
-            return self._likelihood(tree, prompt, steps)
+            return self._likelihood(call.tree, prompt, trajectory.steps)
         if self._prm is None:
             raise RewardMissing(f"reward_format {self._form.name!r}: no reward model is loaded")
-        path = self._reader.path(prompt, steps)
+        path = self._reader.path(prompt, question, trajectory, {})
         with torch.inference_mode():
-            logits = self._prm(torch.tensor([path])).logits[0, -1]
-        self._charge(tree, prm_tokens=len(path), model_calls=1)
-        return self._reader.reward(logits)
+            out = self._prm(torch.tensor([path]))
+        self._charge(call.tree, prm_tokens=len(path), model_calls=1)
+        rows = out.last_hidden_state if self._form.reads_hidden else out.logits
+        return self._reader.reward(rows[0, -1])
+
+    def _judgement(self, judge: Judge, call: _Call, question: str, trajectory: Trajectory) -> float:
+        prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
+        apart = _Call(call.tree + "\0judged")
+        verdicts = []
+        for vote, seed in enumerate(judge.seeds(trajectory)):
+            call.must_go_on()
+            branch = Branch(trajectory.node, vote, prompt, seed, limit, -1)
+            verdicts.append(self._step(apart, branch, judge.sampling).text)
+        spent = self._costs.pop(apart.tree)
+        reward, unparsed = judge.judge(verdicts)
+        self._charge(
+            call.tree,
+            prm_tokens=spent.decoded_tokens + spent.prefilled_tokens,
+            model_calls=spent.model_calls,
+            unparsed_verdicts=unparsed,
+        )
+        return reward
 
     def _likelihood(
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
@@ -276,12 +302,12 @@ class Twin:
         self._costs[tree] = _add(self._costs.get(tree, TreeCost()), TreeCost(**cost))
 
 
-def _load(checkpoint: str | Path) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM  # takes seconds: only who needs it waits
+def _load(checkpoint: str | Path, *, head: bool = True) -> PreTrainedModel:
+    # takes seconds: only who needs it waits
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        str(checkpoint), dtype=torch.float32, local_files_only=True
-    ).eval()
+    kind = AutoModelForCausalLM if head else AutoModel
+    return kind.from_pretrained(str(checkpoint), dtype=torch.float32, local_files_only=True).eval()
 
 
 def _draw(
@@ -306,5 +332,6 @@ def _add(left: TreeCost, right: TreeCost) -> TreeCost:
         prefilled_tokens=left.prefilled_tokens + right.prefilled_tokens,
         prm_tokens=left.prm_tokens + right.prm_tokens,
         model_calls=left.model_calls + right.model_calls,
+        unparsed_verdicts=left.unparsed_verdicts + right.unparsed_verdicts,
         kv_tokens_peak=max(left.kv_tokens_peak, right.kv_tokens_peak),
     )

@@ -59,11 +59,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A path to score: the steps' ids and texts from below the root to ``node``."""
+    """A path to score: the steps' ids and texts from below the root to ``node``.
+
+    ``seed``: 64-bit noise seed for reward formats that draw, such as an LLM judge's verdicts.
+    """
 
     node: int
     steps: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class TreeCost:
     """What a tree has cost the engine: tokens by kind, forward passes, peak tokens of KV held.
 
     ``flops`` counts multiply and add of every forward pass; ``kv_tokens_peak`` is the policy
-    model's.
+    model's. ``prm_tokens``: read by the reward model, or read and written by a judge, whose tokens
+    count nowhere else; ``unparsed_verdicts``: a judge's that held no number.
     """
 
     decoded_tokens: int = 0
@@ -90,6 +95,7 @@ class TreeCost:
     model_calls: int = 0
     flops: float = 0.0
     kv_tokens_peak: int = 0
+    unparsed_verdicts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ class Capabilities:
     """What an engine can do, said aloud.
 
     ``exact``: same seed, same tree, bit for bit. ``embeds``: what embeds steps (``hidden``,
-    ``lexical``, ``encoder`` or ``endpoint``); None if nothing does.
+    ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
+    a path takes of the context beside its own tokens, once and for every step.
     """
 
     engine: str
@@ -131,6 +138,7 @@ class Capabilities:
     embeds: str | None
     context_tokens: int
     fingerprint: str
+    score_tokens: tuple[int, int] = (0, 1)
 
 
 class EngineError(Exception):

@@ -190,7 +190,9 @@ class Growth:
     def _trajectory(self, draft: Draft) -> Trajectory:
         above = self.tree.chain(draft.branch.parent)
         tokens = (*(node.tokens for node in above), draft.step.tokens)
-        return Trajectory(draft.id, tokens, (*(node.text for node in above), draft.step.text))
+        texts = (*(node.text for node in above), draft.step.text)
+        path = (*self.tree[draft.branch.parent].path, draft.branch.child)
+        return Trajectory(draft.id, tokens, texts, node_seed(self._seed, "judge", path))
 
     def _needs_reward(self, draft: Draft) -> bool:
         if draft.finish in (Finish.EMPTY, Finish.LOOP):

@@ -15,6 +15,7 @@ from runtime.embedded.config import ModelConfig, middle_layer
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.profile import PROFILES
+from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
 from server.app import create_app, create_service
@@ -80,11 +81,18 @@ async def running(settings: Settings) -> AsyncIterator[Parts]:
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """The embedded engine's options."""
+    """The embedded engine's options; without a reward model that it needs, the format is ``none``.
+
+    Raises ValueError for a format that there is not.
+    """
+    needed = reward_format(settings.reward_format).needs_model
+    prm = settings.reward_model if needed else None
+    if needed and prm is None:
+        log.info("no reward model: rewards are the policy's mean log-probabilities")
     return EngineOptions(
         policy=str(settings.policy_model),
-        prm=str(settings.reward_model) if settings.reward_model else None,
-        reward_format=settings.reward_format if settings.reward_model else "none",
+        prm=str(prm) if prm else None,
+        reward_format=settings.reward_format if prm or not needed else "none",
         kv_tokens=settings.kv_tokens,
         prm_kv_tokens=settings.prm_kv_tokens,
         batch_limit=settings.batch_limit,
@@ -110,7 +118,7 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """What forward passes of the policy, of the reward model and for embedding cost."""
     policy = ModelConfig.from_checkpoint(settings.policy_model)
     prm, embedding = free, free
-    if settings.reward_model is not None:
+    if settings.reward_model is not None and reward_format(settings.reward_format).needs_model:
         prm = ModelConfig.from_checkpoint(settings.reward_model).flops
     if settings.embedder == "hidden":
         layer = settings.embedder_layer or middle_layer(policy.layers)

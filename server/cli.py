@@ -56,6 +56,9 @@ Engine = Annotated[EngineName | None, typer.Option(help="Engine to run on.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
 BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
 Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
+RewardFormat = Annotated[
+    str | None, typer.Option(help="How rewards are read: a name, or a .json file.")
+]
 Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
 Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
@@ -65,7 +68,6 @@ Model = Annotated[str | None, typer.Option(help="Policy model: a folder or Huggi
 RewardModel = Annotated[
     str | None, typer.Option(help="Reward model: a folder, a Hugging Face name, or none.")
 ]
-RewardFormat = Annotated[str | None, typer.Option(help="How the reward model is asked.")]
 Profile = Annotated[str | None, typer.Option(help="How the policy model writes, such as llama.")]
 
 
@@ -94,13 +96,15 @@ def serve(
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
+    reward_format: RewardFormat = None,
     trees: Trees = None,
 ) -> None:
     """Serve OpenAI's API and /v1/search."""
     from server.assemble import serve as run
     from server.tree_log import TreeLog
 
-    settings = _settings(engine, kv_tokens, batch_limit, exact, host=host, port=port)
+    own = {"host": host, "port": port, "reward_format": reward_format}
+    settings = _settings(engine, kv_tokens, batch_limit, exact, **own)
     with _tree_log(trees, TreeLog) as log:
         _run(run(settings, log))
 
@@ -115,6 +119,7 @@ def solve(
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
+    reward_format: RewardFormat = None,
     trees: Trees = None,
     url: Url = None,
     picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
@@ -125,7 +130,7 @@ def solve(
     from server.tree_log import TreeLog
 
     spec = _spec(policy, width, seed)
-    settings = _settings(engine, kv_tokens, batch_limit, exact)
+    settings = _settings(engine, kv_tokens, batch_limit, exact, reward_format=reward_format)
     console = Console(stderr=as_json)
     with _tree_log(trees, TreeLog) as log:
         document = _run(run(question, spec, settings, console, log, url, picture))
@@ -192,6 +197,7 @@ def replay(
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
+    reward_format: RewardFormat = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -203,7 +209,7 @@ def replay(
         records = read_records(response)
     except RecordError as error:
         _fail(str(error), WRONG_USE)
-    settings = _settings(engine, kv_tokens, batch_limit, exact)
+    settings = _settings(engine, kv_tokens, batch_limit, exact, reward_format=reward_format)
     console = Console(stderr=as_json)
     found = _run(replay_all(records, settings, console, url))
     if as_json:

@@ -16,6 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from runtime.reward_format import reward_format
 from search.tree_json import to_json
 from server.assemble import running
 from server.evaluate import Evaluation, Trial, evaluate
@@ -30,7 +31,8 @@ async def run_evaluation(
 ) -> list[dict[str, Any]]:
     """Run it on an engine started for it; print a table unless stdout is for JSON."""
     console = Console(stderr=True)
-    if wanted.share and settings.reward_model is None:
+    form = reward_format(settings.reward_format)
+    if wanted.share and (settings.reward_model is None or not form.needs_model):
         wanted = replace(wanted, share=False)
         console.print("drawing nothing once for several searches: rewards come with the draws")
     with Progress(

@@ -8,9 +8,6 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.vote import VOTE_SCORES, vote_name
 
-TAG_TOKENS = 1
-"""Tokens that a reward format adds to a step."""
-
 
 def policy_needs_rewards(spec: SearchSpec) -> bool:
     """Whether the policy itself compares rewards."""
@@ -23,9 +20,9 @@ def needs_rewards(spec: SearchSpec) -> bool:
 
 
 def context_for(spec: SearchSpec, engine: Capabilities) -> int:
-    """Most tokens of prompt and reply: the context, less the tags a reward model reads with them.
+    """Most tokens of prompt and reply: the context, less what a reward format reads with them.
 
     It follows from the spec and the model alone, and so does the tree.
     """
-    tags = spec.max_depth * TAG_TOKENS if needs_rewards(spec) else 0
-    return max(1, engine.context_tokens - tags)
+    once, each = engine.score_tokens if needs_rewards(spec) else (0, 0)
+    return max(1, engine.context_tokens - once - spec.max_depth * each)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
+from runtime.reward_format import reward_format
 
 PREFIX = "HEDGEROW_"
 BUNDLED = Path(models.__file__ or ".").parent / "sprig"
@@ -27,6 +28,12 @@ def _optional(value: Any) -> Any:
     return None if value in ("", "none") else value
 
 
+def _format(name: str) -> str:
+    reward_format(name)
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_format)]
 Checkpoint = Annotated[Path, AfterValidator(_folder)]
 OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
 
@@ -46,7 +53,7 @@ class Settings(BaseSettings):
     model: str = Field(default="sprig", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
     policy_model: Checkpoint = BUNDLED / "policy"
     reward_model: OptionalCheckpoint = BUNDLED / "prm"
-    reward_format: str = "math-shepherd"
+    reward_format: FormatName = Field(default="math-shepherd", description="or a .json file")
     profile: str = "sprig"
     kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")

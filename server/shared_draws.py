@@ -24,7 +24,6 @@ from search.engine import (
     TreeCost,
     Usage,
 )
-from server.room import TAG_TOKENS
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -50,12 +49,15 @@ def free(tokens: int, context_sum: int, logits: int | None = None) -> float:
 class Ledger:
     """What one tree would cost alone, on a cold cache that forgets nothing.
 
+    ``tag_tokens``: what the reward format adds to a step; a reward model with words of its own is
+    taken to need as many tokens for the rest as the policy.
     A forward pass (``model_calls``) draws one token of every branch of a round, or scores a round.
     """
 
     flops_of: Flops
     prm_flops_of: Flops
     embed_flops_of: Flops = free
+    tag_tokens: int = 1
     decoded: int = 0
     prefilled: int = 0
     prm_tokens: int = 0
@@ -88,7 +90,7 @@ class Ledger:
             at = len(prompt)
             self._read((), 0, at)
             for n, step in enumerate(trajectory.steps, 1):
-                size = len(step) + TAG_TOKENS
+                size = len(step) + self.tag_tokens
                 self._read(trajectory.steps[:n], at, size)
                 at += size
 
@@ -189,7 +191,7 @@ class SharedDraws:
     async def release(self, tree: str) -> TreeCost:
         """Let go of the tree; what it would have cost alone."""
         await self._engine.release(tree)
-        return self._ledgers.pop(tree, Ledger(*self._flops)).cost()
+        return self._ledgers.pop(tree, self._new_ledger()).cost()
 
     async def abort(self, tree: str) -> None:
         """Passed on."""
@@ -208,7 +210,10 @@ class SharedDraws:
         """Nothing: the engine belongs to somebody else."""
 
     def _ledger(self, tree: str) -> Ledger:
-        return self._ledgers.setdefault(tree, Ledger(*self._flops))
+        return self._ledgers.setdefault(tree, self._new_ledger())
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(*self._flops, tag_tokens=self.capabilities.score_tokens[1])
 
 
 async def _once(

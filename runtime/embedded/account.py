@@ -56,6 +56,11 @@ class Account:
         self.passes += other.passes
         self.flops += other.flops
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model: prefilled and decoded."""
+        return self.prefilled_tokens + self.decoded_tokens
+
     def alive(self) -> Iterator[np.ndarray]:
         """The paths of the prompt and of every step that may be visited again."""
         if self.prompt is not None:

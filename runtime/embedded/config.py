@@ -13,7 +13,12 @@ _ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "MistralForCausalLM": "mistral",
+    "LlamaForTokenClassification": "llama",
+    "Qwen2ForTokenClassification": "qwen2",
+    "Qwen2ForProcessRewardModel": "qwen2",
+    "Qwen2ForPrmModel": "qwen2",
 }
+"""Models by the name of their class; those with a head of their own are reward models."""
 
 
 class UnsupportedModel(ValueError):

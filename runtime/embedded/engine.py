@@ -91,7 +91,8 @@ class EmbeddedEngine:
 
         ``rehydrated_tokens``: computed again after an eviction; ``held_evicted_tokens``: of the
         evicted ones, those of searches in flight; ``retractions``: branches that gave way;
-        ``prm_evicted_tokens``; ``wrong_books``: failed checks.
+        ``prm_evicted_tokens``; ``verdicts`` of a judge, and ``unparsed_verdicts`` among them that
+        held no number; ``wrong_books``: failed checks.
         """
         return dict(self._report.counters) if self._report else {}
 
@@ -107,8 +108,8 @@ class EmbeddedEngine:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, unrounded."""
-        del question  # the formats so far read token ids
-        return await self._ask(lambda call: Score(call, tree, prompt, tuple(trajectories)))
+        paths = tuple(trajectories)
+        return await self._ask(lambda call: Score(call, tree, prompt, question, paths))
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]

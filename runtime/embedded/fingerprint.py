@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from runtime.embedded.options import EngineOptions
+from runtime.reward_format import reward_format
 
 _READ_BYTES = 2**20
 
@@ -18,7 +19,7 @@ def fingerprint(options: EngineOptions) -> str:
     Hedgerow's version."""
     names = [
         options.version,
-        options.reward_format,
+        repr(reward_format(options.reward_format)),
         _embedder(options),
         "exact" if options.exact else "plain",
         str(options.cores),

@@ -27,9 +27,12 @@ __all__ = ["Forward", "Span"]
 class Forward:
     """A model's weights and its pass. Not thread-safe: one call at a time."""
 
-    def __init__(self, checkpoint: str | Path, *, exact: bool = True, threads: int) -> None:
+    def __init__(
+        self, checkpoint: str | Path, *, exact: bool = True, threads: int, head: bool = True
+    ) -> None:
         """Load ``checkpoint`` in float32 and fix the tiles.
 
+        ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
         ``threads``: torch's threads, set for the whole process. ``exact`` False: one matrix product
         over all rows; results then depend on the batch by some 1e-7.
         """
@@ -40,7 +43,7 @@ class Forward:
         self.exact = exact
         self._threads = threads
         with torch.inference_mode():
-            self._weights = Weights.load(checkpoint, self.config)
+            self._weights = Weights.load(checkpoint, self.config, head=head)
             tiles = check_tiles(self._weights, self.config, threads) if exact else plain_tiles()
             self._rotation = Rotation(self.config)
         self.tiles: Tiles = tiles
@@ -54,8 +57,8 @@ class Forward:
     def run(self, spans: Sequence[Span], store: KVStore) -> Tensor:
         """Compute new positions, write their KV, return logits.
 
-        Returns float32 (rows asked, vocab) in span order. Raises ValueError for a span whose
-        lengths do not fit together or that exceeds the context.
+        Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
+        Raises ValueError for a span whose lengths do not fit together or that exceeds the context.
         """
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
@@ -167,13 +170,15 @@ class Forward:
         return product(gated, layer.down, out, pieces)
 
     def _logits(self, stream: Tensor, asked: Tensor) -> Tensor:
-        """Final norm and head of the rows ``asked``: (asked, vocab), a tensor of its own."""
+        """Final norm, and head if there is one, of the rows ``asked``: a tensor of its own."""
         pieces = cut(len(asked), self.tiles.rows) if len(asked) else [(0, 0)]
         rows = pieces[-1][1]
         wanted = torch.zeros(rows, dtype=torch.int64)
         wanted[: len(asked)] = asked
         last = stream.index_select(0, wanted)
         normal = normalise(last, self.config.norm_eps, torch.empty_like(last))
+        if self._weights.head is None:
+            return normal.mul_(self._weights.last_norm)[: len(asked)]
         logits = torch.empty(rows, self.config.vocab)
         return product(normal, self._weights.head, logits, pieces)[: len(asked)]
 

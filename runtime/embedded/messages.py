@@ -35,6 +35,7 @@ class Score:
     call: int
     tree: str
     prompt: tuple[int, ...]
+    question: str
     trajectories: tuple[Trajectory, ...]
 
 

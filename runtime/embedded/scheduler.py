@@ -108,9 +108,18 @@ class Scheduler:
         return len(self._waiting)
 
     def expand(
-        self, call_id: int, tree: str, branches: Sequence[Branch], sampling: Sampling
+        self,
+        call_id: int,
+        tree: str,
+        branches: Sequence[Branch],
+        sampling: Sampling,
+        *,
+        fresh: bool = False,
     ) -> None:
-        """Take on a round. Raises EngineError if a branch can never run."""
+        """Take on a round. Raises EngineError if a branch can never run.
+
+        ``fresh``: its prefixes do not follow from what was drawn here before.
+        """
         _must_be_sane(sampling)
         for branch in branches:
             self._must_fit(branch, sampling)
@@ -129,7 +138,7 @@ class Scheduler:
         for index, branch in enumerate(branches):
             prefix = prefixes.get(branch.tokens)
             if prefix is None:
-                prefix = self._prefix(account, branch)
+                prefix = self._prefix(account, branch, fresh)
                 prefixes[branch.tokens] = prefix
             order = (account.number, call.number, index)
             insort(self._waiting, Run(call, index, branch, prefix, order), key=_order)
@@ -229,9 +238,9 @@ class Scheduler:
             self._stops[sampling.stop] = Stops(self._pieces, sampling.stop)
         return self._stops[sampling.stop]
 
-    def _prefix(self, account: Account, branch: Branch) -> Prefix:
+    def _prefix(self, account: Account, branch: Branch, fresh: bool) -> Prefix:
         tokens = np.asarray(branch.tokens, dtype=np.int64)
-        known = account.prompt is not None
+        known = account.prompt is not None and not fresh
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
         account.name(branch.parent, tokens)

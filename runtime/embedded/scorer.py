@@ -15,7 +15,8 @@ from runtime.embedded.account import Account
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.cache import Cache
 from runtime.embedded.lane import Lane, Order
-from runtime.reward_format import TagReader
+from runtime.reward_path import Spelt
+from runtime.reward_reader import Reader
 from search.engine import Hint, PrefixTooLong, Trajectory
 
 PREFILL_ROWS = 256
@@ -54,7 +55,7 @@ class Scorer:
     def __init__(
         self,
         forward: Forwards,
-        reader: TagReader,
+        reader: Reader,
         *,
         context: int,
         vocab: int,
@@ -79,6 +80,7 @@ class Scorer:
         self._calls: dict[int, Call] = {}
         self._finished: list[Call] = []
         self._rewards: dict[str, dict[bytes, float]] = {}
+        self._spelt: dict[str, Spelt] = {}
         self._arrivals = 0
 
     @property
@@ -87,16 +89,24 @@ class Scorer:
         return bool(self._calls or self._finished)
 
     def score(
-        self, call_id: int, tree: str, prompt: Sequence[int], trajectories: Sequence[Trajectory]
+        self,
+        call_id: int,
+        tree: str,
+        prompt: Sequence[int],
+        question: str,
+        trajectories: Sequence[Trajectory],
     ) -> None:
         """Take on trajectories. Raises EngineError if one can never be read."""
+        spelt: Spelt = self._spelt.get(tree, {})
         paths = [
-            np.asarray(self._reader.path(prompt, t.steps), dtype=np.int64) for t in trajectories
+            np.asarray(self._reader.path(prompt, question, t, spelt), dtype=np.int64)
+            for t in trajectories
         ]
         for path in paths:
             must_be_ids("steps", path, self._vocab)
             self._must_fit(path)
-        account = self._account(tree, np.asarray(prompt, dtype=np.int64))
+        account = self._account(tree, self._reader.opening(prompt, question, spelt))
+        self._spelt[tree] = spelt
         known = self._rewards[tree]
         call = Call(call_id, tree, [path.tobytes() for path in paths])
         self._arrivals += 1
@@ -143,6 +153,7 @@ class Scorer:
         """Let go of a search that reads nothing; what it cost, None if it was never here."""
         account = self.accounts.pop(tree, None)
         self._rewards.pop(tree, None)
+        self._spelt.pop(tree, None)
         if account is not None:
             self.past.charge(account)
             self.cache.release(tree, account.prompt)
@@ -163,12 +174,13 @@ class Scorer:
                     f"of {room}"
                 )
 
-    def _account(self, tree: str, prompt: np.ndarray) -> Account:
+    def _account(self, tree: str, opening: Sequence[int]) -> Account:
         if tree not in self.accounts:
             self._arrivals += 1
             self.accounts[tree] = Account(self._arrivals)
             self._rewards[tree] = {}
-        self.accounts[tree].prompt = prompt
+        if opening:
+            self.accounts[tree].prompt = np.asarray(opening, dtype=np.int64)
         return self.accounts[tree]
 
     def _admit(self) -> None:

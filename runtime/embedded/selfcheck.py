@@ -98,7 +98,8 @@ def _row_products(
     first = weights.layers[0]
     seed = torch.Generator().manual_seed(0)
     rows = max(ROW_TILES)
-    for weight in (first.qkv, first.output, first.gate_up, first.down, weights.head):
+    head = () if weights.head is None else (weights.head,)
+    for weight in (first.qkv, first.output, first.gate_up, first.down, *head):
         x = torch.randn(rows, weight.shape[0], generator=seed)
         repeats = []
         for count in threads:

@@ -38,22 +38,27 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The whole model: ``embedding`` (vocab, hidden), ``head`` (hidden, vocab)."""
+    """The whole model: ``embedding`` (vocab, hidden), ``head`` (hidden, vocab) or None if it is not
+    wanted, ``last_norm`` (hidden,), which is folded into the head."""
 
     embedding: Tensor
     layers: tuple[Layer, ...]
-    head: Tensor
+    head: Tensor | None
+    last_norm: Tensor
 
     @classmethod
-    def load(cls, checkpoint: str | Path, config: ModelConfig) -> Weights:
+    def load(cls, checkpoint: str | Path, config: ModelConfig, *, head: bool = True) -> Weights:
         """Read ``*.safetensors``. Raises UnsupportedModel where a file or a tensor is missing."""
-        read = _reader(Path(checkpoint))
-        embedding = read("model.embed_tokens.weight")
-        head = embedding if config.tied else read("lm_head.weight")
+        read = tensor_reader(Path(checkpoint))
+        embedding, last_norm = read("model.embed_tokens.weight"), read("model.norm.weight")
+        unembedding = None
+        if head:
+            unembedding = embedding if config.tied else read("lm_head.weight")
         return cls(
             embedding=embedding,
             layers=tuple(_layer(read, config, i) for i in range(config.layers)),
-            head=_transposed(head, read("model.norm.weight")),
+            head=None if unembedding is None else _transposed(unembedding, last_norm),
+            last_norm=last_norm,
         )
 
 
@@ -85,8 +90,11 @@ def _transposed(weight: Tensor, scale: Tensor | None = None) -> Tensor:
     return scaled.t().contiguous()
 
 
-def _reader(checkpoint: Path) -> Callable[[str], Tensor]:
-    """A function from a tensor's name to the tensor in float32."""
+def tensor_reader(checkpoint: Path) -> Callable[[str], Tensor]:
+    """A function from a tensor's name to the tensor in float32, of a folder of safetensors.
+
+    Both raise UnsupportedModel for what is not there.
+    """
     index = checkpoint / "model.safetensors.index.json"
     if index.is_file():
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

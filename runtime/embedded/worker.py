@@ -12,6 +12,7 @@ import math
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -41,9 +42,9 @@ from runtime.embedded.messages import (
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import draw
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.scorer import Scorer
+from runtime.embedded.scorers import load_judge, load_scorer
 from runtime.embedders.lexical import embed_texts
-from runtime.reward_format import TagReader, reward_format
+from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Capabilities, EngineError, RewardMissing, TreeCost, Usage
 
@@ -76,7 +77,10 @@ class Worker:
         self._format = reward_format(options.reward_format)
         forward = Forward(options.policy, exact=options.exact, threads=options.cores)
         self._scheduler = _scheduler(options, forward)
-        self._scorer = _scorer(options)
+        scorer, judge = load_scorer(options), load_judge(options, self._scheduler)
+        self._scorer = scorer[0] if scorer else None
+        self._judge = judge[0] if judge else None
+        scoring = scorer or judge
         self._embedder = self._steps_embedder(forward)
         self._reported = 0.0
         self._wrong_books = 0
@@ -86,10 +90,11 @@ class Worker:
             engine="embedded",
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=options.exact and options.embedder != "endpoint",
-            scores=self._scorer is not None or not self._format.needs_model,
+            scores=scoring is not None or not self._format.needs_model,
             embeds=options.embedder,
             context_tokens=min(Text(path).context for path in models.values() if path is not None),
             fingerprint=fingerprint(options),
+            score_tokens=scoring[1] if scoring else (0, 0),
         )
 
     def serve(self) -> None:
@@ -98,7 +103,8 @@ class Worker:
         while self._listen():
             if self._scheduler.busy:
                 for drawn in self._scheduler.step():
-                    self._answer(drawn.call, drawn.steps)
+                    ruled = self._judge.rule(drawn) if self._judge else None
+                    self._answer(drawn.call, ruled.rewards if ruled else drawn.steps)
             if self._scorer is not None and self._scorer.busy:
                 for scored in self._scorer.step():
                     self._answer(scored.call, scored.rewards)
@@ -130,8 +136,9 @@ class Worker:
         self._unchecked = True
         if isinstance(message, Hinted):
             self._scheduler.hint(message.tree, message.hint)
-            if self._scorer is not None:
-                self._scorer.hint(message.tree, message.hint)
+            for scoring in (self._scorer, self._judge):
+                if scoring is not None:
+                    scoring.hint(message.tree, message.hint)
             return
         assert not isinstance(message, Stop), "stop is handled where messages are read"
         try:
@@ -161,14 +168,16 @@ class Worker:
         for trajectory in message.trajectories:
             if not trajectory.steps or not all(trajectory.steps):
                 raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
-        if not self._format.needs_model:
+        if self._judge is not None:
+            self._judge.score(message.call, tree, message.question, message.trajectories)
+        elif not self._format.needs_model:
             self._answer(
                 message.call, [self._likelihood(message, t.steps) for t in message.trajectories]
             )
         elif self._scorer is None:
             raise RewardMissing(f"reward_format {self._format.name!r}: no reward model is loaded")
         else:
-            self._scorer.score(message.call, tree, prompt, message.trajectories)
+            self._scorer.score(message.call, tree, prompt, message.question, message.trajectories)
 
     def _likelihood(self, message: Score, steps: tuple[tuple[int, ...], ...]) -> float:
         try:
@@ -182,17 +191,21 @@ class Worker:
     def _stop(self, tree: str) -> TreeCost:
         """End everything of a tree; what it cost."""
         stopped = self._scheduler.abort(tree) + self._embedder.abort(tree)
-        prm = None
+        prm, judged, unparsed = None, None, 0
         if self._scorer is not None:
             stopped += self._scorer.abort(tree)
             prm = self._scorer.release(tree)
+        if self._judge is not None:
+            stopped += self._judge.abort(tree)
+            judged, unparsed = self._judge.release(tree)
         policy = self._scheduler.release(tree)
         if self._options.strict:
             self._check_books()
         for call in stopped:
             error = EngineError(f"tree {tree!r} was aborted")
             self._send(Failed(call, error, self._report()))
-        return _cost(policy or Account(0), prm or Account(0))
+        cost = _cost(policy or Account(0), prm or Account(0), judged or Account(0))
+        return replace(cost, unparsed_verdicts=unparsed)
 
     def _steps_embedder(self, forward: Forward) -> Embedder:
         """What ``options.embedder`` names; for ``endpoint``, which is asked elsewhere, letters."""
@@ -231,6 +244,7 @@ class Worker:
     def _report(self) -> Report:
         scheduler, scorer = self._scheduler, self._scorer
         policy, prm = scheduler.totals(), scorer.totals() if scorer else Account(0)
+        judged = self._judge.totals() if self._judge else Account(0)
         cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
         usage = Usage(
             kv_tokens_active=cache.active_tokens,
@@ -242,10 +256,10 @@ class Worker:
             prm_kv_tokens_capacity=prm_cache.capacity if prm_cache else 0,
             running=scheduler.running,
             waiting=scheduler.waiting,
-            decoded_tokens_total=policy.decoded_tokens,
-            prefilled_tokens_total=policy.prefilled_tokens,
-            cached_tokens_total=policy.cached_tokens,
-            prm_tokens_total=prm.prefilled_tokens,
+            decoded_tokens_total=policy.decoded_tokens - judged.decoded_tokens,
+            prefilled_tokens_total=policy.prefilled_tokens - judged.prefilled_tokens,
+            cached_tokens_total=policy.cached_tokens - judged.cached_tokens,
+            prm_tokens_total=prm.prefilled_tokens + judged.computed_tokens,
             evicted_tokens_total=cache.evicted_tokens,
         )
         counters = {
@@ -253,6 +267,8 @@ class Worker:
             "held_evicted_tokens": cache.radix.held_evicted,
             "retractions": scheduler.retractions,
             "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
+            "verdicts": self._judge.verdicts if self._judge else 0,
+            "unparsed_verdicts": self._judge.unparsed_verdicts if self._judge else 0,
             "wrong_books": self._wrong_books,
         }
         return Report(usage, counters)
@@ -285,36 +301,13 @@ def _scheduler(options: EngineOptions, forward: Forward) -> Scheduler:
     )
 
 
-def _scorer(options: EngineOptions) -> Scorer | None:
-    """The reward model, if the format reads one and there is one."""
-    form = reward_format(options.reward_format)
-    if options.prm is None or not form.needs_model:
-        return None
-    text = Text(options.prm)
-    if text.pieces != Text(options.policy).pieces:
-        raise ValueError(
-            f"prm: {options.prm} has another tokenizer than the policy {options.policy}; "
-            f"reward_format {form.name!r} needs the same"
-        )
-    forward = Forward(options.prm, exact=options.exact, threads=options.cores)
-    return Scorer(
-        forward,
-        TagReader.of(form, text),
-        context=text.context,
-        vocab=forward.config.vocab,
-        kv_tokens=options.prm_kv_tokens,
-        batch_limit=options.batch_limit,
-        flops=forward.config.flops,
-    )
-
-
-def _cost(policy: Account, prm: Account) -> TreeCost:
+def _cost(policy: Account, prm: Account, judged: Account) -> TreeCost:
     return TreeCost(
         decoded_tokens=policy.decoded_tokens,
         prefilled_tokens=policy.prefilled_tokens,
         cached_tokens=policy.cached_tokens,
-        prm_tokens=prm.prefilled_tokens,
-        model_calls=policy.passes + prm.passes,
-        flops=policy.flops + prm.flops,
+        prm_tokens=prm.prefilled_tokens + judged.computed_tokens,
+        model_calls=policy.passes + prm.passes + judged.passes,
+        flops=policy.flops + prm.flops + judged.flops,
         kv_tokens_peak=policy.peak,
     )

@@ -91,7 +91,7 @@ class Forest:
             for t, s in zip(trajectories, steps, strict=True)
             if s.finish is not Finish.END
         }
-        self.prm.score(self.number(growing), growing.tree, growing.prompt, trajectories)
+        self.prm.score(self.number(growing), growing.tree, growing.prompt, "", trajectories)
 
     def go_on(self, growing: Growing) -> None:
         """Prune most leaves and grow the others, or end."""

@@ -376,7 +376,7 @@ async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineO
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"reward_format": "oracle"}, "reward_format: 'oracle'; one of math-shepherd, none"),
+        ({"reward_format": "oracle"}, "reward_format: 'oracle'; one of math-shepherd, llemma, "),
         ({"kv_tokens": 0}, "kv_tokens: 0; at least 1"),
         ({"embedder": "oracle"}, "embedder: 'oracle'; one of hidden, lexical, encoder, endpoint"),
         ({"embedder": "encoder"}, "encoder: None; embedder 'encoder' needs one"),

@@ -1,57 +1,177 @@
-"""Reward formats: what the reward model reads and how its logits become a reward."""
+"""Reward formats as data: what there is, what a file may say, what is refused and how."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.reward_format import REWARD_FORMATS, TagReader, reward_format
+from runtime.reward_format import REWARD_FORMATS, RewardFormat, reward_format
+from runtime.reward_path import OwnIds, PolicyIds
+from runtime.reward_reader import Mean, Reader, Softmax
 from runtime.text import Text
-from search.engine import RewardMissing
+from search.engine import RewardMissing, Trajectory
 from tests.runtime.tiny_models import make_tokenizer
 
 SHEPHERD = REWARD_FORMATS["math-shepherd"]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
-    """A checkpoint's text side: tokenizer and a config that names its context."""
-    folder: Path = tmp_path_factory.mktemp("words")
-    make_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text('{"max_position_embeddings": 64}')
+def words(folder: Path, *specials: str, template: str = "", context: int = 64) -> Text:
+    """The text side of a checkpoint: a tokenizer, and a config that names its context."""
+    make_tokenizer(specials, template).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return Text(folder)
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """The policy's tokenizer, which the reward model shares."""
+    return words(tmp_path_factory.mktemp("words"))
+
+
+def path(steps: tuple[tuple[int, ...], ...], texts: tuple[str, ...] = ()) -> Trajectory:
+    """A trajectory of these steps."""
+    return Trajectory(1, steps, texts or ("",) * len(steps))
+
+
 def test_the_tag_stands_after_every_step_and_stays(text: Text) -> None:
-    """Prompt, then each step's ids with the tag behind them."""
-    reader = TagReader.of(SHEPHERD, text)
-    assert text.pieces[reader.tag] == "ки".encode()
-    assert reader.path((1, 2), ((3, 4), (5,))) == (1, 2, 3, 4, reader.tag, 5, reader.tag)
+    """Prompt, then each step's ids with the tag behind them; a step that brings it gets no other.
+
+    Models that were taught with the tag as their delimiter (Llemma, Math-Shepherd's) write it.
+    """
+    reader = Reader.of(SHEPHERD, text, text)
+    tag = text.token("ки")
+    assert tag is not None
+    assert text.pieces[tag] == "ки".encode()
+    assert reader.path((1, 2), "", path(((3, 4), (5,))), {}) == (1, 2, 3, 4, tag, 5, tag)
+    assert reader.path((1, 2), "", path(((3, tag), (5,))), {}) == (1, 2, 3, tag, 5, tag)
+    assert reader.overhead() == (0, 1)
 
 
-def test_reward_by_hand() -> None:
-    """softmax over the two verdicts: 1/2 where they tie, 1/(1+e^-1) one apart, others ignored."""
-    reader = TagReader(tag=3, good=0, bad=1)
-    assert reader.reward(torch.tensor([2.0, 2.0, 9.0])) == 0.5
-    assert reader.reward(torch.tensor([2.0, 1.0, 9.0])) == pytest.approx(0.7310585786300049)
-    assert reader.reward(torch.tensor([0.0, 5000.0, 0.0])) == pytest.approx(0.0)
-    assert reader.reward(torch.tensor([5000.0, 0.0, 0.0])) == 1.0
+def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
+    """Its ids are spelt from question and texts, step by step, each once; the tag is its own."""
+    own = words(tmp_path, "<extra_0>")
+    reader = Reader.of(SHEPHERD, own, text)
+    assert isinstance(Reader.of(SHEPHERD, text, text).paths, PolicyIds)
+    assert isinstance(reader.paths, OwnIds)
+    spelt: dict = {}
+    texts = ("Step 1: add ки\n\n", "Step 2: stop.")
+    read = reader.path((1, 2), "Why?", path(((3,), (4,)), texts), spelt)
+    assert list(read) == [
+        *own.encode("Why?"),
+        *own.encode(" Step 1: add"),
+        own.token("ки"),
+        *own.encode("\nStep 2: stop."),
+        own.token("ки"),
+    ]
+    before = dict(spelt)
+    longer = path(((3,), (4,), (5,)), (*texts, "Step 3"))
+    assert reader.path((1, 2), "Why?", longer, spelt)[: len(read)] == read
+    assert len(spelt) == len(before) + 1
+
+
+def test_rewards_by_hand() -> None:
+    """softmax over the two verdicts: 1/2 where they tie, 1/(1+e^-1) one apart, others ignored.
+
+    The mean's sigmoid: all logits count, an even vocabulary of one value gives that value's.
+    """
+    reading = Softmax(good=0, bad=1)
+    assert reading.reward(torch.tensor([2.0, 2.0, 9.0])) == 0.5
+    assert reading.reward(torch.tensor([2.0, 1.0, 9.0])) == pytest.approx(0.7310585786300049)
+    assert reading.reward(torch.tensor([0.0, 5000.0, 0.0])) == pytest.approx(0.0)
+    assert reading.reward(torch.tensor([5000.0, 0.0, 0.0])) == 1.0
+    assert Mean().reward(torch.tensor([1.0, 1.0, 1.0])) == pytest.approx(0.7310585786300049)
+    assert Mean().reward(torch.tensor([3.0, -1.0, -2.0])) == 0.5
 
 
 @pytest.mark.parametrize("part", ["tag", "good", "bad"])
 def test_a_verdict_that_is_not_one_token_is_refused_by_name(text: Text, part: str) -> None:
     """At start, not at the first score; the message names format, part and text."""
-    broken = replace(SHEPHERD, **{part: "not one token"})
+    broken = SHEPHERD.model_copy(update={part: "not one token"})
     with pytest.raises(RewardMissing, match=f"'math-shepherd': {part} 'not one token'"):
-        TagReader.of(broken, text)
+        Reader.of(broken, text, text)
+
+
+def test_a_token_the_model_does_not_have_is_refused(text: Text, tmp_path: Path) -> None:
+    """A tokenizer may know more than the model's embedding holds."""
+    own = words(tmp_path, "<extra_0>")
+    config = {"max_position_embeddings": 64, "vocab_size": 200}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    small = Text(tmp_path)
+    message = r"'math-shepherd': tag 'ки' is token \d+; .* ids below 200"
+    with pytest.raises(RewardMissing, match=message):
+        Reader.of(SHEPHERD, small, own)
+
+
+def test_a_context_without_room_for_a_step_is_refused(text: Text, tmp_path: Path) -> None:
+    """The format's own words count: a system message fills a short context."""
+    own = words(tmp_path, "<extra_0>", context=40)
+    form = REWARD_FORMATS["qwen2.5-math-prm"].model_copy(update={"reads": "mean"})
+    with pytest.raises(ValueError, match=r"'qwen2.5-math-prm': one empty step takes \d+ tokens"):
+        Reader.of(form, own, text)
+
+
+def test_a_template_that_cannot_be_cut_is_refused(text: Text, tmp_path: Path) -> None:
+    """A dialogue is read turn by turn: a template that looks back has no such turns."""
+    backwards = "{% for m in messages | reverse %}{{ m.content }};{% endfor %}"
+    own = words(tmp_path, template=backwards)
+    with pytest.raises(ValueError, match=r"'rlhflow': the chat template of .* does not put '\+'"):
+        Reader.of(REWARD_FORMATS["rlhflow"], own, text)
 
 
 def test_unknown_formats_are_refused_with_what_there_is() -> None:
     """The error names the field, the value and the formats."""
-    with pytest.raises(ValueError, match="reward_format: 'oracle'; one of math-shepherd, none"):
+    with pytest.raises(ValueError, match="reward_format: 'oracle'; one of math-shepherd, "):
         reward_format("oracle")
     assert not reward_format("none").needs_model
+    assert not reward_format("generative").needs_model
     assert all(name == form.name for name, form in REWARD_FORMATS.items())
+
+
+def test_a_file_extends_a_format(tmp_path: Path) -> None:
+    """What it does not say is inherited; its name is the file's unless it says another."""
+    file = tmp_path / "yes-no.json"
+    file.write_text(json.dumps({"extends": "logit", "good": " Yes", "bad": " No"}))
+    form = reward_format(str(file))
+    assert form == REWARD_FORMATS["logit"].model_copy(
+        update={"name": "yes-no", "good": " Yes", "bad": " No"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "holds no object"),
+        ("{", "cannot be read"),
+        ('{"extends": "oracle"}', "extends 'oracle'; math-shepherd, "),
+        ('{"extends": "logit", "goood": "+"}', "goood: Extra inputs are not permitted"),
+        ('{"extends": "logit", "bad": ""}', "bad: empty; reads 'softmax' needs it"),
+        ('{"reads": "value"}', "head: empty; reads 'value' needs it"),
+        ('{"extends": "rlhflow", "reads": "mean", "good": ""}', "good: empty; spells 'dialogue'"),
+        ('{"extends": "generative", "votes": 0}', "votes: Input should be greater than or equal"),
+        ('{"extends": "generative", "template": "{question}"}', "template: without {steps}"),
+        ('{"extends": "generative", "pattern": "N"}', "a group for the number is needed"),
+        ('{"extends": "generative", "pattern": "("}', "pattern: '\\('; missing \\)"),
+        ('{"extends": "generative", "lowest": 10}', "lowest: 10; less than highest, 10"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, message: str) -> None:
+    """One line naming file, field and what is needed."""
+    file = tmp_path / "own.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=f"reward_format: .*own.json.*{message}"):
+        reward_format(str(file))
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    """As any other wrong value."""
+    with pytest.raises(ValueError, match=r"reward_format: 'nowhere\.json' cannot be read"):
+        reward_format("nowhere.json")
+
+
+def test_a_format_is_only_data() -> None:
+    """It survives a way through JSON, as it goes to the engine's process."""
+    for form in REWARD_FORMATS.values():
+        assert RewardFormat.model_validate_json(form.model_dump_json()) == form

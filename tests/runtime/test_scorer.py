@@ -7,11 +7,12 @@ import random
 import pytest
 
 from runtime.embedded.scorer import Scorer
-from runtime.reward_format import TagReader
+from runtime.reward_path import PolicyIds
+from runtime.reward_reader import Reader, Softmax
 from search.engine import EngineError, Hint, PrefixTooLong, Trajectory
 from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, logits_after
 
-READER = TagReader(tag=27, good=0, bad=1)
+READER = Reader(PolicyIds(tag=27), Softmax(good=0, bad=1))
 PROMPT = tuple(random.Random(0).choices(range(26), k=24))
 
 
@@ -58,7 +59,7 @@ def random_trajectories(seed: int, rounds: int = 4, width: int = 6) -> list[list
 
 def from_scratch(trajectory: Trajectory) -> float:
     """The reward with nothing cached."""
-    logits = logits_after(READER.path(PROMPT, trajectory.steps))
+    logits = logits_after(READER.path(PROMPT, "", trajectory, {}))
     return READER.reward(logits)  # type: ignore[arg-type]
 
 
@@ -69,7 +70,7 @@ def test_incremental_scores_are_scores_from_scratch(batch_limit: int, kv_tokens:
     trees = {f"tree{i}": random_trajectories(i) for i in range(3)}
     for level in range(4):
         for call, (tree, rounds) in enumerate(trees.items()):
-            engine.score(call, tree, PROMPT, rounds[level])
+            engine.score(call, tree, PROMPT, "", rounds[level])
         answers = finish(engine)
         for call, rounds in enumerate(trees.values()):
             assert answers[call] == [from_scratch(t) for t in rounds[level]]
@@ -83,7 +84,7 @@ def test_only_new_tokens_are_computed() -> None:
     rounds = random_trajectories(7)
     for level, trajectories in enumerate(rounds):
         before = model.rows
-        engine.score(level, "oak", PROMPT, trajectories)
+        engine.score(level, "oak", PROMPT, "", trajectories)
         finish(engine)
         new = sum(len(t.steps[-1]) + 1 for t in trajectories)
         assert model.rows - before <= new + (len(PROMPT) if level == 0 else 0)
@@ -95,10 +96,10 @@ def test_a_score_once_given_is_not_computed_again() -> None:
     engine, model = scorer()
     (first,) = random_trajectories(1, rounds=1, width=1)
     twin = Trajectory(99, first[0].steps, first[0].texts)
-    engine.score(1, "oak", PROMPT, [*first, twin])
+    engine.score(1, "oak", PROMPT, "", [*first, twin])
     one, two = finish(engine)[1]
     rows = model.rows
-    engine.score(2, "oak", PROMPT, [twin])
+    engine.score(2, "oak", PROMPT, "", [twin])
     assert finish(engine) == {2: [one]}
     assert one == two == from_scratch(first[0])
     assert model.rows == rows == len(PROMPT) + len(first[0].steps[0]) + 1
@@ -109,7 +110,7 @@ def test_pruned_and_released_trajectories_are_freed() -> None:
     engine, _ = scorer()
     steps = ((1, 2, 3), (1, 2, 4), (1, 2, 3))
     trajectories = [Trajectory(i + 1, (step,), ("",)) for i, step in enumerate(steps)]
-    engine.score(1, "oak", PROMPT, trajectories)
+    engine.score(1, "oak", PROMPT, "", trajectories)
     finish(engine)
     assert engine.cache.active_tokens == len(PROMPT) + 6
     engine.hint("oak", Hint(dead=(1,)))
@@ -126,8 +127,8 @@ def test_abort_frees_and_others_go_on(iterations: int) -> None:
     """Wherever its paths are, an aborted tree holds nothing and gets no answer."""
     engine, _ = scorer(batch_limit=4)
     one, two = random_trajectories(1)[0], random_trajectories(2)[0]
-    engine.score(1, "oak", PROMPT, one)
-    engine.score(2, "elm", PROMPT, two)
+    engine.score(1, "oak", PROMPT, "", one)
+    engine.score(2, "elm", PROMPT, "", two)
     answers = {s.call: s.rewards for _ in range(iterations) for s in engine.step()}
     assert 1 in answers or engine.abort("oak") == [1]
     engine.release("oak")
@@ -142,7 +143,7 @@ def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
     engine, _ = scorer(kv_tokens=30)
     long = Trajectory(1, (tuple(range(20)),), ("",))
     with pytest.raises(PrefixTooLong, match=r"45 tokens .* prm_kv_tokens of 30"):
-        engine.score(1, "oak", PROMPT, [long])
+        engine.score(1, "oak", PROMPT, "", [long])
     with pytest.raises(EngineError, match=f"token id {VOCAB}"):
-        engine.score(2, "oak", PROMPT, [Trajectory(1, ((VOCAB,),), ("",))])
+        engine.score(2, "oak", PROMPT, "", [Trajectory(1, ((VOCAB,),), ("",))])
     assert not engine.busy

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -83,7 +86,34 @@ def make_checkpoint(folder: Path, name: str = "llama", *, seed: int = 0, **overr
     return folder
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_reward_model(
+    folder: Path,
+    head: dict[str, tuple[int, ...]],
+    architecture: str,
+    name: str = "qwen2",
+    *,
+    seed: int = 0,
+    specials: Sequence[str] = (),
+    template: str = "",
+) -> Path:
+    """A random model whose class is ``architecture`` and whose ``head`` holds tensors by name.
+
+    As reward models come: a known body, heads of their own, no language-model head; ``specials``
+    follow those of ``make_tokenizer``.
+    """
+    make_checkpoint(folder, name, seed=seed, vocab_size=320)
+    make_tokenizer(specials, template).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    draw = torch.Generator().manual_seed(seed)
+    tensors |= {key: torch.randn(shape, generator=draw) * 0.3 for key, shape in head.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    return folder
+
+
+def make_tokenizer(specials: Sequence[str] = (), template: str = "") -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of 256 bytes, a few merges and the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ċ", "Ċ"), ("Ġ", "="), ("t", "h"), ("th", "e"), ("Ġ", "the")]
@@ -94,6 +124,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|end|>", pad_token="<|pad|>"
     )
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIALS})
-    tokenizer.chat_template = _TEMPLATE
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIALS, *specials]})
+    tokenizer.chat_template = template or _TEMPLATE
     return tokenizer

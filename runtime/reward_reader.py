@@ -1,0 +1,205 @@
+"""A reward format in a reward model's own tokens and tensors: what to read, and the reward."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.embedded.weights import tensor_reader
+from runtime.reward_format import Reads, RewardFormat
+from runtime.reward_path import Dialogue, Ids, OwnIds, Paths, PolicyIds, Spelt
+from runtime.text import Text
+from search.engine import RewardMissing, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+_LARGEST_EXPONENT = 700.0
+Matrix = NDArray[np.float64]
+
+
+class Reading(Protocol):
+    """How the row at a path's last token, logits (vocab,) or hidden state, becomes a reward."""
+
+    def reward(self, row: torch.Tensor) -> float:
+        """In [0, 1], in float64, from this row alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """P(``good``) against ``bad``, two token ids."""
+
+    good: int
+    bad: int
+
+    def reward(self, row: torch.Tensor) -> float:
+        """1 / (1 + e^(bad - good)) from logits (vocab,)."""
+        return _sigmoid(float(row[self.good]) - float(row[self.bad]))
+
+    @classmethod
+    def of(cls, form: RewardFormat, text: Text) -> Softmax:
+        """Raises RewardMissing if a verdict is not one token of the model."""
+        return cls(_token(form, text, "good"), _token(form, text, "bad"))
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The sigmoid of the mean logit.
+
+    Such checkpoints hold a scalar reward head, repeated for every token of the vocabulary.
+    """
+
+    def reward(self, row: torch.Tensor) -> float:
+        """From logits (vocab,)."""
+        return _sigmoid(math.fsum(row.tolist()) / len(row))
+
+    @classmethod
+    def of(cls, form: RewardFormat, text: Text) -> Mean:
+        """Nothing is looked up."""
+        return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Linear layers (outputs, inputs) with their biases on the final hidden state, ReLU between.
+
+    One output is a value, of which the sigmoid is taken; of several, output ``label``'s share of
+    the softmax.
+    """
+
+    layers: tuple[tuple[Matrix, Matrix], ...]
+    label: int
+
+    def reward(self, row: torch.Tensor) -> float:
+        """From the hidden state (hidden,) after the final norm."""
+        values = row.numpy().astype(np.float64)
+        for number, (weight, bias) in enumerate(self.layers):
+            if number:
+                values = np.maximum(values, 0.0)
+            # plain loops, unlike BLAS, round the same with any number of threads
+            values = np.einsum("ij,j->i", weight, values, optimize=False) + bias
+        if len(values) == 1:
+            return _sigmoid(float(values[0]))
+        weights = np.exp(values - values.max())
+        return float(weights[self.label] / weights.sum())
+
+    @classmethod
+    def of(cls, form: RewardFormat, text: Text) -> Head:
+        """Raises RewardMissing naming the tensor that is missing or does not fit."""
+        try:
+            read = tensor_reader(text.checkpoint)
+            layers = tuple(_layer(read, name) for name in form.head)
+        except ValueError as error:
+            raise RewardMissing(f"reward_format {form.name!r}: head: {error}") from None
+        outputs, least = len(layers[-1][1]), form.label + 1
+        fits = outputs == 1 if form.reads == "value" else outputs >= max(2, least)
+        if not fits:
+            needed = "exactly one is" if form.reads == "value" else f"at least {least} are"
+            raise RewardMissing(
+                f"reward_format {form.name!r}: head {form.head[-1]} of {text.checkpoint} has "
+                f"{outputs} outputs; {needed} needed"
+            )
+        return cls(layers, form.label)
+
+
+READINGS: Mapping[Reads, Callable[[RewardFormat, Text], Reading]] = {
+    "softmax": Softmax.of,
+    "mean": Mean.of,
+    "value": Head.of,
+    "classes": Head.of,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What a reward model reads and says, as the engines use it."""
+
+    paths: Paths
+    reading: Reading
+
+    @classmethod
+    def of(cls, form: RewardFormat, text: Text, policy: Text) -> Reader:
+        """For a reward model's ``text`` beside the policy's.
+
+        Raises RewardMissing for a tag, a verdict or a head that is not there, ValueError for a chat
+        template or a context that cannot serve.
+        """
+        paths, reading = _paths(form, text, policy), READINGS[form.reads](form, text)
+        least = len(paths.path((0,), "", Trajectory(0, ((0,),), ("",)), {}))
+        if least >= text.context:
+            raise ValueError(
+                f"reward_format {form.name!r}: one empty step takes {least} tokens; the context of "
+                f"{text.checkpoint} holds {text.context}"
+            )
+        return cls(paths, reading)
+
+    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
+        """What every path over this question begins with."""
+        return self.paths.opening(prompt, question, spelt)
+
+    def path(
+        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
+    ) -> Ids:
+        """What the model reads for a trajectory."""
+        return self.paths.path(prompt, question, trajectory, spelt)
+
+    def reward(self, row: torch.Tensor) -> float:
+        """The reward from the row at the path's last token."""
+        return self.reading.reward(row)
+
+    def overhead(self) -> tuple[int, int]:
+        """Tokens that a path has beside the policy's: once, and for every step."""
+        prompt, none, some = (0,), Trajectory(0, (), ()), ((0,),)
+        empty = len(self.path(prompt, "", none, {})) - len(prompt)
+        one = len(self.path(prompt, "", Trajectory(0, some, ("",)), {}))
+        two = len(self.path(prompt, "", Trajectory(0, some * 2, ("", "")), {}))
+        own = len(some[0]) if isinstance(self.paths, PolicyIds) else 0
+        return max(0, empty), max(one - empty - len(prompt), two - one) - own
+
+
+def _paths(form: RewardFormat, text: Text, policy: Text) -> Paths:
+    if form.spells == "dialogue":
+        return Dialogue.of(form, text)
+    tag = _token(form, text, "tag") if form.tag else None
+    if form.spells == "policy":
+        if text.pieces == policy.pieces:
+            return PolicyIds(tag)
+        log.info(
+            "%s has another tokenizer than the policy: its path is spelt from the steps' texts",
+            text.checkpoint,
+        )
+    return OwnIds(form, text, tag)
+
+
+def _token(form: RewardFormat, text: Text, part: str) -> int:
+    """The id of the format's ``part``. Raises RewardMissing naming what was looked for."""
+    wanted = getattr(form, part)
+    found = text.token(wanted)
+    if found is None:
+        raise RewardMissing(
+            f"reward_format {form.name!r}: {part} {wanted!r} is not one token of {text.checkpoint}"
+        )
+    if found >= text.model_vocab:
+        raise RewardMissing(
+            f"reward_format {form.name!r}: {part} {wanted!r} is token {found}; the model of "
+            f"{text.checkpoint} has ids below {text.model_vocab}"
+        )
+    return found
+
+
+def _layer(read: Callable[[str], torch.Tensor], name: str) -> tuple[Matrix, Matrix]:
+    weight = read(f"{name}.weight").numpy().astype(np.float64)
+    return weight, read(f"{name}.bias").numpy().astype(np.float64)
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(min(-x, _LARGEST_EXPONENT)))

@@ -1,0 +1,200 @@
+"""The policy as judge: prompt, votes, numbers; in the engine beside other work, and in the twin."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.train.judge import judge_prompt
+from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.judge import Judge
+from runtime.reward_format import REWARD_FORMATS
+from runtime.text import Text
+from runtime.twin import Twin, TwinOptions
+from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
+from search.seed import node_seed
+from search.tree import ROOT
+from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
+
+GENERATIVE = REWARD_FORMATS["generative"]
+QUESTION = "Use 4 9 10 13 to make 24."
+STEPS = ("13 - 9 = 4 (left: 4 4 10)\n\n", "10 - 4 = 6 (left: 4 6)\n\n")
+SPRIG = Text("models/sprig/policy")
+
+
+def judge(**changes: object) -> Judge:
+    """The bundled policy's judge."""
+    return Judge(GENERATIVE.model_copy(update=changes), SPRIG)
+
+
+def shown(*texts: str, node: int = 1, seed: int = 0) -> Trajectory:
+    """A trajectory of these texts."""
+    return Trajectory(node, tuple(tuple(SPRIG.encode(t)) or (2,) for t in texts), texts, seed)
+
+
+def test_the_prompt_is_the_one_the_bundled_policy_learnt() -> None:
+    """Question and steps, stripped, a paragraph each, as a user's message; steps without text are
+    left out."""
+    content = judge_prompt(QUESTION, [step.strip() for step in STEPS])
+    expected = SPRIG.encode_chat([{"role": "user", "content": content}])
+    assert list(judge().prompt(QUESTION, shown(*STEPS))) == expected
+    assert list(judge().prompt(QUESTION, shown(*STEPS, ""))) == expected
+
+
+def test_words_put_into_the_template_are_left_alone() -> None:
+    """A question that looks like a part of the template stays what it is."""
+    prompt = judge().prompt("What is {steps}?", shown("{question}\n\n"))
+    text = SPRIG.decode(prompt)
+    assert "What is {steps}?\n\n{question}\n\nHow surely" in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "number"),
+    [
+        ("Step 1 is good.\n\nThe number is 8.", 8),
+        ("The number is 3. No: the number is 10.", 10),
+        ("The number is: 1", 1),
+        ("The number is 11.", None),
+        ("The number is 0.", None),
+        ("The number is ²", None),
+        ("Step 1 is good.", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_in_range_counts(verdict: str, number: int | None) -> None:
+    """Reasons may hold numbers, the verdict ends on its own; what is out of range is none."""
+    assert judge().number(verdict) == number
+
+
+def test_rewards_by_hand() -> None:
+    """(number - 1) / 9, the mean over the votes that say one; 10, 1 and nothing: (1 + 0) / 2."""
+    ten, one, none = "The number is 10.", "The number is 1.", "I cannot say."
+    assert judge().judge([ten]) == (1.0, 0)
+    assert judge().judge([one]) == (0.0, 0)
+    assert judge().judge([ten, none, one]) == (0.5, 1)
+    assert judge().judge(["The number is 4.", "The number is 7."]) == (0.5, 0)
+    assert judge().judge([none, none]) == (0.0, 2)
+    assert judge(unparsed=0.25).judge([none]) == (0.25, 1)
+
+
+@given(numbers=st.lists(st.one_of(st.integers(1, 10), st.none()), min_size=1, max_size=8))
+def test_a_reward_is_in_its_range_whatever_is_said(numbers: list[int | None]) -> None:
+    """Votes without a number change nothing but the count."""
+    verdicts = ["?" if n is None else f"The number is {n}." for n in numbers]
+    said = [n for n in numbers if n is not None]
+    reward, unparsed = judge(unparsed=0.5).judge(verdicts)
+    assert unparsed == len(numbers) - len(said)
+    assert reward == pytest.approx(sum(n - 1 for n in said) / 9 / len(said) if said else 0.5)
+
+
+def test_votes_have_seeds_of_their_own() -> None:
+    """They follow from the node's seed; another node or request, other votes."""
+    seeds = judge(votes=4).seeds(shown(*STEPS, seed=5))
+    assert seeds == judge(votes=4).seeds(shown(*STEPS, node=9, seed=5))
+    assert len({*seeds, *judge(votes=4).seeds(shown(*STEPS, seed=6))}) == 8
+
+
+PROMPT = tuple(make_tokenizer().encode("<|user|>What?<|end|><|assistant|>"))
+DIGITS = r"""{
+    "extends": "generative", "votes": 3, "verdict_tokens": 24,
+    "pattern": "([0-9A-Za-z])", "template": "{question}|{steps}", "unparsed": 0.125
+}"""
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    """A random policy; a format under which some of its babble holds numbers."""
+    folder: Path = tmp_path_factory.mktemp("judge")
+    (folder / "digits.json").write_text(DIGITS)
+    return EngineOptions(
+        make_checkpoint(folder / "policy", seed=1),
+        reward_format=str(folder / "digits.json"),
+        kv_tokens=4000,
+        batch_limit=1,
+        threads=1,
+        strict=True,
+    )
+
+
+def paths(count: int = 6) -> list[Trajectory]:
+    """Short trajectories of random letters, with the seeds that a search gives them."""
+    ids = [(65 + n, 66, 67 + n) for n in range(count)]
+    texts = [make_tokenizer().decode(step) for step in ids]
+    return [
+        Trajectory(n + 1, (ids[n],), (texts[n],), node_seed(7, "judge", (n,))) for n in range(count)
+    ]
+
+
+async def test_the_same_verdicts_in_company_and_in_the_twin(options: EngineOptions) -> None:
+    """One at a time, all at once beside steps being drawn, and on plain transformers: equal
+    rewards. A judge's tokens are counted apart from the tree's, and nothing stays held."""
+    alone = await EmbeddedEngine.start(options)
+    try:
+        assert alone.capabilities.scores
+        rewards = [(await alone.score("oak", PROMPT, "Q", [path]))[0] for path in paths()]
+        cost = await alone.release("oak")
+    finally:
+        await alone.close()
+    assert len(set(rewards)) > 2
+    assert cost.decoded_tokens == cost.prefilled_tokens == 0
+    assert cost.prm_tokens > 0
+    assert cost.model_calls > 0
+    crowd = await EmbeddedEngine.start(replace(options, batch_limit=32))
+    try:
+        sampling = Sampling(max_step_tokens=12)
+        branches = [Branch(ROOT, i, PROMPT, i, 12, i + 1) for i in range(12)]
+        steps, together = await asyncio.gather(
+            crowd.expand("oak", branches, sampling), crowd.score("oak", PROMPT, "Q", paths())
+        )
+        assert together == rewards
+        crowd.hint("oak", Hint(dead=(1, 2, 3)))
+        spent = await crowd.release("oak")
+        usage = await crowd.usage()
+        assert spent.decoded_tokens == sum(len(step.tokens) for step in steps)
+        assert spent.unparsed_verdicts == cost.unparsed_verdicts
+        assert usage.kv_tokens_active == 0
+        assert usage.prm_tokens_total == spent.prm_tokens
+        assert usage.decoded_tokens_total == spent.decoded_tokens
+        assert crowd.counters["verdicts"] == 18
+        assert crowd.counters["unparsed_verdicts"] == spent.unparsed_verdicts
+        assert crowd.counters["rehydrated_tokens"] == 0
+    finally:
+        await crowd.close()
+    twin = Twin(TwinOptions(options.policy, reward_format=options.reward_format))
+    assert await twin.score("oak", PROMPT, "Q", paths()) == pytest.approx(rewards)
+    again = await twin.release("oak")
+    assert again.decoded_tokens == 0
+    assert again.unparsed_verdicts == cost.unparsed_verdicts
+
+
+async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
+    """An aborted judge's caller hears of it; a path that leaves no room for a verdict is said."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        waiting = asyncio.create_task(engine.score("oak", PROMPT, "Q", paths(40)))
+        await asyncio.sleep(0)
+        await engine.abort("oak")
+        with pytest.raises(EngineError, match="tree 'oak' was aborted"):
+            await waiting
+        assert (await engine.usage()).kv_tokens_active == 0
+        with pytest.raises(PrefixTooLong, match=r"judge: .* do not fit the context of 512"):
+            await engine.score("elm", PROMPT, "Q" * 600, paths(1))
+        assert len(await engine.score("elm", PROMPT, "Q", paths(2))) == 2
+    finally:
+        await engine.close()
+
+
+async def test_a_template_that_fills_the_context_is_refused_at_start(
+    options: EngineOptions, tmp_path: Path
+) -> None:
+    """Template and verdict are measured before the first question."""
+    file = tmp_path / "long.json"
+    file.write_text('{"extends": "generative", "verdict_tokens": 512}')
+    message = r"'long': template and verdict_tokens take \d+ tokens; .* holds 512"
+    with pytest.raises(ValueError, match=message):
+        await EmbeddedEngine.start(replace(options, reward_format=str(file)))

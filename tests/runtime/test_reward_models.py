@@ -1,0 +1,365 @@
+"""Each format on a tiny random model with the real tokens and positions, against transformers.
+
+The engine reads a step at a time; the other side reads the whole conversation at once, as the
+models' own code does, and picks the positions afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, pre_tokenizers
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.scorer import Scorer
+from runtime.embedded.scorers import load_scorer
+from runtime.twin import Twin, TwinOptions
+from search.engine import RewardMissing, Trajectory
+from tests.runtime.tiny_models import make_checkpoint, make_reward_model, make_tokenizer
+
+LLAMA = (
+    "{{ '<|begin_of_text|>' }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}"
+    "{{ m['content'] | trim }}{{ '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+LLAMA_SPECIALS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+LLAMA_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QWEN_SPECIALS = ("<|im_start|>", "<|im_end|>", "<extra_0>")
+SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
+
+QUESTION = "What is the sum of 1, 2 and 3?"
+STEPS = ("First 1 + 2 = 3.\n\n", "Then 3 + 3 = 6,\nwhich is the sum.\n\n", "The answer is 6.")
+BARE = tuple(step.strip() for step in STEPS)
+PROMPT = tuple(make_tokenizer().encode(f"<|user|>{QUESTION}<|end|><|assistant|>"))
+IDS = tuple(tuple(make_tokenizer().encode(step)) for step in STEPS)
+
+Expected = Callable[[Path], list[float]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A reward model, and its rewards for the three steps computed by transformers."""
+
+    make: Callable[[Path], Path]
+    expected: Expected
+
+
+def logits_of(folder: Path, ids: list[int]) -> torch.Tensor:
+    """(tokens, vocab), float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].double()
+
+
+def hidden_of(folder: Path, ids: list[int]) -> torch.Tensor:
+    """(tokens, hidden) after the final norm, float64."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0].double()
+
+
+def head_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint, float64."""
+    return {k: t.double() for k, t in load_file(folder / "model.safetensors").items()}
+
+
+def two_way(logits: torch.Tensor, places: list[int], good: int, bad: int) -> list[float]:
+    """softmax over (good, bad) at the places, taking good."""
+    return torch.softmax(logits[places][:, [good, bad]], -1)[:, 0].tolist()
+
+
+def tagged() -> tuple[list[int], list[int]]:
+    """The policy's ids with a tag after each step, and where the tags are."""
+    tag = make_tokenizer().convert_tokens_to_ids("ки")
+    ids, places = list(PROMPT), []
+    for step in IDS:
+        ids += [*step, tag]
+        places.append(len(ids) - 1)
+    return ids, places
+
+
+def shepherd(folder: Path) -> list[float]:
+    """P(+) against - at every ки."""
+    ids, places = tagged()
+    good, bad = make_tokenizer().convert_tokens_to_ids(["+", "-"])
+    return two_way(logits_of(folder, ids), places, good, bad)
+
+
+def llemma(folder: Path) -> list[float]:
+    """sigmoid of the mean of the whole vocabulary's logits at every ки."""
+    ids, places = tagged()
+    return torch.sigmoid(logits_of(folder, ids)[places].mean(-1)).tolist()
+
+
+def rlhflow(folder: Path) -> list[float]:
+    """P(+) against - at position -3 of the conversation up to and including each step's ``+``."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    good, bad = tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]
+    conversation, rewards = [], []
+    for number, step in enumerate(BARE):
+        said = step if number else f"{QUESTION} {step}"
+        conversation += [{"role": "user", "content": said}, {"role": "assistant", "content": "+"}]
+        ids = tokenizer.apply_chat_template(conversation, return_dict=False)
+        assert tokenizer.convert_ids_to_tokens(ids[-2:]) == ["+", "<|eot_id|>"]
+        rewards += two_way(logits_of(folder, ids), [len(ids) - 3], good, bad)
+    return rewards
+
+
+def skywork(folder: Path) -> list[float]:
+    """sigmoid of the value head at the newline that ends each step."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    newline = tokenizer.encode("\n")[-1]
+    ids, places = tokenizer.encode(QUESTION + "\n"), []
+    for step in BARE:
+        ids += [*tokenizer.encode(step), newline]
+        places.append(len(ids) - 1)
+    head = head_of(folder)
+    values = hidden_of(folder, ids)[places] @ head["v_head.summary.weight"].T
+    return torch.sigmoid(values + head["v_head.summary.bias"])[:, 0].tolist()
+
+
+def qwen(folder: Path) -> list[float]:
+    """Class 1 of the two at every <extra_0>, by position."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "<extra_0>".join(BARE) + "<extra_0>"},
+    ]
+    ids = tokenizer.apply_chat_template(messages, return_dict=False)
+    separator = tokenizer.convert_tokens_to_ids("<extra_0>")
+    places = [i for i, token in enumerate(ids) if token == separator]
+    head = head_of(folder)
+    between = hidden_of(folder, ids)[places] @ head["score.0.weight"].T + head["score.0.bias"]
+    classes = torch.relu(between) @ head["score.2.weight"].T + head["score.2.bias"]
+    return torch.softmax(classes, -1)[:, 1].tolist()
+
+
+def logit(folder: Path) -> list[float]:
+    """P(+) against - at each step's own last token: no tag."""
+    ids = [*PROMPT, *(token for step in IDS for token in step)]
+    ends = torch.tensor([len(step) for step in IDS]).cumsum(0) + len(PROMPT) - 1
+    good, bad = make_tokenizer().convert_tokens_to_ids(["+", "-"])
+    return two_way(logits_of(folder, ids), ends.tolist(), good, bad)
+
+
+def make_llemma(folder: Path) -> Path:
+    """A reward head as such checkpoints hold it: one row, repeated for every token."""
+    make_checkpoint(folder, seed=3)
+    tensors = load_file(folder / "model.safetensors")
+    row = tensors["lm_head.weight"][:1]
+    tensors["lm_head.weight"] = row.repeat(len(tensors["lm_head.weight"]), 1)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def make_rlhflow(folder: Path) -> Path:
+    """A Llama with Llama 3's conversation tokens: another tokenizer than the policy's."""
+    make_checkpoint(folder, "llama3", seed=4, vocab_size=320)
+    tokenizer = make_tokenizer(LLAMA_SPECIALS, LLAMA)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_skywork(folder: Path) -> Path:
+    """A Qwen2 body with a value head."""
+    head = {"v_head.summary.weight": (1, 64), "v_head.summary.bias": (1,)}
+    return make_reward_model(folder, head, "Qwen2ForPrmModel", seed=5)
+
+
+def make_qwen(folder: Path) -> Path:
+    """A Qwen2 body with two layers over two classes."""
+    head = {
+        "score.0.weight": (64, 64),
+        "score.0.bias": (64,),
+        "score.2.weight": (2, 64),
+        "score.2.bias": (2,),
+    }
+    kind = "Qwen2ForProcessRewardModel"
+    return make_reward_model(folder, head, kind, seed=6, specials=QWEN_SPECIALS, template=QWEN)
+
+
+CASES = {
+    "math-shepherd": Case(lambda folder: make_checkpoint(folder, "mistral", seed=2), shepherd),
+    "llemma": Case(make_llemma, llemma),
+    "rlhflow": Case(make_rlhflow, rlhflow),
+    "skywork": Case(make_skywork, skywork),
+    "qwen2.5-math-prm": Case(make_qwen, qwen),
+    "logit": Case(lambda folder: make_checkpoint(folder, "qwen3", seed=7), logit),
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy beside all of them."""
+    return make_checkpoint(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A format's reward model, made once."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = CASES[name].make(tmp_path_factory.mktemp("prm"))
+        return made[name]
+
+    return make
+
+
+def options(policy: Path, prm: Path, form: str) -> EngineOptions:
+    """One thread, room for all."""
+    return EngineOptions(policy, prm, form, prm_kv_tokens=2000, batch_limit=8, threads=1)
+
+
+def trajectory(length: int) -> Trajectory:
+    """The first steps of the three."""
+    return Trajectory(length, IDS[:length], STEPS[:length])
+
+
+def read(scorer: Scorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
+    """The rewards of the trajectories of these lengths."""
+    scorer.score(call, tree, PROMPT, QUESTION, [trajectory(n) for n in lengths])
+    while scorer.busy:
+        for scored in scorer.step():
+            assert scored.call == call
+            return scored.rewards
+    raise AssertionError("no answer came")
+
+
+@pytest.mark.parametrize("form", CASES)
+def test_rewards_are_those_of_transformers(
+    form: str, policy: Path, models: Callable[[str], Path]
+) -> None:
+    """Step by step in the engine, whole in transformers: the same rewards at the same places.
+
+    All at once the bits are those of one after the other, and a step costs its own tokens only.
+    """
+    prm = models(form)
+    loaded = load_scorer(options(policy, prm, form))
+    assert loaded is not None
+    scorer, (once, each) = loaded
+    rewards, costs = [], []
+    for length in (1, 2, 3):
+        before = scorer.totals().prefilled_tokens
+        rewards += read(scorer, length, [length])
+        costs.append(scorer.totals().prefilled_tokens - before)
+    assert rewards == pytest.approx(CASES[form].expected(prm), abs=2e-6)
+    assert len(set(rewards)) == 3
+    assert all(cost <= len(IDS[n]) + each for n, cost in enumerate(costs) if n)
+    assert sum(costs) <= len(PROMPT) + sum(map(len, IDS)) + once + 3 * each
+    assert read(scorer, 4, [3, 1, 2], "elm") == [rewards[2], rewards[0], rewards[1]]
+    scorer.release("oak")
+    scorer.release("elm")
+    assert scorer.cache.active_tokens == 0
+    scorer.cache.check()
+
+
+@pytest.mark.parametrize("form", CASES)
+async def test_the_twin_reads_the_same(
+    form: str, policy: Path, models: Callable[[str], Path]
+) -> None:
+    """Every format on plain transformers too."""
+    prm = models(form)
+    twin = Twin(TwinOptions(policy, prm, form))
+    rewards = await twin.score("oak", PROMPT, QUESTION, [trajectory(n) for n in (1, 2, 3)])
+    assert rewards == pytest.approx(CASES[form].expected(prm), abs=2e-6)
+
+
+def test_class_one_is_taken_by_position(policy: Path, tmp_path: Path) -> None:
+    """A share that underflows to zero is still that step's reward: nothing moves up a place."""
+    prm = make_qwen(tmp_path)
+    tensors = load_file(prm / "model.safetensors")
+    tensors["score.2.weight"] *= 1e4
+    save_file(tensors, prm / "model.safetensors")
+    loaded = load_scorer(options(policy, prm, "qwen2.5-math-prm"))
+    assert loaded is not None
+    rewards = [read(loaded[0], n, [n])[0] for n in (1, 2, 3)]
+    assert rewards == pytest.approx(qwen(prm), abs=1e-6)
+    assert {0.0, 1.0} >= set(rewards)
+
+
+def test_an_empty_step_still_has_its_place(policy: Path, models: Callable[[str], Path]) -> None:
+    """A step whose only token ends the reply has no text; it is read all the same."""
+    for form in CASES:
+        loaded = load_scorer(options(policy, models(form), form))
+        assert loaded is not None
+        end = (make_tokenizer().eos_token_id,)
+        empty = Trajectory(2, (IDS[0], end), (STEPS[0], ""))
+        loaded[0].score(1, "oak", PROMPT, QUESTION, [trajectory(1), empty])
+        rewards: list[float] = []
+        while not rewards:
+            rewards = [r for scored in loaded[0].step() for r in scored.rewards]
+        assert len(set(rewards)) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "tensor", "message"),
+    [
+        ("skywork", "v_head.summary.weight", "head: .* tensor v_head.summary.weight is missing"),
+        ("qwen2.5-math-prm", "score.2.bias", "head: .* tensor score.2.bias is missing"),
+    ],
+)
+def test_a_head_that_is_not_there_is_named(
+    form: str, tensor: str, message: str, policy: Path, tmp_path: Path
+) -> None:
+    """At start, with the format and the tensor."""
+    prm = CASES[form].make(tmp_path)
+    tensors = load_file(prm / "model.safetensors")
+    del tensors[tensor]
+    save_file(tensors, prm / "model.safetensors")
+    with pytest.raises(RewardMissing, match=f"'{form}': {message}"):
+        load_scorer(options(policy, prm, form))
+
+
+def test_a_head_with_the_wrong_outputs_is_refused(policy: Path, tmp_path: Path) -> None:
+    """Two classes read as a value, one value read as classes: both are said."""
+    prm = make_qwen(tmp_path / "prm")
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"extends": "qwen2.5-math-prm", "reads": "value"}))
+    with pytest.raises(RewardMissing, match=r"score\.2 .* has 2 outputs; exactly one is needed"):
+        load_scorer(options(policy, prm, str(file)))
+    file.write_text(json.dumps({"extends": "qwen2.5-math-prm", "label": 2}))
+    with pytest.raises(RewardMissing, match=r"score\.2 .* has 2 outputs; at least 3 are needed"):
+        load_scorer(options(policy, prm, str(file)))
+
+
+def test_a_reward_model_without_the_tag_is_refused(policy: Path, tmp_path: Path) -> None:
+    """The format and what it looked for are named."""
+    message = r"'qwen2.5-math-prm': tag '<extra_0>' is not one token of"
+    with pytest.raises(RewardMissing, match=message):
+        load_scorer(options(policy, make_skywork(tmp_path), "qwen2.5-math-prm"))
+
+
+def test_the_sigmoid_of_a_repeated_head_is_its_own(models: Callable[[str], Path]) -> None:
+    """Llemma's head is one row for all tokens: the mean over the vocabulary is any one logit."""
+    folder = models("llemma")
+    ids, places = tagged()
+    one = torch.sigmoid(logits_of(folder, ids)[places][:, 17]).tolist()
+    assert llemma(folder) == pytest.approx(one, abs=1e-6)
+    assert not any(math.isclose(reward, 0.5) for reward in one)
