@@ -8,7 +8,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 PolicyName = Literal[
-    "best_of_n", "self_consistency", "beam", "rebase", "ets", "ets_kv", "best_first", "mcts"
+    "best_of_n",
+    "self_consistency",
+    "beam",
+    "rebase",
+    "ets",
+    "ets_kv",
+    "best_first",
+    "mcts",
+    "tot_bfs",
 ]
 VoteName = Literal[
     "weighted_majority", "majority", "best_last", "best_min", "best_prod", "best_mean"
@@ -84,7 +92,7 @@ class SearchSpec(BaseModel):
     )
     solver: SolverName = Field(default="highs", description="ETS: what solves its integer program")
     branch: int = Field(
-        default=3, ge=1, le=64, description="best_first, mcts: children of an expansion"
+        default=3, ge=1, le=64, description="best_first, mcts, tot_bfs: children of an expansion"
     )
     parallel: int = Field(
         default=4, ge=1, le=1024, description="best_first, mcts: nodes expanded a round"
@@ -112,4 +120,7 @@ class SearchSpec(BaseModel):
     )
     enough_answers: int = Field(
         default=5, ge=1, description="best_first: stops after these if no open step beats the best"
+    )
+    breadth: int | None = Field(
+        default=None, ge=1, description="tot_bfs: leaves kept a level; default: width / branch"
     )

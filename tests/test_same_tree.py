@@ -135,6 +135,29 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
     assert asyncio.run(run(replace(OFF, **options))) == reference
 
 
+JUDGED = replace(OFF, prm=None, reward_format="generative")
+
+
+def test_a_judged_tree_is_the_same_tree() -> None:
+    """Verdicts are drawn like steps: the policy as its own judge, alone and amid other searches."""
+    question, seeds = QUESTIONS[0], (1, 2)
+
+    async def all_of(options: EngineOptions, together: bool) -> list[str]:
+        engine = await EmbeddedEngine.start(options)
+        try:
+            specs = [SearchSpec(policy="tot_bfs", width=3, max_depth=4, seed=s) for s in seeds]
+            asked = [grow(engine, question, spec, f"case{spec.seed}") for spec in specs]
+            outcomes = await asyncio.gather(*asked) if together else [await a for a in asked]
+            return [outcome.digest for outcome in outcomes]
+        finally:
+            await engine.close()
+
+    crowded = replace(JUDGED, batch_limit=64, threads=2, kv_tokens=1_200)
+    assert asyncio.run(all_of(crowded, together=True)) == asyncio.run(
+        all_of(JUDGED, together=False)
+    )
+
+
 def test_another_seed_is_another_tree(reference: list[str]) -> None:
     """The digests can differ: the comparison above is not between constants."""
 

@@ -12,6 +12,7 @@ from search.policies.mcts import Mcts
 from search.policies.policy import Policy
 from search.policies.rebase import Rebase
 from search.policies.self_consistency import SelfConsistency
+from search.policies.tot_bfs import TotBfs
 from search.spec import PolicyName, SearchSpec
 
 POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
@@ -23,4 +24,5 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
     "ets_kv": Ets.without_clusters,
     "best_first": BestFirst.from_spec,
     "mcts": Mcts.from_spec,
+    "tot_bfs": TotBfs.from_spec,
 }

@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, pre_tokenizers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+from runtime.embedded.engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scorer import Scorer
 from runtime.embedded.scorers import load_scorer
 from runtime.twin import Twin, TwinOptions
-from search.engine import RewardMissing, Trajectory
+from search.engine import Branch, RewardMissing, Sampling, Trajectory
+from search.tree import ROOT
 from tests.runtime.tiny_models import make_checkpoint, make_reward_model, make_tokenizer
 
 LLAMA = (
@@ -289,6 +291,34 @@ async def test_the_twin_reads_the_same(
     twin = Twin(TwinOptions(policy, prm, form))
     rewards = await twin.score("oak", PROMPT, QUESTION, [trajectory(n) for n in (1, 2, 3)])
     assert rewards == pytest.approx(CASES[form].expected(prm), abs=2e-6)
+
+
+async def test_the_engines_process_reads_another_tokenizer(
+    policy: Path, models: Callable[[str], Path]
+) -> None:
+    """Steps of one model, scored by another with its own words: as the twin scores them.
+
+    The engine says beforehand what scoring takes of the context.
+    """
+    prm = models("rlhflow")
+    engine = await EmbeddedEngine.start(options(policy, prm, "rlhflow"))
+    try:
+        sampling = Sampling(max_step_tokens=12)
+        branches = [Branch(ROOT, i, PROMPT, i, 12, i + 1) for i in range(4)]
+        steps = await engine.expand("oak", branches, sampling)
+        paths = [Trajectory(i + 1, (s.tokens,), (s.text,)) for i, s in enumerate(steps)]
+        rewards = await engine.score("oak", PROMPT, QUESTION, paths)
+        able = engine.capabilities
+        cost = await engine.release("oak")
+    finally:
+        await engine.close()
+    twin = Twin(TwinOptions(policy, prm, "rlhflow"))
+    assert twin.capabilities.score_tokens == able.score_tokens
+    assert rewards == pytest.approx(await twin.score("oak", PROMPT, QUESTION, paths), abs=2e-6)
+    assert len(set(rewards)) == 4
+    assert cost.prm_tokens > 0
+    # + <eot>, <start> u s e r <end> \\n\\n, <eot>, <start> a s s i s t a n t <end> \\n\\n
+    assert able.score_tokens == (0, 2 + 7 + 1 + 12)
 
 
 def test_class_one_is_taken_by_position(policy: Path, tmp_path: Path) -> None:

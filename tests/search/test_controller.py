@@ -95,6 +95,16 @@ async def test_branches_carry_prefix_seed_and_order() -> None:
     assert [b.seed for b in second] == [node_seed(7, "step", p) for p in ((0, 0), (1, 0), (1, 1))]
 
 
+async def test_trajectories_carry_a_seed_for_a_judge() -> None:
+    """It follows from the request seed and the path, and is not the one the step was drawn by."""
+    engine = script({"": ["a\n\n", "b\n\n"], "a\n\n": ["x"], "b\n\n": ["z"]})
+    engine.score_of = lambda texts: 0.5
+    await run(engine, policy="beam", width=2)
+    first, second = engine.scored
+    assert [t.seed for t in first] == [node_seed(7, "judge", (i,)) for i in range(2)]
+    assert [t.seed for t in second] == [node_seed(7, "judge", (i, 0)) for i in range(2)]
+
+
 async def test_a_trajectory_that_is_cut_is_scored_like_one_that_ended() -> None:
     """Best of N has the rewards of all finished replies, cut ones included, and of no other."""
     engine = ScriptedEngine(

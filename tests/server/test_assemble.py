@@ -7,6 +7,7 @@ import pytest
 from runtime.embedders.endpoint import EndpointOptions
 from server.assemble import engine_options, model_flops, running
 from server.settings import BUNDLED, SettingsError, load_settings
+from server.shared_draws import free
 
 ENDPOINT = {
     "HEDGEROW_EMBEDDER": "endpoint",
@@ -49,3 +50,26 @@ def test_embedding_costs_the_layers_that_are_read() -> None:
     _, _, first = model_flops(load_settings({"HEDGEROW_EMBEDDER_LAYER": "1"}))
     assert 0 < first(10, 55, 0) < middle(10, 55, 0) < policy(10, 55, 0)
     assert model_flops(load_settings({"HEDGEROW_EMBEDDER": "lexical"}))[2](10, 55, 0) == 0
+
+
+def test_a_judge_needs_no_reward_model() -> None:
+    """The format decides: what is not read is not loaded, nor counted."""
+    judged = load_settings({}, reward_format="generative")
+    options = engine_options(judged)
+    assert (options.prm, options.reward_format) == (None, "generative")
+    assert model_flops(judged)[1] is free
+    usual = engine_options(load_settings({}))
+    assert (usual.prm, usual.reward_format) == (str(BUNDLED / "prm"), "math-shepherd")
+    assert model_flops(load_settings({}))[1] is not free
+
+
+def test_without_the_reward_model_it_needs_a_format_is_none() -> None:
+    """Rewards are then the policy's own likelihoods."""
+    options = engine_options(load_settings({"HEDGEROW_REWARD_MODEL": "none"}))
+    assert (options.prm, options.reward_format) == (None, "none")
+
+
+def test_unknown_formats_are_refused_by_key() -> None:
+    """Key, value, and what there is."""
+    with pytest.raises(SettingsError, match=r"HEDGEROW_REWARD_FORMAT = 'oracle': .* math-shepherd"):
+        load_settings({"HEDGEROW_REWARD_FORMAT": "oracle"})
