@@ -33,15 +33,15 @@ class RewardFormat(BaseModel):
     tokenised alone, once; ``tag`` follows each step as one token and stays in the path.
 
     **The reading**, always at the last token of the path. ``reads``: ``softmax`` is P(``good``)
-    against ``bad``; ``mean`` the sigmoid of the mean of the whole vocabulary's logits; ``value``
-    the sigmoid of a scalar head on the final hidden state; ``classes`` the softmax of a head with
-    several outputs, of which number ``label`` is taken; ``head`` names the head's linear layers in
-    the checkpoint, first to last, a ReLU between two. ``logprob`` reads no reward model: exp of the
-    policy's mean log-probability a token. ``judge`` asks the policy for ``votes`` verdicts on
-    ``template``, each of up to ``verdict_tokens`` tokens; the first group of the last match of
-    ``pattern`` is the number N, and the reward the mean of (N - ``lowest``) / (``highest`` -
-    ``lowest``). A verdict without such a number within the range is left out; where none is left
-    the reward is ``unparsed``.
+    against ``bad``, each a token's text or its id; ``mean`` the sigmoid of the mean of the whole
+    vocabulary's logits; ``value`` the sigmoid of a scalar head on the final hidden state;
+    ``classes`` the softmax of a head with several outputs, of which number ``label`` is taken;
+    ``head`` names the head's linear layers in the checkpoint, first to last, a ReLU between two.
+    ``logprob`` reads no reward model: exp of the policy's mean log-probability a token. ``judge``
+    asks the policy for ``votes`` verdicts on ``template``, each of up to ``verdict_tokens`` tokens;
+    the first group of the last match of ``pattern`` is the number N, and the reward the mean of
+    (N - ``lowest``) / (``highest`` - ``lowest``). A verdict without such a number within the range
+    is left out; where none is left the reward is ``unparsed``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -54,8 +54,8 @@ class RewardFormat(BaseModel):
     first: str = ""
     later: str = ""
     tag: str = ""
-    good: str = ""
-    bad: str = ""
+    good: str | int = ""
+    bad: str | int = ""
     head: tuple[str, ...] = ()
     label: int = Field(default=1, ge=0)
     template: str = ""
@@ -70,10 +70,10 @@ class RewardFormat(BaseModel):
     @model_validator(mode="after")
     def _complete(self) -> RewardFormat:
         for part in _NEEDED.get(self.reads, ()):
-            if not getattr(self, part):
+            if getattr(self, part) in ("", ()):
                 raise ValueError(f"{part}: empty; reads {self.reads!r} needs it")
-        if self.spells == "dialogue" and not self.good:
-            raise ValueError("good: empty; spells 'dialogue' answers every step with it")
+        if self.spells == "dialogue" and not (isinstance(self.good, str) and self.good):
+            raise ValueError(f"good: {self.good!r}; spells 'dialogue' answers steps with its text")
         if self.reads == "judge":
             self._judges()
         return self

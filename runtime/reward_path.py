@@ -119,11 +119,12 @@ class Dialogue:
 
     form: RewardFormat
     text: Text
+    good: str
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Dialogue:
         """Raises ValueError if the chat template cannot be cut into such pieces."""
-        made = cls(form, text)
+        made = cls(form, text, str(form.good))
         made._must_cut()
         return made
 
@@ -151,23 +152,23 @@ class Dialogue:
     def _later(self, words: str) -> str:
         """What a turn adds to a conversation of one answered turn."""
         before = [{"role": "user", "content": "?"}]
-        answer = {"role": "assistant", "content": self.form.good}
+        answer = {"role": "assistant", "content": self.good}
         after = [*before, answer, {"role": "user", "content": words.strip()}]
         return self.text.render_chat(after)[len(self.text.render_chat(before)) :]
 
     def _must_cut(self) -> None:
         question, steps = _PROBE
         contents = [_filled(self.form.opening, question) + steps[0].strip(), steps[1]]
-        answer = {"role": "assistant", "content": self.form.good}
+        answer = {"role": "assistant", "content": self.good}
         turns = [{"role": "user", "content": content} for content in contents]
         whole = self.text.render_chat([turns[0], answer, turns[1]])
         pieces = [self._first(question, steps[0]), self._later(steps[1])]
         ids = [token for piece in pieces for token in self.text.encode_after(piece)]
-        answered = pieces[1].lstrip().startswith(self.form.good)
+        answered = pieces[1].lstrip().startswith(self.good)
         if "".join(pieces) != whole or ids != self.text.encode_after(whole) or not answered:
             raise ValueError(
                 f"reward_format {self.form.name!r}: the chat template of {self.text.checkpoint} "
-                f"does not put {self.form.good!r} right after the assistant's opening, turn by turn"
+                f"does not put {self.good!r} right after the assistant's opening, turn by turn"
             )
 
 

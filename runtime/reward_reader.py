@@ -183,15 +183,15 @@ def _paths(form: RewardFormat, text: Text, policy: Text) -> Paths:
 def _token(form: RewardFormat, text: Text, part: str) -> int:
     """The id of the format's ``part``. Raises RewardMissing naming what was looked for."""
     wanted = getattr(form, part)
-    found = text.token(wanted)
+    found = wanted if isinstance(wanted, int) else text.token(wanted)
     if found is None:
         raise RewardMissing(
             f"reward_format {form.name!r}: {part} {wanted!r} is not one token of {text.checkpoint}"
         )
-    if found >= text.model_vocab:
+    if not 0 <= found < text.model_vocab:
         raise RewardMissing(
             f"reward_format {form.name!r}: {part} {wanted!r} is token {found}; the model of "
-            f"{text.checkpoint} has ids below {text.model_vocab}"
+            f"{text.checkpoint} has ids from 0 to {text.model_vocab - 1}"
         )
     return found
 

@@ -23,7 +23,7 @@ ENGINE_COUNTERS = {
     "decoded_tokens": "Tokens the policy model decoded.",
     "prefilled_tokens": "Tokens the policy model prefilled, prompts and evicted prefixes alike.",
     "cached_tokens": "Prefix tokens that were found in the KV cache.",
-    "prm_tokens": "Tokens the reward model read.",
+    "prm_tokens": "Tokens the reward model read, or a judge read and wrote.",
     "evicted_tokens": "Tokens whose KV was dropped under pressure.",
 }
 

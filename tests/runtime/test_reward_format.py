@@ -100,9 +100,17 @@ def test_a_token_the_model_does_not_have_is_refused(text: Text, tmp_path: Path) 
     config = {"max_position_embeddings": 64, "vocab_size": 200}
     (tmp_path / "config.json").write_text(json.dumps(config))
     small = Text(tmp_path)
-    message = r"'math-shepherd': tag 'ки' is token \d+; .* ids below 200"
+    message = r"'math-shepherd': tag 'ки' is token \d+; .* ids from 0 to 199"
     with pytest.raises(RewardMissing, match=message):
         Reader.of(SHEPHERD, small, own)
+
+
+def test_verdicts_may_be_ids(text: Text) -> None:
+    """As some models' cards name them; one the model does not have is refused."""
+    form = REWARD_FORMATS["logit"].model_copy(update={"good": 0, "bad": 7})
+    assert Reader.of(form, text, text).reading == Softmax(good=0, bad=7)
+    with pytest.raises(RewardMissing, match=r"'logit': bad 100000 is token 100000"):
+        Reader.of(form.model_copy(update={"bad": 100_000}), text, text)
 
 
 def test_a_context_without_room_for_a_step_is_refused(text: Text, tmp_path: Path) -> None:
@@ -149,7 +157,7 @@ def test_a_file_extends_a_format(tmp_path: Path) -> None:
         ('{"extends": "logit", "goood": "+"}', "goood: Extra inputs are not permitted"),
         ('{"extends": "logit", "bad": ""}', "bad: empty; reads 'softmax' needs it"),
         ('{"reads": "value"}', "head: empty; reads 'value' needs it"),
-        ('{"extends": "rlhflow", "reads": "mean", "good": ""}', "good: empty; spells 'dialogue'"),
+        ('{"extends": "rlhflow", "reads": "mean", "good": ""}', "good: ''; spells 'dialogue'"),
         ('{"extends": "generative", "votes": 0}', "votes: Input should be greater than or equal"),
         ('{"extends": "generative", "template": "{question}"}', "template: without {steps}"),
         ('{"extends": "generative", "pattern": "N"}', "a group for the number is needed"),
