@@ -29,13 +29,14 @@ POLICY = "models/sprig/policy"
 SEQUENCES = (1, 16, 64, 256)
 CONTEXT = 100
 SHARED = 32
+OWN = CONTEXT - SHARED
 
 
 class Decoding:
     """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
 
     def __init__(self, forward: Forward, sequences: int) -> None:
-        own = CONTEXT - SHARED
+        own = OWN
         self.forward = forward
         self.store = forward.new_store(SHARED + sequences * own)
         rng = np.random.default_rng(0)
@@ -58,11 +59,14 @@ class Decoding:
 
 
 class Floor:
-    """The products of a decode step alone: ready operands, the same tiles, nothing between them."""
+    """What a decode step cannot do without: its products and softmax on ready operands.
+
+    Every layer has operands of its own, since no cache holds a model's weights and KV; rows are
+    multiplied in the forward's tiles, and the shared beginning is attended once for all rows.
+    """
 
     def __init__(self, forward: Forward, sequences: int) -> None:
         config = forward.config
-        self.layers = config.layers
         self.pieces = cut(sequences, forward.tiles.rows)
         rows = self.pieces[-1][1]
         heads, kv_heads, size = config.heads, config.kv_heads, config.head_dim
@@ -72,24 +76,33 @@ class Floor:
             (config.hidden, 2 * config.ffn),
             (config.ffn, config.hidden),
         )
-        self.products = [self._product(rows, *shape) for shape in shapes]
+        self.products = [
+            [self._product(rows, *shape) for shape in shapes] for _ in range(config.layers)
+        ]
         self.head = self._product(rows, config.hidden, config.vocab)
-        pairs, group = sequences * kv_heads, heads // kv_heads
-        self.query = torch.randn(pairs, group, size)
-        self.keys = torch.randn(pairs, size, CONTEXT)
-        self.values = torch.randn(pairs, CONTEXT, size)
+        group = heads // kv_heads
+        extents = ((kv_heads, sequences * group, SHARED), (sequences * kv_heads, group, OWN))
+        self.attention = [
+            [self._attention(*extent, size) for extent in extents] for _ in range(config.layers)
+        ]
 
     @staticmethod
     def _product(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
         return torch.randn(rows, inputs), torch.randn(inputs, outputs), torch.empty(rows, outputs)
 
+    @staticmethod
+    def _attention(pairs: int, rows: int, keys: int, size: int) -> tuple[torch.Tensor, ...]:
+        shapes = ((pairs, rows, size), (pairs, size, keys), (pairs, keys, size))
+        return tuple(torch.randn(shape) for shape in shapes)
+
     def step(self) -> None:
         """The products of all layers and of the head."""
         with torch.inference_mode():
-            for _ in range(self.layers):
-                for x, weight, out in self.products:
-                    self._tiles(x, weight, out)
-                torch.bmm(torch.bmm(self.query, self.keys), self.values)
+            for products, attention in zip(self.products, self.attention, strict=True):
+                for product in products:
+                    self._tiles(*product)
+                for query, keys, values in attention:
+                    torch.bmm(torch.softmax(torch.bmm(query, keys), -1), values)
             self._tiles(*self.head)
 
     def _tiles(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:

@@ -11,11 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.embedded.attention import attend
+from runtime.embedded.attention import Attention
 from runtime.embedded.config import ModelConfig
-from runtime.embedded.kernels import Rotation, Workspace, cut, gate, normalise, product, rotate
+from runtime.embedded.kernels import (
+    Rotation,
+    Workspace,
+    cut,
+    gate,
+    normalise,
+    product,
+    rotate,
+    tiled,
+)
 from runtime.embedded.kv_store import KVStore
 from runtime.embedded.plan import Plan, Span, build_plan
 from runtime.embedded.selfcheck import Tiles, check_tiles, plain_tiles
@@ -95,79 +105,8 @@ class Forward:
     def _blocks(self, plan: Plan, store: KVStore, layers: int | None = None) -> Tensor:
         """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
         the plan's row order."""
-        config, space = self.config, self._space
-        count = len(plan.rows.tokens)
-        pieces = cut(count, self.tiles.rows)
-        rows = pieces[-1][1]
-        tokens = np.zeros(rows, dtype=np.int64)
-        tokens[:count] = plan.rows.tokens
-        positions = np.zeros(rows, dtype=np.int64)
-        positions[:count] = plan.rows.positions
-        stream = space.take("stream", rows, config.hidden)
-        torch.index_select(self._weights.embedding, 0, torch.from_numpy(tokens), out=stream)
-        turn = self._rotation.at(torch.from_numpy(positions))
-        writes = store.index(torch.from_numpy(plan.rows.writes))
-        added = space.take("added", rows, config.hidden)
-        normal = space.take("normal", rows, config.hidden)
-        for number, layer in enumerate(self._weights.layers[:layers]):
-            normalise(stream, config.norm_eps, normal)
-            keys, values = store.keys[number], store.values[number]
-            mixed = self._attention(layer, normal, turn, writes, keys, values, plan, pieces)
-            product(mixed, layer.output, added, pieces)
-            if layer.output_bias is not None:
-                added.add_(layer.output_bias)
-            stream.add_(added)
-            normalise(stream, config.norm_eps, normal)
-            stream.add_(self._ffn(layer, normal, added, pieces))
-        return stream
-
-    def _attention(
-        self,
-        layer: Layer,
-        normal: Tensor,
-        turn: tuple[Tensor, Tensor],
-        writes: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        plan: Plan,
-        pieces: Sequence[tuple[int, int]],
-    ) -> Tensor:
-        """Project, turn, write the new keys and values, attend: (padded rows, heads x head_dim)."""
-        config, space = self.config, self._space
-        rows, count, size = len(normal), len(plan.rows.tokens), config.head_dim
-        both = config.heads + config.kv_heads
-        qkv = space.take("qkv", rows, (both + config.kv_heads) * size)
-        product(normal, layer.qkv, qkv, pieces)
-        if layer.qkv_bias is not None:
-            qkv.add_(layer.qkv_bias)
-        heads = qkv.view(rows, -1, size)
-        query = space.take("query", rows, config.heads, size)
-        key = space.take("key", rows, config.kv_heads, size)
-        self._turn(heads[:, : config.heads], layer.query_norm, turn, query)
-        self._turn(heads[:, config.heads : both], layer.key_norm, turn, key)
-        query.mul_(size**-0.5)
-        keys.index_copy_(0, writes, key[:count].reshape(-1, size))
-        values.index_copy_(0, writes, heads[:count, both:].reshape(-1, size))
-        mixed = space.take("attended", rows, config.heads * size)
-        return attend(query.view(rows, -1), keys, values, plan, mixed, space)
-
-    def _turn(
-        self, x: Tensor, norm: Tensor | None, turn: tuple[Tensor, Tensor], out: Tensor
-    ) -> None:
-        """RoPE of ``x`` (rows, heads, head_dim) into ``out``, after its norm where there is one."""
-        scratch = self._space.take("turn", *x.shape)
-        if norm is not None:
-            normal = self._space.take("head_norm", *x.shape)
-            x = normalise(x, self.config.norm_eps, normal).mul_(norm)
-        rotate(x, *turn, out, scratch)
-
-    def _ffn(
-        self, layer: Layer, normal: Tensor, out: Tensor, pieces: Sequence[tuple[int, int]]
-    ) -> Tensor:
-        rows, ffn, space = len(normal), self.config.ffn, self._space
-        gate_up = product(normal, layer.gate_up, space.take("gate_up", rows, 2 * ffn), pieces)
-        gated = gate(gate_up, space.take("gated", rows, ffn), space.take("gate", rows, ffn))
-        return product(gated, layer.down, out, pieces)
+        one = _Pass(plan, store, self.config, self.tiles, self._space)
+        return one.run(self._weights.layers[:layers], self._weights.embedding, self._rotation)
 
     def _logits(self, stream: Tensor, asked: Tensor) -> Tensor:
         """Final norm, and head if there is one, of the rows ``asked``: a tensor of its own."""
@@ -180,7 +119,86 @@ class Forward:
         if self._weights.head is None:
             return normal.mul_(self._weights.last_norm)[: len(asked)]
         logits = torch.empty(rows, self.config.vocab)
-        return product(normal, self._weights.head, logits, pieces)[: len(asked)]
+        product(tiled(normal, logits, pieces), self._weights.head)
+        return logits[: len(asked)]
+
+
+class _Pass:
+    """The layers of one call. Buffers and their views are made once and serve every layer."""
+
+    def __init__(
+        self, plan: Plan, store: KVStore, config: ModelConfig, tiles: Tiles, space: Workspace
+    ) -> None:
+        self._plan, self._store, self._eps = plan, store, config.norm_eps
+        count, size, kv_heads = len(plan.rows.tokens), config.head_dim, config.kv_heads
+        pieces = cut(count, tiles.rows)
+        self._rows = rows = pieces[-1][1]
+        self._stream = space.take("stream", rows, config.hidden)
+        self._added = added = space.take("added", rows, config.hidden)
+        self._normal = normal = space.take("normal", rows, config.hidden)
+        turned = config.heads + kv_heads
+        self._qkv = qkv = space.take("qkv", rows, (turned + kv_heads) * size)
+        attended = space.take("attended", rows, config.heads * size)
+        gate_up = space.take("gate_up", rows, 2 * config.ffn)
+        self._gated = gated = space.take("gated", rows, config.ffn)
+        self._scratch = space.take("gate", rows, config.ffn)
+        self._gate_up = gate_up
+        self._qkv_rows = tiled(normal, qkv, pieces)
+        self._output_rows = tiled(attended, added, pieces)
+        self._gate_up_rows = tiled(normal, gate_up, pieces)
+        self._down_rows = tiled(gated, added, pieces)
+        heads = qkv.view(rows, -1, size)
+        self._turned = heads[:, :turned]
+        self._turn_scratch = space.take("turn", rows, turned, size)
+        self._query_heads = heads[:count, : config.heads]
+        self._query = space.take("query", count, config.heads, size)
+        self._new_kv = heads[:count, config.heads :]
+        self._attended = attended[:count].view(count, config.heads, size)
+        self._attention = Attention(
+            plan, kv_heads=kv_heads, group=config.group, head_dim=size, space=space
+        )
+
+    def run(self, layers: Sequence[Layer], embedding: Tensor, rotation: Rotation) -> Tensor:
+        """The residual stream (padded rows, hidden) after ``layers``, in the plan's row order."""
+        plan, stream = self._plan, self._stream
+        torch.index_select(embedding, 0, self._padded(plan.rows.tokens), out=stream)
+        turn = rotation.at(self._padded(plan.rows.positions))
+        writes = self._store.index(torch.from_numpy(plan.rows.writes))
+        for number, layer in enumerate(layers):
+            normalise(stream, self._eps, self._normal)
+            self._attend(layer, number, turn, writes)
+            stream.add_(self._added)
+            normalise(stream, self._eps, self._normal)
+            product(self._gate_up_rows, layer.gate_up)
+            gate(self._gate_up, self._gated, self._scratch)
+            product(self._down_rows, layer.down)
+            stream.add_(self._added)
+        return stream
+
+    def _attend(
+        self, layer: Layer, number: int, turn: tuple[Tensor, Tensor], writes: Tensor
+    ) -> None:
+        """Project, turn, write the new keys and values, attend, project back into ``added``."""
+        product(self._qkv_rows, layer.qkv)
+        if layer.qkv_bias is not None:
+            self._qkv.add_(layer.qkv_bias)
+        if layer.head_norm is not None:
+            normal = normalise(self._turned, self._eps, self._turn_scratch)
+            torch.mul(normal, layer.head_norm, out=self._turned)
+        rotate(self._turned, *turn, self._turn_scratch)
+        store = self._store
+        store.both[number].index_copy_(0, writes, self._new_kv.reshape(len(writes), -1))
+        self._query.copy_(self._query_heads)
+        self._attention.run(self._query, store.keys[number], store.values[number], self._attended)
+        product(self._output_rows, layer.output)
+        if layer.output_bias is not None:
+            self._added.add_(layer.output_bias)
+
+    def _padded(self, ids: NDArray[np.int64]) -> Tensor:
+        """``ids`` (rows,) with zeros for the rows that only fill the last tile."""
+        padded = torch.zeros(self._rows, dtype=torch.int64)
+        padded[: len(ids)] = torch.from_numpy(ids)
+        return padded
 
 
 def _asked(spans: Sequence[Span], plan: Plan) -> Tensor:

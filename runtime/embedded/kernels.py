@@ -54,11 +54,15 @@ def cut(rows: int, tiles: Sequence[int]) -> list[tuple[int, int]]:
     return pieces
 
 
-def product(x: Tensor, weight: Tensor, out: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
-    """``out`` (rows, outputs) = ``x`` (rows, inputs) @ ``weight`` (inputs, outputs), by tiles."""
-    for start, end in pieces:
-        torch.mm(x[start:end], weight, out=out[start:end])
-    return out
+def tiled(x: Tensor, out: Tensor, tiles: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """The tiles of a product's rows: views of ``x`` (rows, inputs) and of ``out``."""
+    return [(x[start:end], out[start:end]) for start, end in tiles]
+
+
+def product(rows: Sequence[tuple[Tensor, Tensor]], weight: Tensor) -> None:
+    """``out`` (n, outputs) = ``x`` (n, inputs) @ ``weight`` (inputs, outputs), tile by tile."""
+    for x, out in rows:
+        torch.mm(x, weight, out=out)
 
 
 def normalise(x: Tensor, eps: float, out: Tensor) -> Tensor:
@@ -117,10 +121,9 @@ def _frequencies(config: ModelConfig) -> Tensor:
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
-    """RoPE of ``x`` (rows, heads, head_dim) into ``out``, the halves paired as in Llama."""
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, scratch: Tensor) -> None:
+    """RoPE of ``x`` (rows, heads, head_dim) in place, the halves paired as in Llama."""
     half = x.shape[-1] // 2
-    torch.mul(x[..., half:], sine[..., :half], out=out[..., :half])
-    torch.mul(x[..., :half], sine[..., half:], out=out[..., half:])
-    torch.mul(x, cosine, out=scratch)
-    return out.add_(scratch)
+    torch.mul(x[..., half:], sine[..., :half], out=scratch[..., :half])
+    torch.mul(x[..., :half], sine[..., half:], out=scratch[..., half:])
+    x.mul_(cosine).add_(scratch)

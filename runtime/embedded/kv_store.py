@@ -12,7 +12,8 @@ class KVStore:
     """Float32 keys and values of ``slots`` tokens for every layer.
 
     ``keys[layer]`` and ``values[layer]`` are (kv_heads x rows, head_dim) with row
-    ``head * rows + slot``, so that a head's keys of a block are gathered as whole rows. The slot
+    ``head * rows + slot``, so that a head's keys of a block are gathered as whole rows;
+    ``both[layer]`` is the one after the other, so that a token's are written at once. The slot
     ``padding`` = ``slots`` stays zero and fills blocks that end early.
     """
 
@@ -24,15 +25,16 @@ class KVStore:
         self.padding = slots
         self.rows = slots + 1
         self.kv_heads = config.kv_heads
-        shape = (config.kv_heads * self.rows, config.head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape) for _ in range(config.layers)]
+        each = config.kv_heads * self.rows
+        self.both = [torch.zeros(2 * each, config.head_dim) for _ in range(config.layers)]
+        self.keys = [layer[:each] for layer in self.both]
+        self.values = [layer[each:] for layer in self.both]
 
     def index(self, slots: Tensor) -> Tensor:
-        """Rows of ``slots`` (n,) for every head: int64 (n x kv_heads,), head fastest."""
-        heads = torch.arange(self.kv_heads) * self.rows
+        """Rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), heads fastest."""
+        heads = torch.arange(2 * self.kv_heads) * self.rows
         return (slots[:, None] + heads).flatten()
 
     def nbytes(self) -> int:
         """Bytes held, padding included."""
-        return 2 * len(self.keys) * self.keys[0].nbytes
+        return sum(layer.nbytes for layer in self.both)

@@ -243,6 +243,8 @@ def _deal(items: _Items, blocks: int, sizes: Sequence[int]) -> list[_Deal]:
         left = np.maximum(wanted - done, 0)
         spare = 0 if number == len(sizes) - 1 else size // 2
         take = left // size + (left % size > spare)
+        if not take.any():
+            continue
         first = np.empty_like(take)
         first[turn] = take[turn].cumsum() - take[turn]
         after = rank - done[block]
@@ -259,11 +261,15 @@ def _mask(deal: _Deal, items: _Items) -> NDArray[np.bool_]:
     count = (len(deal.blocks) - deal.masked_from) * deal.size
     at = deal.tile >= deal.masked_from
     place = (deal.tile[at] - deal.masked_from) * deal.size + deal.place[at]
-    high = np.full(count, BLOCK, dtype=np.int64)
-    low = np.full(count, -1, dtype=np.int64)
-    high[place], low[place] = items.high[deal.items[at]], items.low[deal.items[at]]
+    seen = deal.items[at]
     key = np.arange(BLOCK)
-    mask = (key > high[:, None]) | (key <= low[:, None])
+    high = np.full(count, BLOCK, dtype=np.int64)
+    high[place] = items.high[seen]
+    mask = key > high[:, None]
+    if (items.low >= 0).any():
+        low = np.full(count, -1, dtype=np.int64)
+        low[place] = items.low[seen]
+        mask |= key <= low[:, None]
     return mask.reshape(-1, 1, deal.size, 1, BLOCK)
 
 
@@ -282,10 +288,7 @@ def _assemble(
     place_of = np.empty((len(items.row), kv_heads), dtype=np.int64)
     places = 0
     for deal in deals:
-        tiles = len(deal.blocks)
-        if not tiles:
-            continue
-        size, tile, place = deal.size, deal.tile, deal.place
+        tiles, size, tile, place = len(deal.blocks), deal.size, deal.tile, deal.place
         place_of[deal.items] = places + (tile[:, None] * kv_heads + head) * size + place[:, None]
         query = np.zeros((tiles, size), dtype=np.int64)
         query[tile, place] = items.row[deal.items]

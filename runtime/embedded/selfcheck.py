@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.embedded.config import ModelConfig
-from runtime.embedded.kernels import cut, normalise, product
+from runtime.embedded.kernels import cut, normalise, product, tiled
 from runtime.embedded.plan import BLOCK
 from runtime.embedded.weights import Weights
 
@@ -106,7 +106,7 @@ def _row_products(
             torch.set_num_threads(count)
             for shift in (0, 3):
                 out = torch.empty(rows, weight.shape[1])
-                product(x.roll(shift, 0), weight, out, cut(rows, (tile,)))
+                product(tiled(x.roll(shift, 0), out, cut(rows, (tile,))), weight)
                 repeats.append(out.roll(-shift, 0))
         yield repeats
 
@@ -125,13 +125,13 @@ def _query_products(
         for count in threads:
             torch.set_num_threads(count)
             for shift in (0, 1):
-                whole = _tiled(left.roll(shift, 1), right, tile)
-                alone = [_tiled(left[i : i + 1], right[i : i + 1], tile) for i in range(pairs)]
+                whole = _in_tiles(left.roll(shift, 1), right, tile)
+                alone = [_in_tiles(left[i : i + 1], right[i : i + 1], tile) for i in range(pairs)]
                 repeats += [whole.roll(-shift, 1), torch.cat(alone)]
         yield repeats
 
 
-def _tiled(left: Tensor, right: Tensor, tile: int) -> Tensor:
+def _in_tiles(left: Tensor, right: Tensor, tile: int) -> Tensor:
     """(pairs, rows, group, n) x (pairs, n, m) -> (pairs, rows, group, m), ``tile`` rows at once."""
     pairs, rows, group, inner = left.shape
     cuts = rows // tile

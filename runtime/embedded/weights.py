@@ -1,7 +1,8 @@
 """A checkpoint's weights in the layout the forward multiplies with: float32, fused, norms folded.
 
-Scales of norms that feed a projection are folded into it. Gate and up projections are stored
-negated, see ``kernels.gate``.
+Scales of norms that feed a projection are folded into it, and so is attention's 1 / sqrt(head_dim),
+an exact power of two where head_dim is one of four. Gate and up projections are stored negated, see
+``kernels.gate``.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Layer:
     """One block. Matrices are (inputs, outputs), contiguous.
 
     ``qkv`` (hidden, (heads + 2 kv_heads) x head_dim), ``output`` (heads x head_dim, hidden),
-    ``gate_up`` (hidden, 2 ffn), ``down`` (ffn, hidden); norm weights (head_dim,).
+    ``gate_up`` (hidden, 2 ffn), ``down`` (ffn, hidden); ``head_norm`` (heads + kv_heads, head_dim):
+    the scales of the norms over query and key heads.
     """
 
     qkv: Tensor
     qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    head_norm: Tensor | None
     output: Tensor
     output_bias: Tensor | None
     gate_up: Tensor
@@ -69,19 +70,36 @@ def _layer(read: Callable[[str], Tensor], config: ModelConfig, index: int) -> La
     attention_norm, ffn_norm = get("input_layernorm.weight"), get("post_attention_layernorm.weight")
     qkv = torch.cat([get(f"self_attn.{x}_proj.weight") for x in "qkv"])
     gate_up = torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])
-    bias = None
+    bias = head_norm = None
     if config.qkv_bias:
         bias = torch.cat([get(f"self_attn.{x}_proj.bias") for x in "qkv"])
+    if config.qk_norm:
+        norms = get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")
+        counts = torch.tensor([config.heads, config.kv_heads])
+        head_norm = torch.stack(norms).repeat_interleave(counts, 0)
+    _scale_queries(config, qkv, bias, head_norm)
     return Layer(
         qkv=_transposed(qkv, attention_norm),
         qkv_bias=bias,
-        query_norm=get("self_attn.q_norm.weight") if config.qk_norm else None,
-        key_norm=get("self_attn.k_norm.weight") if config.qk_norm else None,
+        head_norm=head_norm,
         output=_transposed(get("self_attn.o_proj.weight")),
         output_bias=get("self_attn.o_proj.bias") if config.output_bias else None,
         gate_up=_transposed(-gate_up, ffn_norm),
         down=_transposed(get("mlp.down_proj.weight")),
     )
+
+
+def _scale_queries(
+    config: ModelConfig, qkv: Tensor, bias: Tensor | None, head_norm: Tensor | None
+) -> None:
+    """Multiply by 1 / sqrt(head_dim), in place, whatever decides a query's length."""
+    scale, rows = config.head_dim**-0.5, config.heads * config.head_dim
+    if head_norm is not None:
+        head_norm[: config.heads] *= scale
+        return
+    qkv[:rows] *= scale
+    if bias is not None:
+        bias[:rows] *= scale
 
 
 def _transposed(weight: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.attention import attend
+from runtime.embedded.attention import Attention
 from runtime.embedded.config import ModelConfig
 from runtime.embedded.kernels import Workspace, cut
 from runtime.embedded.kv_store import KVStore
@@ -49,9 +49,9 @@ def filled(slots: int) -> KVStore:
     """A store whose every slot but the padding holds random keys and values."""
     store = KVStore(CONFIG, slots)
     seed = torch.Generator().manual_seed(slots)
-    for part in (store.keys[0], store.values[0]):
-        part.copy_(torch.randn(part.shape, generator=seed))
-        part[store.index(torch.tensor([store.padding]))] = 0.0
+    both = store.both[0]
+    both.copy_(torch.randn(both.shape, generator=seed))
+    both[store.index(torch.tensor([store.padding]))] = 0.0
     return store
 
 
@@ -59,10 +59,13 @@ def attended(spans: list[Span], query: torch.Tensor, store: KVStore, **settings)
     """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE), scaled."""
     plan = plan_of(spans, store, **settings)
     order = torch.from_numpy(plan.rows.order)
-    out = torch.zeros_like(query)
-    attend(query[order], store.keys[0], store.values[0], plan, out, Workspace())
-    result = torch.empty_like(out)
-    result[order] = out
+    out = torch.zeros(len(order), HEADS, SIZE)
+    attention = Attention(
+        plan, kv_heads=KV_HEADS, group=HEADS // KV_HEADS, head_dim=SIZE, space=Workspace()
+    )
+    attention.run(query[order].view(out.shape), store.keys[0], store.values[0], out)
+    result = torch.empty_like(query)
+    result[order] = out.view(query.shape)
     return result
 
 
