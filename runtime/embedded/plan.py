@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -60,16 +61,13 @@ class Strip:
     """The tiles of one size. A tile holds ``size`` rows (padded with row 0) and one block.
 
     ``start``: its first place in the flat arrays, whose places run (tile, head, row) for key/value
-    heads. ``keys`` (tiles x kv_heads x BLOCK,): store rows. Tiles from ``masked_from`` on hide keys
-    where ``mask`` (masked tiles, 1, size, 1, BLOCK) is true.
+    heads. ``keys`` (tiles x kv_heads x BLOCK,): store rows.
     """
 
     size: int
     tiles: int
     start: int
     keys: Tensor
-    masked_from: int
-    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,8 @@ class Plan:
 
     ``places``: length of the flat arrays. ``query`` (places,): the (row, head) each holds, as
     row x kv_heads + head. ``items`` (items x kv_heads,): the place of each item and head.
-    ``columns``: for every column, its first item and how many rows it has.
+    ``columns``: for every column, its first item and how many rows it has. ``veils``: the ranges of
+    items (first, last + 1) that hide keys; ``mask`` (items in them, BLOCK) says which.
     """
 
     rows: Rows
@@ -87,6 +86,8 @@ class Plan:
     query: Tensor
     items: Tensor
     columns: tuple[tuple[int, int], ...]
+    veils: tuple[tuple[int, int], ...]
+    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +123,12 @@ class _Items:
 class _Deal:
     """Items dealt to tiles of one size.
 
-    ``blocks`` (tiles,): each tile's block, those with hidden keys from ``masked_from`` on;
-    ``items``: which items are here, ``tile`` and ``place`` where each went.
+    ``blocks`` (tiles,): each tile's block; ``items``: which items are here, ``tile`` and ``place``
+    where each went.
     """
 
     size: int
     blocks: Ints
-    masked_from: int
     items: Ints
     tile: Ints
     place: Ints
@@ -233,8 +233,6 @@ def _deal(items: _Items, blocks: int, sizes: Sequence[int]) -> list[_Deal]:
     """Deal the items of each block to tiles, large ones first."""
     block = items.block
     wanted = np.bincount(block, minlength=blocks)
-    masked = np.bincount(block, weights=items.hidden(), minlength=blocks) > 0
-    turn = np.argsort(masked, kind="stable")
     sort = np.argsort(block, kind="stable")
     rank = np.empty_like(block)  # an item's place among those of its block
     rank[sort] = np.arange(len(block)) - np.repeat(wanted.cumsum() - wanted, wanted)
@@ -245,32 +243,32 @@ def _deal(items: _Items, blocks: int, sizes: Sequence[int]) -> list[_Deal]:
         take = left // size + (left % size > spare)
         if not take.any():
             continue
-        first = np.empty_like(take)
-        first[turn] = take[turn].cumsum() - take[turn]
+        first = take.cumsum() - take
         after = rank - done[block]
         here = np.flatnonzero((after >= 0) & (after < (take * size)[block]))
         tile = first[block[here]] + after[here] // size
-        of_tile = np.repeat(turn, take[turn])
-        deals.append(_Deal(size, of_tile, int(take[~masked].sum()), here, tile, after[here] % size))
+        of_tile = np.repeat(np.arange(blocks), take)
+        deals.append(_Deal(size, of_tile, here, tile, after[here] % size))
         done = done + take * size
     return deals
 
 
-def _mask(deal: _Deal, items: _Items) -> NDArray[np.bool_]:
-    """(masked tiles, 1, size, 1, BLOCK): keys that the row in that place must not see."""
-    count = (len(deal.blocks) - deal.masked_from) * deal.size
-    at = deal.tile >= deal.masked_from
-    place = (deal.tile[at] - deal.masked_from) * deal.size + deal.place[at]
-    seen = deal.items[at]
+def _veils(items: _Items, columns: Ints) -> list[tuple[int, int]]:
+    """For every column with hidden keys, the range of items from the first to the last of them."""
+    hidden = np.flatnonzero(items.hidden())
+    bounds = np.searchsorted(hidden, columns)
+    return [(int(hidden[a]), int(hidden[b - 1]) + 1) for a, b in pairwise(bounds) if a < b]
+
+
+def _mask(items: _Items, veils: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """(items in ``veils``, BLOCK): keys that the item's row must not see."""
+    within = np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in veils)])
     key = np.arange(BLOCK)
-    high = np.full(count, BLOCK, dtype=np.int64)
-    high[place] = items.high[seen]
-    mask = key > high[:, None]
-    if (items.low >= 0).any():
-        low = np.full(count, -1, dtype=np.int64)
-        low[place] = items.low[seen]
+    mask = key > items.high[within][:, None]
+    low = items.low[within]
+    if (low >= 0).any():
         mask |= key <= low[:, None]
-    return mask.reshape(-1, 1, deal.size, 1, BLOCK)
+    return mask
 
 
 def _assemble(
@@ -294,9 +292,9 @@ def _assemble(
         query[tile, place] = items.row[deal.items]
         queries.append((query[:, None] * kv_heads + head[:, None]).reshape(-1))
         keys = (blocks.slots[deal.blocks][:, None] + (head * store_rows)[:, None]).reshape(-1)
-        mask = torch.from_numpy(_mask(deal, items))
-        strips.append(Strip(size, tiles, places, torch.from_numpy(keys), deal.masked_from, mask))
+        strips.append(Strip(size, tiles, places, torch.from_numpy(keys)))
         places += tiles * kv_heads * size
+    veils = _veils(items, columns)
     return Plan(
         rows,
         tuple(strips),
@@ -304,4 +302,6 @@ def _assemble(
         torch.from_numpy(np.concatenate(queries)),
         torch.from_numpy(place_of.reshape(-1)),
         tuple(zip(columns[:-1].tolist(), np.diff(columns).tolist(), strict=True)),
+        tuple(veils),
+        torch.from_numpy(_mask(items, veils)),
     )

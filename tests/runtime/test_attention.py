@@ -146,9 +146,9 @@ def test_unshared_copies_are_read_apart():
 def test_only_unfinished_blocks_are_masked():
     """A row at position 70 sees two whole blocks unmasked and 7 keys of the third."""
     plan = plan_of([span(70, list(range(71)))], KVStore(CONFIG, 100))
-    (strip,) = plan.strips
-    assert (strip.tiles, strip.masked_from) == (3, 2)
-    assert strip.mask[0, 0, 0, 0].tolist() == [False] * 7 + [True] * (BLOCK - 7)
+    assert plan.columns == ((0, 1), (1, 1), (2, 1))
+    assert plan.veils == ((2, 3),)
+    assert plan.mask.tolist() == [[False] * 7 + [True] * (BLOCK - 7)]
 
 
 def test_blocks_before_the_window_are_left_out():
