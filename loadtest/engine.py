@@ -1,8 +1,9 @@
 """What does one decode step cost, what does exact arithmetic add, and what does it save us from?
 
 `python -m loadtest.engine [--quick] [--json]`. Steps of the bundled policy with contexts of 100
-tokens, exact and plain forward and their floor interleaved in one run; medians. Then the flip rate:
-the share of tokens that `--exact off` draws differently when only the batch limit changes.
+tokens, exact and plain forward and their floor interleaved in one run; medians. Then whole searches
+against the loop that scripts run on transformers, a question by turns. Then the flip rate: the
+share of tokens that `--exact off` draws differently when only the batch limit changes.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import torch
 
-from loadtest.searches import Engines, grow_many
+from loadtest.generate_loop import GenerateLoop
+from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
 from runtime.embedded.forward import Forward, Span
 from runtime.embedded.kernels import cut
+from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import SearchSpec
@@ -30,6 +37,8 @@ SEQUENCES = (1, 16, 64, 256)
 CONTEXT = 100
 SHARED = 32
 OWN = CONTEXT - SHARED
+BATCH_LIMITS = (8, 64)
+WIDTH = 64
 
 
 class Decoding:
@@ -144,6 +153,35 @@ def decode_rows(threads: int, repeats: int) -> list[dict]:
     return rows
 
 
+async def against_the_loop(threads: int, questions: int, width: int) -> dict:
+    """Problems a second of beam searches, one at a time, over those of the generate loop."""
+    spec = SearchSpec(policy="beam", width=width, seed=0)
+    loop, text, method = GenerateLoop(threads), Text(SPRIG.policy), Method(spec.policy, spec)
+    rows = []
+    async with Engines(threads=threads) as engine:
+        await grow(engine, text, Item(*dev_questions(1)[0], 1), method)
+        for task, question in dev_questions(questions):
+            seconds, digests = [], []
+            for contender in (engine, loop):
+                start = time.perf_counter()
+                outcome = await grow(contender, text, Item(task, question, 0), method)
+                seconds.append(time.perf_counter() - start)
+                digests.append(outcome.digest)
+            rows.append((task, *seconds, *digests))
+            print(f"{task}: {seconds[0]:.2f} s, loop {seconds[1]:.2f} s", file=sys.stderr)
+    names, ours, theirs, grown, twins = zip(*rows, strict=True)
+    return {
+        "speedup_vs_generate_loop": round(sum(theirs) / sum(ours), 3),
+        "generate_loop": {
+            "width": width,
+            "threads": threads,
+            "speedup": [(n, round(b / a, 2)) for n, a, b in zip(names, ours, theirs, strict=True)],
+            "identical_trees": sum(map(str.__eq__, grown, twins)) / len(rows),
+            "tree_digest": combined_digest(grown),
+        },
+    }
+
+
 def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
     """Trajectories that part ways, and the tokens compared until they do (or end)."""
     parted = compared = 0
@@ -164,15 +202,16 @@ def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
 
 
 async def flip_rate(exact: bool, questions: int, width: int) -> dict:
-    """Draw the same independent chains with batch limits 1 and 64 and compare them."""
+    """Draw the same independent chains with two batch limits and compare them."""
     spec = SearchSpec(policy="self_consistency", width=width, seed=0)
     grown = []
-    for batch_limit in (1, 64):
+    for batch_limit in BATCH_LIMITS:
         async with Engines(batch_limit=batch_limit, exact=exact) as engine:
             grown.append(await grow_many(engine, spec, questions))
     parted, tokens = flips(*grown)
     return {
         "exact": exact,
+        "batch_limits": BATCH_LIMITS,
         "trajectories": questions * width,
         "tokens": tokens,
         "flips": parted,
@@ -188,16 +227,21 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    repeats, questions, width = (9, 8, 8) if options.quick else (31, 40, 64)
-    report = {
-        "rows": decode_rows(options.threads, repeats),
-        "flip_rate": [asyncio.run(flip_rate(exact, questions, width)) for exact in (True, False)],
-    }
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine's process
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        repeats = 9 if options.quick else 31
+        report: dict[str, Any] = {
+            "rows": process.submit(decode_rows, options.threads, repeats).result()
+        }
+    report |= asyncio.run(against_the_loop(options.threads, 4 if options.quick else 12, WIDTH))
+    questions = {True: 4, False: 12} if options.quick else {True: 40, False: 40}
+    report["flip_rate"] = [asyncio.run(flip_rate(x, n, WIDTH)) for x, n in questions.items()]
     if options.json:
         print(json.dumps(report, indent=2))
         return
-    for row in report["rows"] + report["flip_rate"]:
+    for row in (*report["rows"], report["generate_loop"], *report["flip_rate"]):
         print("  ".join(f"{key} {value}" for key, value in row.items() if key != "tree_digest"))
+    print(f"speedup_vs_generate_loop {report['speedup_vs_generate_loop']}")
 
 
 if __name__ == "__main__":

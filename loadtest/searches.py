@@ -122,7 +122,7 @@ def dev_questions(count: int) -> list[tuple[str, str]]:
 
 
 async def grow_many(
-    engine: EmbeddedEngine, spec: SearchSpec, questions: int, at_once: int = 8
+    engine: Engine, spec: SearchSpec, questions: int, at_once: int = 8
 ) -> list[Outcome]:
     """One search a dev question, ``at_once`` side by side, in the questions' order."""
     text = Text(SPRIG.policy)
