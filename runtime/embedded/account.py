@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+
+from runtime.embedded.batch import Advance
+from search.engine import PrefixTooLong
 
 
 class Account:
@@ -67,3 +70,36 @@ class Account:
             yield self.prompt
         for path in self._alive:
             yield np.frombuffer(path, dtype=np.int64)
+
+
+def sum_of(accounts: Iterable[Account]) -> Account:
+    """The costs of several searches together."""
+    total = Account(0)
+    for account in accounts:
+        total.charge(account)
+    return total
+
+
+def charge_pass(
+    accounts: Mapping[str, Account],
+    advances: Sequence[Advance],
+    flops: Callable[[int, int, int], float],
+) -> None:
+    """Book a forward pass to the searches it was for; all its rows count as prefilled.
+
+    ``flops(tokens, context_sum, logits)``: the cost of a forward.
+    """
+    for tree in {advance.lane.tree for advance in advances}:
+        accounts[tree].passes += 1
+    for done in advances:
+        account = accounts[done.lane.tree]
+        contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
+        account.flops += flops(done.rows, contexts, int(done.logits is not None))
+        account.prefilled_tokens += done.rows
+
+
+def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
+    """Raise PrefixTooLong, "``what`` NAME of ROOM", for the first room too small for ``tokens``."""
+    for name, room in rooms.items():
+        if tokens > room:
+            raise PrefixTooLong(f"{what} {name} of {room}")

@@ -16,14 +16,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from runtime.embedded.account import Account
+from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.stops import Stops
 from runtime.text import Text
-from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
+from search.engine import Branch, EngineError, Hint, Sampling, Step
 from search.tree import ROOT, Finish
 
 PREFILL_ROWS = 256
@@ -207,10 +207,7 @@ class Scheduler:
 
     def totals(self) -> Account:
         """The costs of all searches, past and present."""
-        sums = Account(0)
-        for account in (self.past, *self.accounts.values()):
-            sums.charge(account)
-        return sums
+        return sum_of((self.past, *self.accounts.values()))
 
     def _account(self, tree: str) -> Account:
         if tree not in self.accounts:
@@ -225,13 +222,12 @@ class Scheduler:
             raise EngineError(
                 f"limit: {branch.limit}; from 1 to {sampling.max_step_tokens} is needed"
             )
-        wanted = len(branch.tokens) + branch.limit
-        for name, room in (("context", self._context), ("kv_tokens", self.cache.capacity)):
-            if wanted > room:
-                raise PrefixTooLong(
-                    f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
-                    f"do not fit the {name} of {room}"
-                )
+        must_fit(
+            len(branch.tokens) + branch.limit,
+            {"context": self._context, "kv_tokens": self.cache.capacity},
+            f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
+            "do not fit the",
+        )
 
     def _stops_for(self, sampling: Sampling) -> Stops:
         if sampling.stop not in self._stops:
@@ -355,15 +351,11 @@ class Scheduler:
             self._finished.append(call)
 
     def _charge(self, advances: Sequence[Advance]) -> None:
-        """Book what a forward pass computed to the searches it was for."""
-        for tree in {advance.lane.tree for advance in advances}:
-            self.accounts[tree].passes += 1
+        """Book a forward pass. A branch's last row decodes, the others are prefill."""
+        charge_pass(self.accounts, advances, self._flops)
         for done in advances:
-            account = self.accounts[done.lane.tree]
-            contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
-            account.flops += self._flops(done.rows, contexts, int(done.logits is not None))
-            decoded = isinstance(self._running[done.lane], Run) and done.logits is not None
-            account.prefilled_tokens += done.rows - decoded
+            if done.logits is not None and isinstance(self._running[done.lane], Run):
+                self.accounts[done.lane.tree].prefilled_tokens -= 1
 
 
 def _must_be_sane(sampling: Sampling) -> None:

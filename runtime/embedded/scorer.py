@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.embedded.account import Account
+from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.cache import Cache
 from runtime.embedded.lane import Lane, Order
 from runtime.reward_path import Spelt
 from runtime.reward_reader import Reader
-from search.engine import Hint, PrefixTooLong, Trajectory
+from search.engine import Hint, Trajectory
 
 PREFILL_ROWS = 256
 
@@ -124,7 +124,7 @@ class Scorer:
         """One iteration: admit, run one forward pass, read; the calls that are finished."""
         self._admit()
         advances = self.batch.advance()
-        self._charge(advances)
+        charge_pass(self.accounts, advances, self._flops)
         for advance in advances:
             if advance.logits is not None:
                 self._read(advance)
@@ -161,18 +161,14 @@ class Scorer:
 
     def totals(self) -> Account:
         """The costs of all searches, past and present."""
-        sums = Account(0)
-        for account in (self.past, *self.accounts.values()):
-            sums.charge(account)
-        return sums
+        return sum_of((self.past, *self.accounts.values()))
 
     def _must_fit(self, path: np.ndarray) -> None:
-        for name, room in (("context", self._context), ("prm_kv_tokens", self.cache.capacity)):
-            if len(path) > room:
-                raise PrefixTooLong(
-                    f"a trajectory of {len(path)} tokens does not fit the reward model's {name} "
-                    f"of {room}"
-                )
+        must_fit(
+            len(path),
+            {"context": self._context, "prm_kv_tokens": self.cache.capacity},
+            f"a trajectory of {len(path)} tokens does not fit the reward model's",
+        )
 
     def _account(self, tree: str, opening: Sequence[int]) -> Account:
         if tree not in self.accounts:
@@ -219,16 +215,6 @@ class Scorer:
     def _give_way(self, lane: Lane) -> None:
         """A lane lost its place to older ones: its path waits again."""
         insort(self._waiting, self._running.pop(lane), key=_order)
-
-    def _charge(self, advances: Sequence[Advance]) -> None:
-        """Book what a forward pass computed to the searches it was for."""
-        for tree in {advance.lane.tree for advance in advances}:
-            self.accounts[tree].passes += 1
-        for done in advances:
-            account = self.accounts[done.lane.tree]
-            contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
-            account.flops += self._flops(done.rows, contexts, int(done.logits is not None))
-            account.prefilled_tokens += done.rows
 
 
 def _order(reading: Reading) -> Order:
