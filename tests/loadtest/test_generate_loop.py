@@ -1,0 +1,34 @@
+"""The yardstick for speed is fair only if it does the same work."""
+
+import asyncio
+
+import pytest
+
+from loadtest.generate_loop import GenerateLoop
+from loadtest.searches import SPRIG
+from runtime.twin import Twin, TwinOptions
+from search.engine import Branch, Sampling, Trajectory
+
+
+@pytest.fixture(scope="module")
+def loop() -> GenerateLoop:
+    return GenerateLoop(threads=1)
+
+
+@pytest.fixture(scope="module")
+def twin() -> Twin:
+    return Twin(TwinOptions(SPRIG.policy, SPRIG.prm, SPRIG.reward_format))
+
+
+def test_a_padded_batch_draws_and_scores_as_the_twin_does(loop, twin):
+    """Prefixes of three lengths in one left-padded batch: the steps and rewards of each alone."""
+    prompts = [tuple(range(20, 20 + length)) for length in (5, 17, 11)]
+    branches = [Branch(0, i, tokens, 7 + i, 24, i + 1) for i, tokens in enumerate(prompts)]
+    drawn = [asyncio.run(engine.expand("t", branches, Sampling())) for engine in (loop, twin)]
+    assert [(s.tokens, s.text, s.finish) for s in drawn[0]] == [
+        (s.tokens, s.text, s.finish) for s in drawn[1]
+    ]
+    steps = [s.tokens for s in drawn[0]]
+    paths = [Trajectory(i, tuple(steps[: i + 1]), ("",) * (i + 1)) for i in range(3)]
+    rewards = [asyncio.run(e.score("t", prompts[0], "", paths)) for e in (loop, twin)]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-4)
