@@ -159,7 +159,7 @@ async def against_the_loop(threads: int, questions: int, width: int) -> dict:
     loop, text, method = GenerateLoop(threads), Text(SPRIG.policy), Method(spec.policy, spec)
     rows = []
     async with Engines(threads=threads) as engine:
-        await grow(engine, text, Item(*dev_questions(1)[0], 1), method)
+        await grow(engine, text, Item(*dev_questions(questions + 1)[-1], 0), method)
         for task, question in dev_questions(questions):
             seconds, digests = [], []
             for contender in (engine, loop):
