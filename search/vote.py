@@ -55,21 +55,28 @@ def hold_vote(tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]
     Raises RewardMissing if the rule needs a reward that is not there.
     """
     finished = tree.finished()
-    classes: dict[str, list[Node]] = {}
-    for node in finished:
-        answer = answer_of(tree.text(node.id))
-        if answer is not None:
-            classes.setdefault(answer, []).append(node)
+    classes = _ranked(tree, rule, answer_of)
     if not finished:
         return Ballot(None, None, (), "none (no trajectory finished)")
     if not classes:
         return _without_answers(tree, finished)
-    ranked = sorted(classes, key=lambda a: _standing(tree, rule, classes[a]))
     answers = tuple(
-        AnswerClass(a, class_weight(tree, rule, classes[a]), len(classes[a])) for a in ranked
+        AnswerClass(answer, class_weight(tree, rule, members), len(members))
+        for answer, members in classes.items()
     )
-    reply = min(classes[ranked[0]], key=lambda node: (-_merit(tree, rule, node), node.id))
-    return Ballot(ranked[0], reply.id, answers, rule)
+    return Ballot(answers[0].answer, replies(tree, rule, answer_of)[0], answers, rule)
+
+
+def replies(tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]) -> list[int]:
+    """The reply of every class as node ids, the heaviest class first: distinct answers all.
+
+    Empty if no finished trajectory has an answer.
+    """
+    classes = _ranked(tree, rule, answer_of)
+    return [
+        min(members, key=lambda node: (-_merit(tree, rule, node), node.id)).id
+        for members in classes.values()
+    ]
 
 
 def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> float:
@@ -89,6 +96,18 @@ def path_score(tree: Tree, rule: VoteName, node: Node) -> float:
     if rule == "best_min":
         return min(rewards)
     return prod(rewards) if rule == "best_prod" else fsum(rewards) / len(rewards)
+
+
+def _ranked(
+    tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]
+) -> dict[str, list[Node]]:
+    """The members of each class of equal answers, the heaviest class first."""
+    classes: dict[str, list[Node]] = {}
+    for node in tree.finished():
+        answer = answer_of(tree.text(node.id))
+        if answer is not None:
+            classes.setdefault(answer, []).append(node)
+    return {a: classes[a] for a in sorted(classes, key=lambda a: _standing(tree, rule, classes[a]))}
 
 
 def _standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> tuple[float, int, int]:

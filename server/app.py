@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from search.engine import Engine
 from server import errors
+from server.admission import Admission
 from server.chat import chat_routes
 from server.edge import Edge
 from server.forest import Forest
+from server.gate import Gate
+from server.keys import Keyring
+from server.ledger import Ledger
 from server.metrics import Metrics
 from server.ops import ops_routes
 from server.search_routes import search_routes
@@ -30,9 +35,15 @@ def create_service(
     delimiter: str = "\n\n",
     trees: TreeLog | None = None,
 ) -> Service:
-    """A server's parts over a running engine, which stays its caller's to close."""
+    """A server's parts over a running engine, which stays its caller's to close.
+
+    Raises SettingsError for API keys that cannot be read.
+    """
     ignored = IgnoredFields()
     metrics = Metrics(ignored)
+    keys = Keyring.load(settings)
+    admission = Admission(settings.max_running, settings.max_queued, settings.retry_after_seconds)
+    metrics.queue.set_function(lambda: admission.waiting)
     return Service(
         settings=settings,
         forest=Forest(engine, metrics),
@@ -41,6 +52,9 @@ def create_service(
         ignored=ignored,
         store=SearchStore(settings, time.monotonic),
         trees=trees or TreeLog(None),
+        keys=keys,
+        ledger=Ledger(keys.names, metrics),
+        admission=admission,
         delimiter=delimiter,
     )
 
@@ -67,6 +81,21 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
     )
     settings = service.settings
     errors.install(app, settings.retry_after_seconds)
+    app.add_middleware(
+        Gate,
+        settings=settings,
+        keys=service.keys,
+        admission=service.admission,
+        ledger=service.ledger,
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_middleware(Edge, metrics=service.metrics, max_body_bytes=settings.max_body_bytes)
     for routes in (chat_routes, search_routes, ops_routes):
         app.include_router(routes(service))

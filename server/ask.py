@@ -7,7 +7,8 @@ import re
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from jinja2 import TemplateError
@@ -16,14 +17,20 @@ from search.controller import Problem
 from search.spec import PolicyName, SearchSpec
 from server.completion import Completion, first_stop
 from server.errors import ApiError, bad_value, prompt_too_long, unknown_model
+from server.keys import Key
+from server.limits import settle
 from server.room import needs_rewards, policy_needs_rewards
 from server.service import Service
 from server.settings import Settings
+from server.shapes import CHAT, PLAIN, Shape
 from server.wire import (
     ChatRequest,
+    GenerationRequest,
     Message,
     SearchRequest,
+    TextRequest,
     plain_messages,
+    prompt_text,
     question_of,
     refuse_unsupported,
     stop_strings,
@@ -38,18 +45,32 @@ SEEDS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request understood. ``spec`` None: a plain completion, drawn as ``completion`` says."""
+    """A request understood. ``spec`` None: plain replies, drawn as ``completions`` say.
+
+    ``choices``: how many replies are wanted; ``seconds``: the most time for all of it, the queue
+    included.
+    """
 
     id: str
     created: int
     model: str
+    key: Key
     messages: list[dict[str, str]]
     problem: Problem
     seed: int
-    stop: tuple[str, ...]
     spec: SearchSpec | None
-    completion: Completion
+    seconds: float
+    shape: Shape = CHAT
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    completions: tuple[Completion, ...] = ()
     include_usage: bool = False
+    include_reasoning: bool = False
+
+    @property
+    def tree(self) -> str:
+        """The engine's name for its tree, in the cache namespace of its key."""
+        return f"{self.key.namespace}/{self.id}" if self.key.namespace else self.id
 
     def cut(self, text: str) -> tuple[str, bool]:
         """The reply before the client's first stop string, and whether there was one."""
@@ -57,67 +78,54 @@ class Ask:
         return text[:end], end is not None
 
 
-async def ask_chat(request: ChatRequest, service: Service) -> Ask:
+async def ask_chat(request: ChatRequest, service: Service, key: Key) -> Ask:
     """Understand a chat request. Raises ApiError naming what is wrong with it."""
-    settings = service.settings
     service.ignored.note(refuse_unsupported(request))
-    alias = resolve_model(request.model, settings)
-    stop = stop_strings(request.stop, settings.max_stop_strings)
-    seed = secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS
     limit = request.max_completion_tokens or request.max_tokens
-    spec = _spec_of(request, alias)
-    if spec is not None:
-        spec = settle(spec, settings, seed=seed, trajectory_tokens=limit)
-        seed = spec.seed or 0
-        check_rewards(spec, service)
-    messages = plain_messages(request.messages, settings.max_messages)
-    problem = await pose(messages, service)
-    return Ask(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=request.model,
-        messages=messages,
-        problem=problem,
-        seed=seed,
-        stop=stop,
-        spec=spec,
-        completion=Completion(
-            prompt=problem.prompt,
-            limit=limit or settings.default_max_tokens,
-            piece=settings.step_tokens,
-            seed=seed,
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            stop=stop,
-            seconds=settings.deadline_seconds,
-        ),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-    )
+    effort = EFFORT_WIDTH.get(request.reasoning_effort or "none")
+    by_effort = None if effort is None else SearchSpec(policy=EFFORT_POLICY, width=effort)
+    spec = _spec_of(request, by_effort, service, key, limit)
+    messages = plain_messages(request.messages, service.settings.max_messages)
+    problem = await pose(messages, service, key)
+    ask = _ask(request, CHAT, messages, problem, spec, limit, service, key)
+    return replace(ask, include_reasoning=bool(request.include_reasoning))
 
 
-async def ask_search(request: SearchRequest, service: Service) -> tuple[Ask, SearchSpec]:
+async def ask_text(request: TextRequest, service: Service, key: Key) -> Ask:
+    """Understand a request for a text completion. Raises ApiError naming what is wrong with it."""
+    service.ignored.note(refuse_unsupported(request))
+    spec = _spec_of(request, None, service, key, request.max_tokens)
+    text = prompt_text(request.prompt)
+    prompt = await _tokens(lambda: service.text.encode(text), "prompt", service, key)
+    problem = Problem(prompt=prompt, question=text, delimiter=service.delimiter)
+    return _ask(request, PLAIN, [], problem, spec, request.max_tokens, service, key)
+
+
+async def ask_search(
+    request: SearchRequest, service: Service, key: Key | None = None
+) -> tuple[Ask, SearchSpec]:
     """Understand a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
-    settings = service.settings
+    settings, key = service.settings, key or service.keys.anybody
     model = request.model or settings.model
     fields = _explicit(request.search)
     spec = SearchSpec(**(resolve_model(model, settings) | fields))
-    spec = settle(spec, settings, seed=secrets.randbelow(SEEDS))
+    spec = settle(spec, key, seed=secrets.randbelow(SEEDS))
     check_rewards(spec, service)
     if (request.question is None) == (request.messages is None):
         raise bad_value("question", "exactly one of question and messages is needed")
     asked = request.messages or [Message(role="user", content=request.question)]
     messages = plain_messages(asked, settings.max_messages)
-    problem = await pose(messages, service)
+    problem = await pose(messages, service, key)
     ask = Ask(
         id=f"search-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=model,
+        key=key,
         messages=messages,
         problem=problem,
         seed=spec.seed or 0,
-        stop=(),
         spec=spec,
-        completion=Completion(problem.prompt, 1, 1, 0),
+        seconds=_seconds(spec, settings),
     )
     return ask, spec
 
@@ -148,26 +156,6 @@ def model_names(settings: Settings) -> list[str]:
     return [settings.model, *aliases]
 
 
-def settle(
-    spec: SearchSpec, settings: Settings, *, seed: int, trajectory_tokens: int | None = None
-) -> SearchSpec:
-    """The spec with a seed and within the server's limits.
-
-    ``seed`` is taken when the spec has none; of two limits on a trajectory the smaller holds.
-    """
-    if spec.width > settings.max_width:
-        allowed = f"at most {settings.max_width} on this server, got {spec.width}"
-        raise bad_value("search.width", allowed)
-    given = spec.model_fields_set
-    changes: dict[str, Any] = {}
-    if spec.seed is None:
-        changes["seed"] = seed
-    if trajectory_tokens is not None:
-        own = spec.trajectory_tokens if "trajectory_tokens" in given else trajectory_tokens
-        changes["trajectory_tokens"] = min(own, trajectory_tokens)
-    return spec.model_copy(update=changes)
-
-
 def check_rewards(spec: SearchSpec, service: Service) -> None:
     """Raise ApiError for a search that needs rewards of an engine without a reward model."""
     if needs_rewards(spec) and not service.forest.engine.capabilities.scores:
@@ -176,34 +164,112 @@ def check_rewards(spec: SearchSpec, service: Service) -> None:
         raise bad_value(f"search.{name}", allowed)
 
 
-async def pose(messages: list[dict[str, str]], service: Service) -> Problem:
-    """Messages under the chat template. Raises ApiError if they do not fit the context.
-
-    A long text takes the tokenizer a while, so it runs beside the event loop.
-    """
+async def pose(messages: list[dict[str, str]], service: Service, key: Key) -> Problem:
+    """Messages under the chat template. Raises ApiError if they do not fit the context."""
     try:
-        async with service.tokenizing:
-            prompt = await asyncio.to_thread(service.text.encode_chat, messages)
+        prompt = await _tokens(lambda: service.text.encode_chat(messages), "messages", service, key)
     except TemplateError as error:
         raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
+    return Problem(prompt=prompt, question=question_of(messages), delimiter=service.delimiter)
+
+
+async def _tokens(
+    encode: Callable[[], list[int]], field: str, service: Service, key: Key
+) -> tuple[int, ...]:
+    """A prompt's ids. A long text takes the tokenizer a while: it runs beside the event loop."""
+    async with service.tokenizing:
+        prompt = await asyncio.to_thread(encode)
     context = service.forest.engine.capabilities.context_tokens
     if len(prompt) >= context:
-        raise prompt_too_long(len(prompt), context)
+        raise prompt_too_long(len(prompt), context, field)
+    if len(prompt) > key.prompt_tokens:
+        raise bad_value(field, f"at most {key.prompt_tokens} tokens, these are {len(prompt)}")
     if not prompt:
-        raise ApiError(400, "invalid_value", "messages: nothing to reply to", param="messages")
-    return Problem(
-        prompt=tuple(prompt), question=question_of(messages), delimiter=service.delimiter
+        raise ApiError(400, "invalid_value", f"{field}: nothing to reply to", param=field)
+    return tuple(prompt)
+
+
+def _ask(
+    request: GenerationRequest,
+    shape: Shape,
+    messages: list[dict[str, str]],
+    problem: Problem,
+    spec: SearchSpec | None,
+    limit: int | None,
+    service: Service,
+    key: Key,
+) -> Ask:
+    settings = service.settings
+    choices = _choices(request.n or 1, spec, settings)
+    seed = _seed(request) if spec is None else spec.seed or 0
+    stop = stop_strings(request.stop, settings.max_stop_strings)
+    tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
+    if spec is None and choices * tokens > key.tree_tokens:
+        allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are allowed"
+        raise bad_value("max_tokens", f"{allowed}, got {tokens}")
+    first = Completion(
+        prompt=problem.prompt,
+        limit=tokens,
+        piece=settings.step_tokens,
+        seed=seed,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        stop=stop,
+    )
+    return Ask(
+        id=f"{shape.prefix}-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=request.model,
+        key=key,
+        messages=messages,
+        problem=problem,
+        seed=seed,
+        spec=spec,
+        seconds=_seconds(spec, settings),
+        shape=shape,
+        stop=stop,
+        choices=choices,
+        completions=tuple(replace(first, draw=i) for i in range(choices)),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
     )
 
 
-def _spec_of(request: ChatRequest, alias: dict[str, Any]) -> SearchSpec | None:
+def _spec_of(
+    request: GenerationRequest,
+    by_effort: SearchSpec | None,
+    service: Service,
+    key: Key,
+    limit: int | None,
+) -> SearchSpec | None:
     """The search asked for: by field, then by alias, then by effort; None for a plain reply."""
+    alias = resolve_model(request.model, service.settings)
+    spec = by_effort
     if request.search is not None:
-        return SearchSpec(**(alias | _explicit(request.search)))
-    if alias:
-        return SearchSpec(**alias)
-    width = EFFORT_WIDTH.get(request.reasoning_effort or "none")
-    return None if width is None else SearchSpec(policy=EFFORT_POLICY, width=width)
+        spec = SearchSpec(**(alias | _explicit(request.search)))
+    elif alias:
+        spec = SearchSpec(**alias)
+    if spec is not None:
+        spec = settle(spec, key, seed=_seed(request), trajectory_tokens=limit)
+        check_rewards(spec, service)
+    return spec
+
+
+def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:
+    most = settings.max_choices if spec is None else min(settings.max_choices, spec.width)
+    if n > most:
+        why = "" if spec is None or n <= settings.max_choices else " with this search.width"
+        raise bad_value("n", f"at most {most} choices are offered{why}, got {n}")
+    return n
+
+
+def _seed(request: GenerationRequest) -> int:
+    return secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS
+
+
+def _seconds(spec: SearchSpec | None, settings: Settings) -> float:
+    if spec is None or spec.deadline_ms is None:
+        return settings.deadline_seconds
+    return min(settings.deadline_seconds, spec.deadline_ms / 1000)
 
 
 def _explicit(spec: SearchSpec) -> dict[str, Any]:

@@ -1,66 +1,124 @@
-"""``POST /v1/chat/completions``."""
+"""``POST /v1/chat/completions`` and ``POST /v1/completions``: plain replies and searched ones."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from search.events import Event
 from search.outcome import Outcome
-from server.ask import Ask, ask_chat
-from server.completion import PlainReply
+from server.admission import Ticket, seconds_after_turn
+from server.ask import Ask, ask_chat, ask_text
+from server.completion import Completion, PlainReply
 from server.disconnect import run_for
 from server.errors import StreamAborted, translate
+from server.progress import Progress
 from server.reply import Reply, chunk, search_document, usage_chunk
 from server.service import Service
 from server.stream import DONE, Result, Silence, event, follow, streaming
-from server.wire import ChatRequest
+from server.wire import ChatRequest, TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Certain:
+    """A part of a choice's text that can no longer change."""
+
+    index: int
+    text: str
+
+
+Tell = Callable[[Certain | Event], None]
 
 
 def chat_routes(service: Service) -> APIRouter:
-    """The route, bound to a service."""
+    """The routes, bound to a service."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        ask = await ask_chat(body, service)
-        if body.stream:
-            return streaming(_chunks(ask, service))
-        work = _work(ask, service, lambda _: None)
-        done = await run_for(request, service.forest, work)
-        return JSONResponse(Reply(ask, done).completion(ask, service.fingerprint))
+        return await answer(await ask_chat(body, service, request.state.key), body.stream, request)
+
+    @router.post("/v1/completions")
+    async def completions(body: TextRequest, request: Request) -> Response:
+        return await answer(await ask_text(body, service, request.state.key), body.stream, request)
+
+    async def answer(ask: Ask, stream: bool | None, request: Request) -> Response:
+        work = partial(_work, ask, service, request.state.ticket)
+        if stream:
+            return streaming(_chunks(ask, service, work))
+        reply = await run_for(request, service.forest, work(lambda _: None))
+        return JSONResponse(reply.completion(ask, service.fingerprint))
 
     return router
 
 
-async def _work(ask: Ask, service: Service, tell: Callable[[str], None]) -> PlainReply | Outcome:
-    """What was asked for; ``tell`` gets a plain reply's text as it becomes certain."""
+async def _work(ask: Ask, service: Service, ticket: Ticket, tell: Tell) -> Reply:
+    """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
+    seconds = await seconds_after_turn(ticket, ask.seconds)
     if ask.spec is None:
-        return await service.forest.complete(ask.id, ask.completion, tell)
-    seconds = service.settings.deadline_seconds
-    outcome = await service.forest.search(ask.id, ask.problem, ask.spec, seconds=seconds)
+        reply = Reply(ask, await _draw(ask, service, seconds, tell))
+    else:
+        reply = Reply(ask, await _search(ask, service, seconds, tell))
+    service.ledger.used(ask.key, reply.usage, searched=ask.spec is not None)
+    return reply
+
+
+async def _draw(ask: Ask, service: Service, seconds: float, tell: Tell) -> Sequence[PlainReply]:
+    """Plain replies, side by side."""
+
+    def draw(wanted: Completion) -> asyncio.Task[PlainReply]:
+        tree = f"{ask.tree}.{wanted.draw}" if wanted.draw else ask.tree
+        timed = replace(wanted, seconds=seconds)
+        hear = lambda text: tell(Certain(wanted.draw, text))  # noqa: E731
+        return asyncio.create_task(service.forest.complete(tree, timed, hear))
+
+    tasks = [draw(wanted) for wanted in ask.completions]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _search(ask: Ask, service: Service, seconds: float, tell: Tell) -> Outcome:
+    assert ask.spec is not None, "a plain reply needs no search"
+    outcome = await service.forest.search(
+        ask.tree, ask.problem, ask.spec, seconds=seconds, listen=tell
+    )
     if service.trees.wanted:
         service.trees.write(search_document(ask, outcome, service.fingerprint))
     return outcome
 
 
-async def _chunks(ask: Ask, service: Service) -> AsyncIterator[bytes]:
-    """The stream: role, text when it is certain (empty deltas meanwhile), reason, usage, end."""
-    mark, settings = service.fingerprint, service.settings
-    yield event(chunk(ask, mark, {"role": "assistant", "content": ""}))
+async def _chunks(
+    ask: Ask, service: Service, work: Callable[[Tell], Coroutine[Any, Any, Reply]]
+) -> AsyncIterator[bytes]:
+    """The stream: roles, text when it is certain (empty deltas meanwhile), reasons, usage, end."""
+    mark, settings, shape = service.fingerprint, service.settings, ask.shape
+    progress = Progress() if ask.include_reasoning else None
+    for opening in filter(None, map(shape.opening, range(1 if ask.spec else ask.choices))):
+        yield event(chunk(ask, mark, opening))
     try:
-        work = partial(_work, ask, service)
         async for item in follow(service.forest, work, settings.keepalive_seconds):
             match item:
                 case Silence():
-                    yield event(chunk(ask, mark, {}))
-                case Result(done):
-                    for data in _ending(ask, service, Reply(ask, done)):
+                    yield event(chunk(ask, mark, shape.piece(0)))
+                case Result(reply):
+                    for data in _ending(ask, service, reply):
                         yield data
-                case str() if item:
-                    yield event(chunk(ask, mark, {"content": item}))
+                case Certain(index, text) if text:
+                    yield event(chunk(ask, mark, shape.piece(index, text)))
+                case Event() if progress is not None and (line := progress.hear(item)):
+                    told = shape.reasoning(line)
+                    if told is not None:
+                        yield event(chunk(ask, mark, told))
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         said = translate(error, settings.retry_after_seconds)
         yield event(said.body())
@@ -68,13 +126,19 @@ async def _chunks(ask: Ask, service: Service) -> AsyncIterator[bytes]:
 
 
 def _ending(ask: Ask, service: Service, reply: Reply) -> list[bytes]:
-    mark = service.fingerprint
-    last = chunk(ask, mark, {}, reply.finish_reason)
+    """The text of searched choices, why each ended, the seed and the search with the last one."""
+    mark, shape = service.fingerprint, ask.shape
     events = []
-    if reply.search is not None:
-        events.append(event(chunk(ask, mark, {"content": reply.text})))
-        last |= {"search": reply.search}
-    events.append(event(last | {"seed": ask.seed}))
+    for index, (text, finish_reason) in enumerate(reply.choices):
+        if reply.search is not None:
+            if index and (opening := shape.opening(index)) is not None:
+                events.append(event(chunk(ask, mark, opening)))
+            events.append(event(chunk(ask, mark, shape.piece(index, text))))
+        last = chunk(ask, mark, shape.piece(index, None, finish_reason))
+        if index == len(reply.choices) - 1:
+            last |= {"seed": ask.seed}
+            last |= {} if reply.search is None else {"search": reply.search}
+        events.append(event(last))
     if ask.include_usage:
         events.append(event(usage_chunk(ask, mark, reply.usage)))
     return [*events, DONE]

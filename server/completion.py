@@ -16,7 +16,8 @@ from search.tree import Finish
 class Completion:
     """What is wanted: ``prompt`` ids, at most ``limit`` tokens drawn ``piece`` at a time.
 
-    ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole.
+    ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole. ``draw``
+    tells the replies to one request apart.
     """
 
     prompt: tuple[int, ...]
@@ -27,6 +28,7 @@ class Completion:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seconds: float = 600.0
+    draw: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ async def _chain(
     tree_id: str,
     on_text: Callable[[str], None],
 ) -> PlainReply:
-    seed = node_seed(wanted.seed, "step", (0,))
+    seed = node_seed(wanted.seed, "step", (wanted.draw,))
     sampling = Sampling(wanted.temperature, wanted.top_p, wanted.stop, wanted.piece)
     tokens, text, sent, node = wanted.prompt, "", 0, 0
     while True:

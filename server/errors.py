@@ -89,13 +89,13 @@ def unknown_model(name: str, known: str) -> ApiError:
     return ApiError(404, "model_not_found", message, param="model")
 
 
-def prompt_too_long(tokens: int, context: int) -> ApiError:
+def prompt_too_long(tokens: int, context: int, field: str) -> ApiError:
     """A prompt that leaves no room for a reply. Clients look for "maximum context length"."""
     message = (
-        f"messages: this model's maximum context length is {context} tokens; "
-        f"the messages have {tokens} and leave no room for a reply"
+        f"{field}: this model's maximum context length is {context} tokens; "
+        f"there are {tokens}, which leave no room for a reply"
     )
-    return ApiError(400, "context_length_exceeded", message, param="messages")
+    return ApiError(400, "context_length_exceeded", message, param=field)
 
 
 def nothing_finished(stop_reason: str, policy: str) -> ApiError:

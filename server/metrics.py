@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -26,6 +33,9 @@ ENGINE_COUNTERS = {
     "prm_tokens": "Tokens the reward model read, or a judge read and wrote.",
     "evicted_tokens": "Tokens whose KV was dropped under pressure.",
 }
+
+
+disable_created_metrics()  # a second series for each counter and bucket that nobody reads
 
 
 class Metrics:
@@ -57,6 +67,9 @@ class Metrics:
             "request_seconds", "Duration of requests, streams included.", SECONDS, "route", "status"
         )
         self.requests_in_flight = self._gauge("requests_in_flight", "Requests being answered.")
+        self.key_tokens = self._count("key_tokens", "Tokens used by each key.", "key", "kind")
+        self.refusals = self._count("refusals", "Requests turned away at the gate.", "code")
+        self.queue = self._gauge("requests_waiting", "Requests that wait for their turn.")
         self.disconnects = self._count("disconnects", "Clients that left before their answer.")
         self.engine_restarts = self._count("engine_restarts", "Times a dead engine was restarted.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -30,6 +30,14 @@ def ops_routes(service: Service) -> APIRouter:
     async def model(name: str) -> Response:
         resolve_model(name, service.settings)
         return JSONResponse(_model(name))
+
+    @router.get("/v1/usage")
+    async def own_usage(request: Request) -> Response:
+        return JSONResponse(service.ledger.account(request.state.key.name))
+
+    @router.get("/admin/usage")
+    async def all_usage() -> Response:
+        return JSONResponse({"data": service.ledger.all()})
 
     @router.get("/health")
     async def health() -> Response:

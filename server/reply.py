@@ -1,13 +1,16 @@
-"""What goes back: chat completions, their chunks, and the documents of ``/v1/search``."""
+"""What goes back: completions, their chunks, and the documents of ``/v1/search``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from search.outcome import Outcome
 from search.tree import Finish
 from search.tree_json import to_json
+from search.vote import replies, vote_name
+from server.answers import answer_of
 from server.ask import Ask
 from server.completion import PlainReply
 from server.errors import nothing_finished
@@ -55,50 +58,53 @@ def usage(prompt: int, generated: int, reply: int) -> dict[str, Any]:
 
 
 class Reply:
-    """A finished chat reply: its text, why it ended, its usage and its ``search`` object."""
+    """A finished reply: its choices (text and why it ended), its usage, its ``search`` object."""
 
-    def __init__(self, ask: Ask, done: PlainReply | Outcome) -> None:
+    def __init__(self, ask: Ask, done: Sequence[PlainReply] | Outcome) -> None:
         """Raises ApiError (504) when the search finished no trajectory."""
-        if isinstance(done, PlainReply):
-            self.text = done.text
-            self.finish_reason = done.finish_reason
-            self.usage = usage(len(ask.problem.prompt), done.tokens, done.tokens)
-            self.search = None
+        if isinstance(done, Outcome):
+            self.choices = _best_choices(ask, done)
+            self.usage = search_usage(done)
+            self.search = search_part(ask, done)
             return
-        if done.chosen is None:
-            raise nothing_finished(done.stop_reason.value, done.spec.policy)
-        self.text, stopped = ask.cut(done.text)
-        ended = stopped or done.tree[done.chosen].finish is Finish.END
-        self.finish_reason = "stop" if ended else "length"
-        self.usage = search_usage(done)
-        self.search = search_part(ask, done)
+        tokens = sum(reply.tokens for reply in done)
+        self.choices = [(reply.text, reply.finish_reason) for reply in done]
+        self.usage = usage(len(ask.problem.prompt), tokens, tokens)
+        self.search = None
 
     def completion(self, ask: Ask, fingerprint: str) -> dict[str, Any]:
-        """The whole ``chat.completion``."""
-        message = {"role": "assistant", "content": self.text, "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": self.finish_reason,
-        }
-        body = _head(ask, "chat.completion", fingerprint)
-        body |= {"choices": [choice], "usage": self.usage, "seed": ask.seed}
+        """The whole response."""
+        choices = [ask.shape.choice(i, *choice) for i, choice in enumerate(self.choices)]
+        body = _head(ask, ask.shape.kind, fingerprint)
+        body |= {"choices": choices, "usage": self.usage, "seed": ask.seed}
         return body if self.search is None else body | {"search": self.search}
 
 
-def chunk(
-    ask: Ask, fingerprint: str, delta: dict[str, Any], finish_reason: str | None = None
-) -> dict[str, Any]:
-    """One ``chat.completion.chunk``."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-    body = _head(ask, "chat.completion.chunk", fingerprint) | {"choices": [choice]}
+def chunk(ask: Ask, fingerprint: str, choice: dict[str, Any] | None) -> dict[str, Any]:
+    """One chunk of a stream."""
+    choices = [] if choice is None else [choice]
+    body = _head(ask, ask.shape.chunk_kind, fingerprint) | {"choices": choices}
     return body | {"usage": None} if ask.include_usage else body
 
 
 def usage_chunk(ask: Ask, fingerprint: str, used: dict[str, Any]) -> dict[str, Any]:
     """The last chunk, for clients that asked for the usage."""
-    return _head(ask, "chat.completion.chunk", fingerprint) | {"choices": [], "usage": used}
+    return _head(ask, ask.shape.chunk_kind, fingerprint) | {"choices": [], "usage": used}
+
+
+def _best_choices(ask: Ask, done: Outcome) -> list[tuple[str, str]]:
+    """The replies of the best distinct answers, as many as were wanted and are there."""
+    if done.chosen is None:
+        raise nothing_finished(done.stop_reason.value, done.spec.policy)
+    nodes = [done.chosen]
+    if ask.choices > 1 and done.answers:
+        nodes = replies(done.tree, vote_name(done.spec), answer_of(ask.problem.question))
+    choices = []
+    for node in nodes[: ask.choices]:
+        text, stopped = ask.cut(done.tree.text(node))
+        ended = stopped or done.tree[node].finish is Finish.END
+        choices.append((text, "stop" if ended else "length"))
+    return choices
 
 
 def search_document(ask: Ask, outcome: Outcome, fingerprint: str) -> dict[str, Any]:

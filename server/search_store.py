@@ -15,9 +15,11 @@ from server.settings import Settings
 class Kept:
     """A search: its ``task`` while it runs, its JSON ``document`` once it is done.
 
-    ``ended`` is when it was done, in seconds by the store's clock.
+    ``owner`` is the key that asked for it; ``ended`` is when it was done, in seconds by the store's
+    clock.
     """
 
+    owner: str
     created: int
     task: asyncio.Task[Any] | None
     document: bytes = b""
@@ -37,9 +39,11 @@ class SearchStore:
         self._forget()
         return len(self._kept)
 
-    def begin(self, search_id: str, created: int, task: asyncio.Task[Any] | None) -> None:
+    def begin(
+        self, search_id: str, owner: str, created: int, task: asyncio.Task[Any] | None
+    ) -> None:
         """Note a search that starts."""
-        self._kept[search_id] = Kept(created, task)
+        self._kept[search_id] = Kept(owner, created, task)
 
     def finish(self, search_id: str, document: bytes) -> None:
         """Keep a finished search's document; one that was deleted meanwhile stays deleted."""
@@ -51,10 +55,11 @@ class SearchStore:
         self._bytes += len(document)
         self._forget()
 
-    def get(self, search_id: str) -> Kept | None:
-        """A search that runs or is still kept."""
+    def get(self, search_id: str, owner: str) -> Kept | None:
+        """A search that runs or is still kept; to anybody but its owner there is none."""
         self._forget()
-        return self._kept.get(search_id)
+        kept = self._kept.get(search_id)
+        return kept if kept is not None and kept.owner == owner else None
 
     def remove(self, search_id: str) -> Kept | None:
         """Forget a search and cancel it if it runs; None if there is no such search."""

@@ -9,7 +9,10 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
+from server.admission import Admission
 from server.forest import Forest
+from server.keys import Keyring
+from server.ledger import Ledger
 from server.metrics import Metrics
 from server.search_store import SearchStore
 from server.settings import Settings
@@ -22,6 +25,10 @@ class ChatText(Protocol):
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of the messages under the chat template, ready for a reply."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text alone, nothing added."""
         ...
 
 
@@ -40,6 +47,9 @@ class Service:
     ignored: IgnoredFields
     store: SearchStore
     trees: TreeLog
+    keys: Keyring
+    ledger: Ledger
+    admission: Admission
     delimiter: str = "\n\n"
     tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -34,6 +34,15 @@ def _format(name: str) -> str:
 
 
 FormatName = Annotated[str, AfterValidator(_format)]
+def _listed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
 Checkpoint = Annotated[Path, AfterValidator(_folder)]
 OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
 
@@ -92,6 +101,21 @@ class Settings(BaseSettings):
     kept_searches: int = Field(default=256, ge=1)
     kept_bytes: int = Field(default=64 << 20, ge=1024)
 
+    api_keys: SecretStr = Field(default=SecretStr(""), description="name:key, by commas")
+    api_keys_file: OptionalPath = Field(default=None, description="TOML, a table a key")
+    metrics_key: OptionalSecret = Field(default=None, description="opens /metrics")
+    admin_key: OptionalSecret = Field(default=None, description="opens /admin; without it: closed")
+    share_cache: bool = Field(default=False, description="cached prefixes serve all keys")
+    cors_origins: Names = Field(default=(), description="by commas; none: CORS is off")
+    max_running: int = Field(default=64, ge=1, description="trees at once")
+    max_queued: int = Field(default=1024, ge=0, description="requests that may wait")
+    key_running: int = Field(default=64, ge=1, description="trees of one key at once")
+    key_queued: int = Field(default=1024, ge=0, description="requests of one key that may wait")
+    max_depth: int = Field(default=200, ge=1, le=200)
+    max_prompt_tokens: int = Field(default=1 << 20, ge=1)
+    max_choices: int = Field(default=16, ge=1, description="n of a request")
+    max_tree_tokens: int = Field(default=1 << 20, ge=1, description="of one request's tree")
+
 
 class SettingsError(ValueError):
     """A setting is wrong; the message names the key, its value and what is allowed."""
@@ -123,4 +147,5 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
 def _line(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
     said = error["msg"].removeprefix("Value error, ")
-    return f"{PREFIX}{name.upper()} = {str(error['input'])!r}: {said}"
+    shown = "..." if "key" in name else str(error["input"])
+    return f"{PREFIX}{name.upper()} = {shown!r}: {said}"

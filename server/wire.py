@@ -16,7 +16,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
@@ -33,6 +32,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
 }
 """Fields of OpenAI's API that this server refuses, and the values under which they ask nothing."""
+
+NEUTRAL_TEXT: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "logprobs": (None,),
+    "suffix": (None, ""),
+    "logit_bias": (None, {}),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+}
+"""The same for text completions."""
 
 HARMLESS = frozenset(
     {
@@ -73,6 +83,12 @@ _STOP_SCHEMA: dict[str, Any] = {
         {"type": "array", "items": {"type": "string"}},
     ]
 }
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 1},
+    ]
+}
 
 
 class Message(BaseModel):
@@ -92,25 +108,40 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class ChatRequest(BaseModel):
-    """``POST /v1/chat/completions``. ``temperature`` and ``top_p`` shape a plain completion only:
-    many clients always send 0, and the diversity of a search lives in ``search.temperature``.
+class GenerationRequest(BaseModel):
+    """What chat and text completions share. ``temperature`` and ``top_p`` shape a plain completion
+    only: many clients always send 0, and the diversity of a search lives in ``search.temperature``.
     """
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    n: int | None = Field(default=None, ge=1, description="choices: distinct answers of a search")
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     max_tokens: int | None = Field(default=None, ge=1, description="of one trajectory")
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="wins")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
     seed: int | None = Field(default=None, ge=-(2**63), le=2**64 - 1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    reasoning_effort: Effort | None = None
     search: SearchSpec | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="wins")
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = Field(
+        default=None, description="a streamed search tells of each round as reasoning_content"
+    )
+
+
+class TextRequest(GenerationRequest):
+    """``POST /v1/completions``: one prompt as it stands, no chat template."""
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
 
 
 class SearchRequest(BaseModel):
@@ -142,14 +173,15 @@ class IgnoredFields:
                 log.info("ignoring the unknown request field %r (said once)", short)
 
 
-def refuse_unsupported(request: ChatRequest) -> set[str]:
+def refuse_unsupported(request: GenerationRequest) -> set[str]:
     """Raise ApiError for a known field this server cannot honour; return the unknown names."""
     extra = request.model_extra or {}
-    for name, neutral in NEUTRAL.items():
+    refused = NEUTRAL_TEXT if isinstance(request, TextRequest) else NEUTRAL
+    for name, neutral in refused.items():
         if name in extra and not any(_same(extra[name], value) for value in neutral):
             allowed = " or ".join(repr(value) for value in neutral if value is not None)
             raise unsupported(name, f"leave it out{f' or send {allowed}' if allowed else ''}")
-    return set(extra) - NEUTRAL.keys() - HARMLESS
+    return set(extra) - refused.keys() - HARMLESS
 
 
 def plain_messages(messages: list[Message], most: int) -> list[dict[str, str]]:
@@ -181,6 +213,16 @@ def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
         if not isinstance(string, str) or not string:
             raise bad_value(f"stop[{i}]", f"must be a string and not empty, got {echo(string)}")
     return tuple(strings)
+
+
+def prompt_text(prompt: Any) -> str:
+    """The prompt of a text completion. Raises ApiError for several, and for token ids."""
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str) or not prompt:
+        allowed = "must be one string and not empty; lists of prompts and token ids are not taken"
+        raise bad_value("prompt", f"{allowed}, got {echo(prompt)}")
+    return _encodable(prompt, "prompt")
 
 
 def question_of(messages: list[dict[str, str]]) -> str:

@@ -44,6 +44,10 @@ class PlainText:
         """One line a message."""
         return list(encode("".join(f"{m['role']}: {m['content']}\n" for m in messages)))
 
+    def encode(self, text: str) -> list[int]:
+        """The text alone."""
+        return list(encode(text))
+
 
 @pytest.fixture
 def settings(request: pytest.FixtureRequest) -> Settings:

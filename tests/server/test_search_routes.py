@@ -127,10 +127,11 @@ def test_the_store_is_bounded_in_number_bytes_and_age(
     now = 0.0
     store = SearchStore(Settings(**limits), lambda: now)
     running: Any = asyncio.Future(loop=asyncio.new_event_loop())
-    store.begin("running", 0, running)
+    store.begin("running", "me", 0, running)
     for name in "abcd":
-        store.begin(name, 0, None)
+        store.begin(name, "me", 0, None)
         store.finish(name, b"x" * 600)
         now += 1.0
-    assert [name for name in "abcd" if store.get(name)] == kept
-    assert store.get("running") is not None
+    assert [name for name in "abcd" if store.get(name, "me")] == kept
+    assert store.get("running", "me") is not None
+    assert store.get("running", "you") is None

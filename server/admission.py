@@ -1,0 +1,145 @@
+"""Who may grow a tree now, who waits, who is sent away: a bounded queue, fair between keys.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996) with the tree as the unit: a key that has started
+fewer trees for its weight goes first. Nothing here can change what a tree becomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from server.errors import ApiError
+from server.keys import Key
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """What one key has open: tickets, trees that run, and tickets that wait in order."""
+
+    key: Key
+    open: int = 0
+    running: int = 0
+    next_start: float = 0.0
+    waiting: deque[Ticket] = field(default_factory=deque)
+
+
+class Ticket:
+    """A request's place: taken before anything is spent on it, given back when it ends."""
+
+    def __init__(self, admission: Admission, share: Share, number: int) -> None:
+        self.key = share.key
+        self.number = number
+        self._admission = admission
+        self._share = share
+        self._granted: asyncio.Future[None] | None = None
+        self._closed = False
+
+    async def turn(self, seconds: float) -> None:
+        """Wait until the tree may grow. Raises ApiError (504) after so many seconds."""
+        assert self._granted is None, "a ticket is for one tree"
+        self._granted = asyncio.get_running_loop().create_future()
+        self._admission.wait(self, self._share)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._granted), seconds)
+        except TimeoutError:
+            raise waited_too_long(seconds) from None
+
+    def grant(self) -> None:
+        """Called by the admission: it is this ticket's turn."""
+        assert self._granted is not None, "a ticket that does not wait is granted nothing"
+        self._granted.set_result(None)
+
+    @property
+    def granted(self) -> bool:
+        """Whether its tree may grow."""
+        return self._granted is not None and self._granted.done()
+
+    def close(self) -> None:
+        """Give the place back; once is enough."""
+        if not self._closed:
+            self._closed = True
+            self._admission.leave(self, self._share)
+
+
+class Admission:
+    """At most ``running`` trees at once and ``queued`` requests beyond them."""
+
+    def __init__(self, running: int, queued: int, retry_after: int) -> None:
+        self._most_running = running
+        self._most_open = running + queued
+        self._retry_after = retry_after
+        self._shares: dict[str, Share] = {}
+        self._numbers = 0
+        self._now = 0.0
+        self.open = 0
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        """Tickets whose tree may not grow yet."""
+        return self.open - self.running
+
+    def take(self, key: Key) -> Ticket:
+        """A ticket. Raises ApiError (429) when all are taken, or all that this key may have."""
+        share = self._shares.setdefault(key.name, Share(key))
+        if self.open >= self._most_open:
+            raise self._refused("queue_full", "the queue is full")
+        if share.open >= key.running + key.queued:
+            raise self._refused("rate_limit_exceeded", "this key has too many requests open")
+        self.open += 1
+        share.open += 1
+        self._numbers += 1
+        return Ticket(self, share, self._numbers)
+
+    def wait(self, ticket: Ticket, share: Share) -> None:
+        """Put a ticket in its key's line."""
+        if not share.waiting:
+            share.next_start = max(share.next_start, self._now)
+        share.waiting.append(ticket)
+        self._serve()
+
+    def leave(self, ticket: Ticket, share: Share) -> None:
+        """A ticket is given back, wherever it was."""
+        self.open -= 1
+        share.open -= 1
+        if ticket.granted:
+            self.running -= 1
+            share.running -= 1
+            self._serve()
+        elif ticket in share.waiting:
+            share.waiting.remove(ticket)
+
+    def _serve(self) -> None:
+        while self.running < self._most_running:
+            ready = [s for s in self._shares.values() if s.waiting and s.running < s.key.running]
+            if not ready:
+                return
+            share = min(ready, key=lambda s: (s.next_start, s.waiting[0].number))
+            self._now = max(self._now, share.next_start)
+            share.next_start += 1 / share.key.weight
+            share.running += 1
+            self.running += 1
+            share.waiting.popleft().grant()
+
+    def _refused(self, code: str, why: str) -> ApiError:
+        headers = {"retry-after": str(self._retry_after)}
+        message = f"{why}; come back in {self._retry_after} s"
+        return ApiError(429, code, message, headers=headers)
+
+
+def waited_too_long(seconds: float) -> ApiError:
+    """The deadline came while the request was still in the queue."""
+    message = f"the deadline of {seconds:g} s came while the request waited in the queue"
+    return ApiError(504, "deadline_exceeded", message, headers={"x-should-retry": "false"})
+
+
+async def seconds_after_turn(ticket: Ticket | None, seconds: float) -> float:
+    """Wait for the ticket's turn; what is then left of ``seconds``. No ticket: no queue."""
+    if ticket is None:
+        return seconds
+    began = time.monotonic()
+    await ticket.turn(seconds)
+    return max(0.0, seconds - (time.monotonic() - began))

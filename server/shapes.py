@@ -1,0 +1,93 @@
+"""The two shapes of OpenAI's replies: chat completions and text completions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Shape(Protocol):
+    """How a choice looks, whole or as a chunk's piece."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        """A whole choice."""
+        ...
+
+    def piece(
+        self, index: int, text: str | None = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        """A chunk's choice; without ``text`` it says nothing."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice of a stream's first chunk, if it has one of its own."""
+        ...
+
+    def reasoning(self, text: str) -> dict[str, Any] | None:
+        """A piece that tells of the search, where the shape has a place for it."""
+        ...
+
+
+class Chat:
+    """``/v1/chat/completions``."""
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        """A message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return _choice(index, finish_reason) | {"message": message}
+
+    def piece(
+        self, index: int, text: str | None = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        """A delta, empty if there is nothing to say."""
+        delta = {} if text is None else {"content": text}
+        return _choice(index, finish_reason) | {"delta": delta}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The role."""
+        return _choice(index, None) | {"delta": {"role": "assistant", "content": ""}}
+
+    def reasoning(self, text: str) -> dict[str, Any] | None:
+        """``reasoning_content``, which several clients show apart from the reply."""
+        return _choice(0, None) | {"delta": {"reasoning_content": text}}
+
+
+class Plain:
+    """``/v1/completions``."""
+
+    prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        """The text alone."""
+        return _choice(index, finish_reason) | {"text": text}
+
+    def piece(
+        self, index: int, text: str | None = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        """The text alone, empty if there is nothing to say."""
+        return _choice(index, finish_reason) | {"text": text or ""}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """None: there are no roles."""
+        return None
+
+    def reasoning(self, text: str) -> dict[str, Any] | None:
+        """None: there is no place for it."""
+        return None
+
+
+CHAT = Chat()
+PLAIN = Plain()
+
+
+def _choice(index: int, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,198 @@
+"""The queue: bounded, fair between keys by the tree, and never in the way of what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.admission import Admission, Ticket
+from server.errors import ApiError
+from server.keys import Key
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import Call, question
+
+BODY: dict[str, Any] = {"model": "sprig", "messages": question()}
+CHAT = "/v1/chat/completions"
+
+
+def key(name: str, **limits: Any) -> Key:
+    """A key that may ask for anything, but for ``limits``."""
+    room = {"running": 99, "queued": 99, "width": 9, "depth": 9}
+    return Key(name=name, **(room | {"prompt_tokens": 9, "tree_tokens": 9} | limits))
+
+
+async def in_line(admission: Admission, owner: Key) -> Ticket:
+    """A ticket that waits for its turn, or has got it."""
+    ticket = admission.take(owner)
+    task = asyncio.create_task(ticket.turn(60))
+    await asyncio.sleep(0)
+    task.cancel()  # nobody needs to hear of the turn; the ticket keeps its place
+    return ticket
+
+
+async def served(admission: Admission, tickets: list[Ticket]) -> list[str]:
+    """The keys' names in the order in which their trees get their turn, one place at a time."""
+    order = []
+    while running := [t for t in tickets if t.granted]:
+        (first,) = running
+        order.append(first.key.name)
+        tickets.remove(first)
+        first.close()
+    assert (admission.open, admission.running) == (0, 0)
+    return order
+
+
+async def test_trees_start_in_turn_between_keys_not_in_order_of_arrival() -> None:
+    """By hand: six of Ann's came first, yet Bob's two wait for one of hers each."""
+    admission = Admission(running=1, queued=99, retry_after=1)
+    ann, bob = key("ann"), key("bob")
+    tickets = [await in_line(admission, owner) for owner in [ann] * 6 + [bob] * 2]
+    assert await served(admission, tickets) == ["ann", "bob", "ann", "bob"] + ["ann"] * 4
+
+
+async def test_weights_share_the_places() -> None:
+    """Weight 3 against 1: three trees for one, while both have some waiting."""
+    admission = Admission(running=1, queued=99, retry_after=1)
+    ann, bob = key("ann", weight=3.0), key("bob")
+    tickets = [await in_line(admission, owner) for owner in [ann] * 9 + [bob] * 9]
+    order = await served(admission, tickets)
+    assert order[:12].count("ann") == 9
+
+
+async def test_who_was_away_has_saved_nothing_up() -> None:
+    """A key that comes late shares from then on; it is not owed the past."""
+    admission = Admission(running=1, queued=99, retry_after=1)
+    ann, bob = key("ann"), key("bob")
+    early = [await in_line(admission, ann) for _ in range(5)]
+    for ticket in early:
+        assert ticket.granted
+        ticket.close()
+    tickets = [await in_line(admission, owner) for owner in [bob] * 4 + [ann] * 4]
+    assert (await served(admission, tickets))[:4].count("ann") >= 1
+
+
+async def test_a_keys_own_trees_at_once_are_bounded() -> None:
+    """The third waits although there is room; another key's goes past it."""
+    admission = Admission(running=9, queued=99, retry_after=1)
+    ann = key("ann", running=2)
+    tickets = [await in_line(admission, owner) for owner in (ann, ann, ann, key("bob"))]
+    assert [t.granted for t in tickets] == [True, True, False, True]
+    tickets[0].close()
+    assert tickets[2].granted
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    """Counted when taken: all places of the server, or all that one key may have."""
+    admission = Admission(running=1, queued=2, retry_after=7)
+    ann = key("ann", running=1, queued=1)
+    first = admission.take(ann)
+    admission.take(ann)
+    with pytest.raises(ApiError) as hers:
+        admission.take(ann)
+    admission.take(key("bob"))
+    with pytest.raises(ApiError) as full:
+        admission.take(key("eve"))
+    assert (hers.value.code, full.value.code) == ("rate_limit_exceeded", "queue_full")
+    for error in (hers.value, full.value):
+        assert error.status_code == 429
+        assert (error.headers or {})["retry-after"] == "7"
+    first.close()
+    first.close()  # once is enough
+    admission.take(key("eve"))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "turn", "close"]), st.integers(0, 9))))
+def test_no_place_is_ever_lost(steps: list[tuple[str, int]]) -> None:
+    """Whatever is taken, waited for and given back in whatever order, the counts agree."""
+
+    async def run() -> None:
+        admission = Admission(running=2, queued=3, retry_after=1)
+        owners = [key("ann", running=1), key("bob", weight=2.0)]
+        tickets: list[Ticket] = []
+        turns: list[asyncio.Task[None]] = []
+        asked: set[int] = set()
+        for what, which in steps:
+            if what == "take" and admission.open < 5:
+                tickets.append(admission.take(owners[which % 2]))
+            elif tickets and what == "turn" and tickets[which % len(tickets)].number not in asked:
+                ticket = tickets[which % len(tickets)]
+                asked.add(ticket.number)
+                turns.append(asyncio.create_task(ticket.turn(60)))
+                await asyncio.sleep(0)
+            elif tickets and what == "close":
+                tickets.pop(which % len(tickets)).close()
+            assert admission.open == len(tickets)
+            assert admission.running == sum(t.granted for t in tickets) <= 2
+        for task in turns:
+            task.cancel()
+        for ticket in tickets:
+            ticket.close()
+        assert (admission.open, admission.running) == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("settings", [{"max_running": 1, "max_queued": 1}], indirect=True)
+async def test_overload_is_refused_before_anything_is_spent(
+    app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """One runs, one waits, the third is told to come back; the two are answered."""
+    engine.gate = asyncio.Event()
+    first = Call(app, CHAT, BODY)
+    await engine.waiting.wait()
+    second = Call(app, CHAT, BODY)
+    while app.state.service.admission.waiting < 1:
+        await asyncio.sleep(0)
+    third = await http.post(CHAT, content=b"{ not even read")
+    assert third.status_code == 429
+    assert third.json()["error"]["code"] == "queue_full"
+    assert int(third.headers["retry-after"]) > 0
+    assert len(engine.live) == 1
+    assert (await http.get("/health")).status_code == 200
+    engine.gate.set()
+    await asyncio.gather(first.task, second.task)
+    assert first.ended
+    assert second.ended
+    assert app.state.service.admission.open == 0
+
+
+@pytest.mark.parametrize("settings", [{"max_running": 1}], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_the_queue_gives_the_place_back(
+    app: FastAPI, engine: ScriptedEngine, stream: bool
+) -> None:
+    """A client that goes while it waits never reaches the engine."""
+    engine.gate = asyncio.Event()
+    first = Call(app, CHAT, BODY)
+    await engine.waiting.wait()
+    second = Call(app, CHAT, BODY | {"stream": stream})
+    while app.state.service.admission.waiting < 1:
+        await asyncio.sleep(0)
+    second.left.set()
+    await second.task
+    engine.gate.set()
+    await first.task
+    assert (len(engine.released), engine.aborted) == (1, [])
+    assert app.state.service.admission.open == 0
+
+
+@pytest.mark.parametrize("settings", [{"max_running": 1}], indirect=True)
+async def test_the_deadline_counts_the_queue(
+    app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Who waits longer than its deadline is told so, and is not to try again by itself."""
+    engine.gate = asyncio.Event()
+    first = Call(app, CHAT, BODY)
+    await engine.waiting.wait()
+    late = await http.post(CHAT, json=BODY | {"search": {"width": 2, "deadline_ms": 20}})
+    assert late.status_code == 504
+    assert "queue" in late.json()["error"]["message"]
+    assert late.headers["x-should-retry"] == "false"
+    engine.gate.set()
+    await first.task

@@ -1,0 +1,139 @@
+"""Several choices, text completions, and a search that tells how it gets on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+
+from server.answers import answer_of
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question, saying
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_n_of_a_search_is_its_best_distinct_answers(
+    openai: AsyncOpenAI, stream: bool
+) -> None:
+    """Heaviest first, each answer once; fewer if there are not as many."""
+    body = {"search": {"policy": "rebase", "width": 16, "seed": 2}}
+    one = await openai.chat.completions.create(model="sprig", messages=question(), extra_body=body)
+    votes = (one.model_extra or {})["search"]["votes"]
+    assert len(votes) > 2
+    for n in (2, 16):
+        if stream:
+            texts: dict[int, str] = {}
+            async for chunk in await openai.chat.completions.create(
+                model="sprig", messages=question(), n=n, stream=True, extra_body=body
+            ):
+                for choice in chunk.choices:
+                    texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            replies = list(texts.values())
+        else:
+            done = await openai.chat.completions.create(
+                model="sprig", messages=question(), n=n, extra_body=body
+            )
+            assert [choice.index for choice in done.choices] == list(range(len(done.choices)))
+            assert done.usage == one.usage
+            replies = [choice.message.content or "" for choice in done.choices]
+        answers = [answer_of("?")(reply) for reply in replies]
+        assert answers == [vote["answer"] for vote in votes][:n]
+        assert replies[0] == one.choices[0].message.content
+
+
+async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """The first is what n = 1 says; the others have noise of their own; the prompt counts once."""
+    one = await openai.chat.completions.create(model="sprig", messages=question(), seed=4)
+    many = await openai.chat.completions.create(model="sprig", messages=question(), seed=4, n=5)
+    texts = [choice.message.content for choice in many.choices]
+    assert texts[0] == one.choices[0].message.content
+    assert len(set(texts)) > 1
+    assert many.usage is not None
+    assert one.usage is not None
+    assert many.usage.prompt_tokens == one.usage.prompt_tokens
+    assert many.usage.completion_tokens > one.usage.completion_tokens
+    streamed: dict[int, str] = {}
+    async for chunk in await openai.chat.completions.create(
+        model="sprig", messages=question(), seed=4, n=5, stream=True
+    ):
+        for choice in chunk.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+    assert [streamed[i] for i in range(5)] == texts
+    assert not engine.live
+
+
+async def test_a_text_completion_takes_the_prompt_as_it_stands(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """No chat template; streamed or whole it says the same."""
+    engine.say = saying(" grows back.")
+    done = await openai.completions.create(model="sprig", prompt="A hedge", seed=1)
+    assert done.object == "text_completion"
+    assert done.choices[0].text == " grows back."
+    assert "".join(map(chr, engine.expanded[0][0].tokens)) == "A hedge"
+    chunks = [
+        chunk
+        async for chunk in await openai.completions.create(
+            model="sprig",
+            prompt=["A hedge"],
+            seed=1,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    ]
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == " grows back."
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage == done.usage
+
+
+async def test_a_text_completion_can_be_searched(openai: AsyncOpenAI) -> None:
+    """By field or by alias."""
+    done = await openai.completions.create(model="sprig:beam-4", prompt="?", seed=1)
+    assert (done.model_extra or {})["search"]["width"] == 4
+    assert done.choices[0].text.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"suffix": "x"}, "suffix"),
+    ],
+)
+async def test_what_a_text_completion_does_not_offer_is_named(
+    http: httpx2.AsyncClient, change: dict[str, Any], param: str
+) -> None:
+    """Refused by name, like the chat's."""
+    answer = await http.post("/v1/completions", json={"model": "sprig", "prompt": "a"} | change)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_a_search_tells_how_it_gets_on_if_asked(openai: AsyncOpenAI) -> None:
+    """A line a round as ``reasoning_content``, before the reply; none unless asked."""
+    body: dict[str, Any] = {"search": {"policy": "rebase", "width": 4, "seed": 3}}
+
+    async def deltas(extra: dict[str, Any]) -> list[Any]:
+        stream = await openai.chat.completions.create(
+            model="sprig", messages=question(), stream=True, extra_body=body | extra
+        )
+        return [chunk.choices[0].delta async for chunk in stream]
+
+    told = await deltas({"include_reasoning": True})
+    lines = [d.reasoning_content for d in told if getattr(d, "reasoning_content", None)]
+    assert [line.split(":")[0] for line in lines] == [
+        f"round {number}" for number in range(1, len(lines) + 1)
+    ]
+    assert "4 steps" in lines[0]
+    assert "best 0." in lines[0]
+    quiet = await deltas({})
+    assert not any(getattr(d, "reasoning_content", None) for d in quiet)
+    assert [d.content for d in quiet if d.content] == [d.content for d in told if d.content]
