@@ -164,7 +164,8 @@ class RewardMissing(EngineError):
 
 
 class Engine(Protocol):
-    """Draws steps, scores trajectories and keeps their KV. ``tree`` is a caller-chosen unique id.
+    """Draws steps, scores trajectories and keeps their KV. ``tree`` is a caller-chosen unique id;
+    what stands before its last slash names a cache namespace: cached tokens serve their own alone.
 
     All methods may raise EngineError. Cancelling an awaiting caller frees nothing: call ``abort``.
     """

@@ -18,7 +18,9 @@ import torch
 from runtime.embedded.cache import Cache
 from runtime.embedded.forward import Span
 from runtime.embedded.lane import Lane, Order
+from runtime.embedded.namespaces import token_ids
 from runtime.embedded.radix import common_prefix
+from runtime.embedded.turns import portions
 from search.engine import EngineError
 
 HEADROOM = 4
@@ -121,14 +123,13 @@ class Batch:
     def _plan(self) -> list[tuple[Lane, int]]:
         """(lane, rows) in order, each with its slots reserved."""
         plan = []
-        left = self._rows
+        filling = [lane for lane in self.lanes if lane.missing > 1]
+        shares = portions([(lane.tree, lane.missing) for lane in filling], self._rows)
+        portion = dict(zip(filling, shares, strict=True))
         for lane in list(self.lanes):
             if lane not in self.cache.lanes:
                 continue
-            rows = lane.missing
-            if rows > 1:
-                rows = min(rows, left)
-                left -= rows
+            rows = portion.get(lane, lane.missing)
             if rows and self._reserve(lane, rows):
                 plan.append((lane, rows))
         return plan
@@ -182,7 +183,7 @@ def _span(lane: Lane, rows: int) -> Span:
     start, end = lane.computed, lane.computed + rows
     reached = end == lane.length
     return Span(
-        tokens=lane.tokens[start:end],
+        tokens=lane.tokens[start:end] if start else token_ids(lane.tokens[:end]),
         start=start,
         slots=lane.slots[:end],
         logits_from=rows - 1 if reached else rows,

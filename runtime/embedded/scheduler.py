@@ -9,6 +9,7 @@ token is drawn, never which.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +22,9 @@ from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_id
 from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
 from runtime.embedded.lane import Lane, Order
+from runtime.embedded.namespaces import Namespaces
 from runtime.embedded.stops import Stops
+from runtime.embedded.turns import in_turn
 from runtime.text import Text
 from search.engine import Branch, EngineError, Hint, Sampling, Step
 from search.tree import ROOT, Finish
@@ -91,6 +94,7 @@ class Scheduler:
         self._stops: dict[tuple[str, ...], Stops] = {}
         self._logprobs: dict[str, dict[bytes, tuple[float, int]]] = {}
         self._arrivals = 0
+        self._namespaces = Namespaces()
 
     @property
     def busy(self) -> bool:
@@ -138,7 +142,7 @@ class Scheduler:
         for index, branch in enumerate(branches):
             prefix = prefixes.get(branch.tokens)
             if prefix is None:
-                prefix = self._prefix(account, branch, fresh)
+                prefix = self._prefix(tree, account, branch, fresh)
                 prefixes[branch.tokens] = prefix
             order = (account.number, call.number, index)
             insort(self._waiting, Run(call, index, branch, prefix, order), key=_order)
@@ -176,7 +180,7 @@ class Scheduler:
     ) -> float:
         """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
         known = self._logprobs[tree]
-        path = np.asarray(prompt, dtype=np.int64)
+        path = self._namespaces.mark(tree, np.asarray(prompt, dtype=np.int64))
         total, tokens = 0.0, 0
         for step in steps:
             path = np.concatenate([path, np.asarray(step, dtype=np.int64)])
@@ -234,8 +238,8 @@ class Scheduler:
             self._stops[sampling.stop] = Stops(self._pieces, sampling.stop)
         return self._stops[sampling.stop]
 
-    def _prefix(self, account: Account, branch: Branch, fresh: bool) -> Prefix:
-        tokens = np.asarray(branch.tokens, dtype=np.int64)
+    def _prefix(self, tree: str, account: Account, branch: Branch, fresh: bool) -> Prefix:
+        tokens = self._namespaces.mark(tree, np.asarray(branch.tokens, dtype=np.int64))
         known = account.prompt is not None and not fresh
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
@@ -243,16 +247,18 @@ class Scheduler:
         return Prefix(tokens, known)
 
     def _admit(self) -> None:
-        """Let waiting branches in, in order, as far as places and memory go."""
+        """Let waiting branches in, the trees in turn, as far as places and memory go."""
         admitted, held_back = [], []
-        for at, run in enumerate(self._waiting):
+        places = Counter(lane.tree for lane in self._running)
+        waiting = in_turn(self._waiting, lambda run: run.call.tree, places)
+        for at, run in enumerate(waiting):
             ready = run.prefix.logits is not None
             refusal = self._start_run(run) if ready else self._start_prefix(run)
             (held_back if refusal or not ready else admitted).append(run)
             if refusal is Refusal.FULL:
-                held_back += self._waiting[at + 1 :]
+                held_back += waiting[at + 1 :]
                 break
-        self._waiting = held_back
+        self._waiting = sorted(held_back, key=_order)
         self._draw_next([(r, r.prefix.logits) for r in admitted if not r.drawn])
 
     def _start_prefix(self, run: Run) -> Refusal | None:

@@ -6,6 +6,7 @@ A score once given is kept while the search lives, by token path: it is never co
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.cache import Cache
 from runtime.embedded.lane import Lane, Order
+from runtime.embedded.namespaces import Namespaces
+from runtime.embedded.turns import in_turn
 from runtime.reward_path import Spelt
 from runtime.reward_reader import Reader
 from search.engine import Hint, Trajectory
@@ -82,6 +85,7 @@ class Scorer:
         self._rewards: dict[str, dict[bytes, float]] = {}
         self._spelt: dict[str, Spelt] = {}
         self._arrivals = 0
+        self._namespaces = Namespaces()
 
     @property
     def busy(self) -> bool:
@@ -105,7 +109,9 @@ class Scorer:
         for path in paths:
             must_be_ids("steps", path, self._vocab)
             self._must_fit(path)
-        account = self._account(tree, self._reader.opening(prompt, question, spelt))
+        paths = [self._namespaces.mark(tree, path) for path in paths]
+        opening = np.asarray(self._reader.opening(prompt, question, spelt), dtype=np.int64)
+        account = self._account(tree, self._namespaces.mark(tree, opening))
         self._spelt[tree] = spelt
         known = self._rewards[tree]
         call = Call(call_id, tree, [path.tobytes() for path in paths])
@@ -170,19 +176,21 @@ class Scorer:
             f"a trajectory of {len(path)} tokens does not fit the reward model's",
         )
 
-    def _account(self, tree: str, opening: Sequence[int]) -> Account:
+    def _account(self, tree: str, opening: np.ndarray) -> Account:
         if tree not in self.accounts:
             self._arrivals += 1
             self.accounts[tree] = Account(self._arrivals)
             self._rewards[tree] = {}
-        if opening:
-            self.accounts[tree].prompt = np.asarray(opening, dtype=np.int64)
+        if len(opening):
+            self.accounts[tree].prompt = opening
         return self.accounts[tree]
 
     def _admit(self) -> None:
-        """Let waiting paths in, in order, as far as places and memory go."""
+        """Let waiting paths in, the trees in turn, as far as places and memory go."""
         held_back = []
-        for at, reading in enumerate(self._waiting):
+        places = Counter(lane.tree for lane in self._running)
+        waiting = in_turn(self._waiting, lambda reading: reading.tree, places)
+        for at, reading in enumerate(waiting):
             size = len(reading.path)
             lane = self.batch.enter(
                 reading.tree, reading.order, reading.path, size=size, upto=size - 1
@@ -193,9 +201,9 @@ class Scorer:
                 continue
             held_back.append(reading)
             if lane is Refusal.FULL:
-                held_back += self._waiting[at + 1 :]
+                held_back += waiting[at + 1 :]
                 break
-        self._waiting = held_back
+        self._waiting = sorted(held_back, key=_order)
 
     def _read(self, advance: Advance) -> None:
         """Turn the logits at a path's last tag into its reward."""
