@@ -72,6 +72,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         await service.forest.close()
         await at_end()
 
+    settings = service.settings
     app = FastAPI(
         title="Hedgerow",
         version=own_version(),
@@ -79,7 +80,6 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    settings = service.settings
     errors.install(app, settings.retry_after_seconds)
     app.add_middleware(
         Gate,
@@ -87,6 +87,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         keys=service.keys,
         admission=service.admission,
         ledger=service.ledger,
+        draining=service.draining,
     )
     if settings.cors_origins:
         app.add_middleware(
@@ -96,7 +97,13 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
             allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Edge, metrics=service.metrics, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        Edge,
+        metrics=service.metrics,
+        max_body_bytes=settings.max_body_bytes,
+        retry_seconds=settings.retry_seconds,
+        root_path=settings.root_path,
+    )
     for routes in (chat_routes, search_routes, ops_routes):
         app.include_router(routes(service))
     app.state.service = service

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -35,6 +36,8 @@ from server.wire import (
     refuse_unsupported,
     stop_strings,
 )
+
+log = logging.getLogger("hedgerow.ask")
 
 EFFORT_POLICY: PolicyName = "rebase"
 """The policy behind ``reasoning_effort``: the one place to change it."""
@@ -116,6 +119,7 @@ async def ask_search(
     asked = request.messages or [Message(role="user", content=request.question)]
     messages = plain_messages(asked, settings.max_messages)
     problem = await pose(messages, service, key)
+    _tell(messages, settings)
     ask = Ask(
         id=f"search-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -207,6 +211,7 @@ def _ask(
     if spec is None and choices * tokens > key.tree_tokens:
         allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are allowed"
         raise bad_value("max_tokens", f"{allowed}, got {tokens}")
+    _tell(messages or problem.question, settings)
     first = Completion(
         prompt=problem.prompt,
         limit=tokens,
@@ -270,6 +275,12 @@ def _seconds(spec: SearchSpec | None, settings: Settings) -> float:
     if spec is None or spec.deadline_ms is None:
         return settings.deadline_seconds
     return min(settings.deadline_seconds, spec.deadline_ms / 1000)
+
+
+def _tell(asked: object, settings: Settings) -> None:
+    """Log what is asked, where the operator wants that."""
+    if settings.log_prompts:
+        log.info("asked", extra={"fields": {"prompt": asked}})
 
 
 def _explicit(spec: SearchSpec) -> dict[str, Any]:

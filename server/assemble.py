@@ -19,7 +19,9 @@ from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
 from server.app import create_app, create_service
+from server.drain import DrainingServer
 from server.keeper import Restartable, keep_up
+from server.logs import start_logging
 from server.service import ChatText, Service, own_version
 from server.settings import Settings, SettingsError
 from server.shared_draws import Flops, free
@@ -27,7 +29,8 @@ from server.tree_log import TreeLog
 
 log = logging.getLogger("hedgerow")
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+CLOSE_SECONDS = 2
+"""For connections to close once their answers are sent."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +146,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(settings: Settings, trees: TreeLog) -> None:
-    """Serve until a signal; running requests then have ``drain_seconds`` to finish.
-
-    The app itself closes the engine: uvicorn raises the signal again as soon as it is done.
-    """
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
+    start_logging(settings.log_level, settings.log_format)
     config = uvicorn.Config(
         "",
         log_config=None,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=settings.drain_seconds,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
     )
     listener = listen(settings.host, settings.port)
     async with running(settings) as parts:
@@ -168,7 +170,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await DrainingServer(config, service).serve(sockets=[listener])
 
 
 async def _keep(parts: Parts, service: Service) -> None:

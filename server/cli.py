@@ -26,6 +26,9 @@ app = typer.Typer(
     help="Test-time search behind OpenAI's API: trees of reasoning steps, scored and voted.",
 )
 
+config = typer.Typer(no_args_is_help=True, help="The settings a server would be started with.")
+app.add_typer(config, name="config")
+
 FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130
@@ -216,6 +219,24 @@ def replay(
         print(json.dumps({"rows": found}))
     if not all(row["same"] for row in found):
         raise typer.Exit(FAILED)
+
+
+@config.command()
+def check(as_json: Json = False) -> None:
+    """Say what a server would be started with; exit 2 with one clear line if it could not be."""
+    from server.config_check import check as run
+
+    settings = _settings(None, None, None, None)
+    try:
+        found = run(settings)
+    except SettingsError as error:
+        _fail(str(error), WRONG_USE)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found["settings"].items():
+        print(f"{name} = {value}")
+    print(f"keys: {', '.join(found['keys'])}")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from server.errors import ClientLeft, Deleted
+from server.errors import ClientLeft
 from server.forest import Forest
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ async def run_for(request: Request, forest: Forest, work: Coroutine[Any, Any, T]
     """Run ``work`` and return its result, watching the connection meanwhile.
 
     A handler alone never learns that its client has left. The request's body must have been read.
-    Raises ClientLeft after cancelling the work, Deleted if somebody else cancelled it.
+    Raises ClientLeft after cancelling the work, Deleted or Stopped if somebody else cancelled it.
     """
     task = forest.start(work)
     watch = asyncio.create_task(_left(request))
@@ -29,7 +29,7 @@ async def run_for(request: Request, forest: Forest, work: Coroutine[Any, Any, T]
             await asyncio.wait({task})
             raise ClientLeft
         if task.cancelled():
-            raise Deleted
+            raise forest.cancelled()
         return task.result()
     finally:
         watch.cancel()

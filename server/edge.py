@@ -12,11 +12,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, ClientLeft, StreamAborted, internal_error
+from server.logs import request_id
 from server.metrics import Metrics
 
 log = logging.getLogger("hedgerow.access")
 
 GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+BAD = 400
 LEFT = 499
 """What is logged and counted, and seen by nobody, when a client leaves before its answer."""
 
@@ -24,10 +26,21 @@ LEFT = 499
 class Edge:
     """Wraps the app. A client's ``x-request-id`` is echoed if it is short and printable."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        max_body_bytes: int,
+        retry_seconds: float,
+        root_path: str,
+    ) -> None:
+        """An error that comes after ``retry_seconds`` is not to be retried by the client itself;
+        ``root_path`` is where a proxy shows this server, stripped or not."""
         self._app = app
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._retry_seconds = retry_seconds
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,6 +48,8 @@ class Edge:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         name = given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id.set(name)
+        scope["root_path"] = self._root_path
         began = time.monotonic()
         status = LEFT
 
@@ -42,7 +57,10 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = name
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = name
+                if status >= BAD and time.monotonic() - began > self._retry_seconds:
+                    headers["x-should-retry"] = "false"
             await send(message)
 
         with self._metrics.requests_in_flight.track_inprogress():
@@ -51,9 +69,9 @@ class Edge:
             except ClientLeft:
                 self._metrics.disconnects.inc()
             except StreamAborted as aborted:
-                log.error("%s: the stream failed", name, exc_info=aborted.__cause__)
+                log.error("the stream failed", exc_info=aborted.__cause__)
             except Exception:  # the HTTP boundary: logged here, its text goes no further
-                log.exception("%s: failed", name)
+                log.exception("failed")
                 if status == LEFT:
                     failed = internal_error()
                     answer = JSONResponse(failed.body(), failed.status_code)
@@ -61,7 +79,11 @@ class Edge:
             finally:
                 seconds = time.monotonic() - began
                 self._metrics.request_seconds.labels(_route(scope), status).observe(seconds)
-                log.info("%s %s %s %.3f s", name, _route(scope), status, seconds)
+                fields = {"route": _route(scope), "status": status, "seconds": round(seconds, 3)}
+                key = scope.get("state", {}).get("key")
+                fields |= {} if key is None else {"key": key.name}
+                said = " ".join(f"{k}={v}" for k, v in fields.items())
+                log.info("answered %s", said, extra={"fields": fields})
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         too_large = ApiError(

@@ -5,8 +5,8 @@ ApiError (an HTTP error in OpenAI's shape)
  ├─ unsupported        400 unsupported_parameter
  └─ everything in TABLE below
 
-ClientLeft and Deleted say why work was cancelled. StreamAborted ends a response that has started
-and failed: the body is cut, not closed.
+ClientLeft, Deleted and Stopped say why work was cancelled. StreamAborted ends a response that has
+started and failed: the body is cut, not closed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from search.engine import EngineDown, EngineError, PrefixTooLong, RewardMissing
 from search.spec import SearchSpec
+from server.logs import request_id
 
 NO_RETRY = {"x-should-retry": "false"}
 LONGEST_ECHO = 80
@@ -56,6 +57,7 @@ class ApiError(HTTPException):
                 "type": self.kind,
                 "param": None if self.param is None else _encodable(self.param),
                 "code": self.code,
+                "request_id": request_id.get(),
             }
         }
 
@@ -66,6 +68,10 @@ class ClientLeft(Exception):
 
 class Deleted(Exception):
     """The work was cancelled by somebody else than its client."""
+
+
+class Stopped(Exception):
+    """The work was cancelled because the server ends."""
 
 
 class StreamAborted(Exception):
@@ -114,6 +120,12 @@ def search_unknown(search_id: str) -> ApiError:
     return ApiError(404, "search_not_found", message, param="id")
 
 
+def shutting_down(retry_after: int) -> ApiError:
+    """The server ends; another one, or the next, may take the request."""
+    headers = {"retry-after": str(retry_after)}
+    return ApiError(503, "shutting_down", "this server is shutting down", headers=headers)
+
+
 def internal_error() -> ApiError:
     """Something nobody foresaw; its text is in the log alone."""
     message = "internal error; the server's log has it under this request's x-request-id"
@@ -134,6 +146,8 @@ def translate(error: Exception, retry_after: int) -> ApiError:
         case Deleted():
             message = "the search was deleted while it ran"
             return ApiError(409, "search_cancelled", message, headers=NO_RETRY)
+        case Stopped():
+            return shutting_down(retry_after)
         case RewardMissing():
             return ApiError(500, "reward_missing", str(error), headers=NO_RETRY)
         case EngineError():
@@ -152,7 +166,7 @@ def install(app: FastAPI, retry_after: int) -> None:
         said = translate(error, retry_after)
         return JSONResponse(said.body(), said.status_code, said.headers)
 
-    for kind in (StarletteHTTPException, RequestValidationError, EngineError, Deleted):
+    for kind in (StarletteHTTPException, RequestValidationError, EngineError, Deleted, Stopped):
         app.add_exception_handler(kind, answer)
 
 

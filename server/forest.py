@@ -14,6 +14,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.answers import answer_of
 from server.completion import Completion, PlainReply, complete
+from server.errors import Deleted, Stopped
 from server.metrics import Metrics
 from server.room import context_for
 
@@ -29,6 +30,7 @@ class Forest:
         self.engine = engine
         self.metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
+        self._closing = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` as a task that is kept until it ends; cancelling it frees its tree."""
@@ -41,6 +43,10 @@ class Forest:
     def under_way(self) -> int:
         """How many trees are being grown."""
         return len(self._running)
+
+    def cancelled(self) -> Deleted | Stopped:
+        """Why a task of this forest was cancelled, if not by its own client."""
+        return Stopped() if self._closing else Deleted()
 
     async def search(
         self,
@@ -96,6 +102,7 @@ class Forest:
 
     async def close(self) -> None:
         """Cancel what is under way and wait until it has let go of its trees."""
+        self._closing = True
         for task in tuple(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

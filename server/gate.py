@@ -5,6 +5,7 @@ Nothing of a request's body has been read when it is turned away here.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.admission import Admission
-from server.errors import ApiError
+from server.errors import ApiError, shutting_down
 from server.keys import Keyring, must_hold
 from server.ledger import Ledger
 from server.settings import Settings
@@ -35,12 +36,14 @@ class Gate:
         keys: Keyring,
         admission: Admission,
         ledger: Ledger,
+        draining: asyncio.Event,
     ) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
         self._admission = admission
         self._ledger = ledger
+        self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,6 +81,8 @@ class Gate:
         state["key"] = self._keys.find(sent)
         branch = path.startswith("/v1/search/") and path.endswith("/branch")
         if scope["method"] == "POST" and (path in GROWING or branch):
+            if self._draining.is_set():
+                raise shutting_down(self._settings.retry_after_seconds)
             state["ticket"] = self._admission.take(state["key"])
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from search.engine import EngineDown, EngineError
 from server.ask import model_names, resolve_model
+from server.errors import shutting_down
 from server.service import Service
 
 OWNER = "hedgerow"
@@ -45,6 +46,8 @@ def ops_routes(service: Service) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
+        if service.draining.is_set():
+            raise shutting_down(service.settings.retry_after_seconds)
         try:
             async with asyncio.timeout(service.settings.ready_seconds):
                 await service.forest.engine.health()

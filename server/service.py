@@ -36,8 +36,9 @@ class ChatText(Protocol):
 class Service:
     """One server's parts.
 
-    ``delimiter`` ends a step of the policy model's replies. ``tokenizing`` is held while the
-    tokenizer works in a thread: it bears one user at a time.
+    ``delimiter`` ends a step of the policy model's replies. ``draining`` is set once the server has
+    been told to end. ``tokenizing`` is held while the tokenizer works in a thread: it bears one
+    user at a time.
     """
 
     settings: Settings
@@ -51,6 +52,7 @@ class Service:
     ledger: Ledger
     admission: Admission
     delimiter: str = "\n\n"
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @cached_property

@@ -56,6 +56,10 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535, description="0 lets the system choose")
+    root_path: str = Field(default="", pattern=r"^(/[^/]+)*$", description="behind a proxy")
+    trusted_proxies: Names = Field(default=(), description="whose X-Forwarded headers are read")
+    log_format: Literal["text", "json"] = "text"
+    log_prompts: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     engine: Literal["embedded"] = "embedded"
@@ -94,6 +98,9 @@ class Settings(BaseSettings):
     ready_seconds: float = Field(default=2.0, gt=0, description="most time for the engine's answer")
     keeper_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
     retry_after_seconds: int = Field(default=5, ge=1, le=60)
+    retry_seconds: float = Field(
+        default=10.0, gt=0, description="what fails later is not to be retried by the client itself"
+    )
     drain_seconds: int = Field(default=10, ge=1, description="for running requests at shutdown")
     kept_seconds: float = Field(
         default=600.0, gt=0, description="a finished search is kept so long"

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from fastapi.responses import StreamingResponse
 
-from server.errors import Deleted
 from server.forest import Forest
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ async def follow(
                 break
             yield item
         if task.cancelled():
-            raise Deleted
+            raise forest.cancelled()
         yield Result(task.result())
     finally:
         if task.cancel():

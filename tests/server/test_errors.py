@@ -142,7 +142,7 @@ def test_no_body_makes_a_server_error(body: dict[str, Any]) -> None:
     answer = asyncio.run(send())
     assert answer.status_code < 500
     if answer.status_code >= 400:
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code", "request_id"}
 
 
 @pytest.mark.parametrize(

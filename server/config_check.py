@@ -1,0 +1,42 @@
+"""``hedgerow config check``: everything a start would refuse, without starting anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import SecretStr
+
+from runtime.profile import PROFILES
+from runtime.reward_format import reward_format
+from server.keys import Keyring
+from server.settings import PREFIX, Settings, SettingsError
+
+
+def check(settings: Settings) -> dict[str, Any]:
+    """Every setting by its variable's name, secrets hidden, and the names of the API keys.
+
+    Raises SettingsError naming the first that a server could not be started with.
+    """
+    from server.assemble import engine_options, model_flops
+
+    if settings.profile not in PROFILES:
+        known = ", ".join(PROFILES)
+        raise SettingsError(f"HEDGEROW_PROFILE = {settings.profile!r}: known are {known}")
+    keys = Keyring.load(settings)
+    try:
+        reward_format(settings.reward_format)
+        engine_options(settings)
+        model_flops(settings)
+    except (ValueError, OSError) as error:
+        raise SettingsError(str(error)) from error
+    names = sorted(Settings.model_fields)
+    shown = {f"{PREFIX}{name.upper()}": _shown(getattr(settings, name)) for name in names}
+    return {"settings": shown, "keys": keys.names}
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return "(set)" if value.get_secret_value() else ""
+    if isinstance(value, tuple):
+        return list(value)
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
