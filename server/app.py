@@ -16,6 +16,7 @@ from server.chat import chat_routes
 from server.edge import Edge
 from server.forest import Forest
 from server.gate import Gate
+from server.kept_routes import kept_routes
 from server.keys import Keyring
 from server.ledger import Ledger
 from server.metrics import Metrics
@@ -104,7 +105,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         retry_seconds=settings.retry_seconds,
         root_path=settings.root_path,
     )
-    for routes in (chat_routes, search_routes, ops_routes):
+    for routes in (chat_routes, search_routes, kept_routes, ops_routes):
         app.include_router(routes(service))
     app.state.service = service
     return app

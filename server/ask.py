@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import secrets
@@ -16,6 +17,7 @@ from jinja2 import TemplateError
 
 from search.controller import Problem
 from search.spec import PolicyName, SearchSpec
+from server.branch import Begun, begun_at
 from server.completion import Completion, first_stop
 from server.errors import ApiError, bad_value, prompt_too_long, unknown_model
 from server.keys import Key
@@ -25,6 +27,7 @@ from server.service import Service
 from server.settings import Settings
 from server.shapes import CHAT, PLAIN, Shape
 from server.wire import (
+    BranchRequest,
     ChatRequest,
     GenerationRequest,
     Message,
@@ -50,7 +53,8 @@ SEEDS = 2**63
 class Ask:
     """A request understood. ``spec`` None: plain replies, drawn as ``completions`` say.
 
-    ``choices``: how many replies are wanted; ``seconds``: the most time for all of it, the queue
+    ``choices``: how many replies are wanted; ``begun``: steps of an earlier search that it goes on
+    from; ``seconds``: the most time for all of it, the queue
     included.
     """
 
@@ -69,6 +73,7 @@ class Ask:
     completions: tuple[Completion, ...] = ()
     include_usage: bool = False
     include_reasoning: bool = False
+    begun: Begun | None = None
 
     @property
     def tree(self) -> str:
@@ -130,6 +135,34 @@ async def ask_search(
         seed=spec.seed or 0,
         spec=spec,
         seconds=_seconds(spec, settings),
+    )
+    return ask, spec
+
+
+def ask_branch(
+    request: BranchRequest, document: bytes, service: Service, key: Key
+) -> tuple[Ask, SearchSpec]:
+    """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
+    begun = begun_at(document, request.node)
+    kept = json.loads(document)
+    context = service.forest.engine.capabilities.context_tokens
+    if len(begun.tokens) >= context:
+        raise prompt_too_long(len(begun.tokens), context, "node")
+    fields = kept["spec"] | {"seed": None} | _explicit(request.search)
+    spec = settle(SearchSpec(**fields), key, seed=secrets.randbelow(SEEDS))
+    check_rewards(spec, service)
+    messages = kept["messages"]
+    ask = Ask(
+        id=f"search-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=kept["model"],
+        key=key,
+        messages=messages,
+        problem=Problem(begun.tokens, question_of(messages), service.delimiter),
+        seed=spec.seed or 0,
+        spec=spec,
+        seconds=_seconds(spec, service.settings),
+        begun=begun,
     )
     return ask, spec
 

@@ -120,6 +120,18 @@ def search_unknown(search_id: str) -> ApiError:
     return ApiError(404, "search_not_found", message, param="id")
 
 
+def search_running(search_id: str) -> ApiError:
+    """Something that needs a finished search."""
+    message = f"id: the search {echo(search_id)} is not done; wait for it"
+    return ApiError(409, "search_running", message, param="id", headers=NO_RETRY)
+
+
+def no_events(search_id: str) -> ApiError:
+    """Events are kept of background searches alone."""
+    message = f"id: no events are kept of {echo(search_id)}; only 'background' searches have them"
+    return ApiError(404, "events_not_kept", message, param="id")
+
+
 def shutting_down(retry_after: int) -> ApiError:
     """The server ends; another one, or the next, may take the request."""
     headers = {"retry-after": str(retry_after)}

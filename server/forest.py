@@ -13,6 +13,7 @@ from search.events import Event
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.answers import answer_of
+from server.branch import Begun, Continued
 from server.completion import Completion, PlainReply, complete
 from server.errors import Deleted, Stopped
 from server.metrics import Metrics
@@ -56,8 +57,15 @@ class Forest:
         *,
         seconds: float,
         listen: Callable[[Event], None] | None = None,
+        begun: Begun | None = None,
     ) -> Outcome:
-        """Grow one tree for at most ``seconds`` (or the spec's own deadline, if that is sooner)."""
+        """Grow one tree for at most ``seconds`` (or the spec's own deadline, if that is sooner).
+
+        ``begun``: the steps that stand already; ``problem.prompt`` ends with them.
+        """
+        answer = answer_of(problem.question)
+        before = begun.text if begun else ""
+        engine = Continued(self.engine, begun) if begun else self.engine
         if spec.deadline_ms is not None:
             seconds = min(seconds, spec.deadline_ms / 1000)
         with self.metrics.in_flight.labels(spec.policy).track_inprogress():
@@ -65,9 +73,9 @@ class Forest:
                 outcome = await search(
                     problem,
                     spec,
-                    self.engine,
+                    engine,
                     tree_id=tree_id,
-                    answer_of=answer_of(problem.question),
+                    answer_of=lambda text: answer(before + text),
                     clock=time.monotonic,
                     deadline=time.monotonic() + seconds,
                     listen=listen,

@@ -26,15 +26,22 @@ def settle(
             changes[name] = most
     if spec.seed is None:
         changes["seed"] = seed
-    longest = spec.trajectory_tokens
     if trajectory_tokens is not None:
-        own = longest if "trajectory_tokens" in given else trajectory_tokens
-        longest = changes["trajectory_tokens"] = min(own, trajectory_tokens)
+        own = spec.trajectory_tokens if "trajectory_tokens" in given else trajectory_tokens
+        changes["trajectory_tokens"] = min(own, trajectory_tokens)
+    settled = spec.model_copy(update=changes)
     if spec.max_tokens is not None:
         _must_not_exceed("max_tokens", spec.max_tokens, key.tree_tokens)
-    elif changes.get("width", spec.width) * longest > key.tree_tokens:
-        changes["max_tokens"] = key.tree_tokens
-    return spec.model_copy(update=changes)
+    elif most_tokens(settled) > key.tree_tokens:
+        settled = settled.model_copy(update={"max_tokens": key.tree_tokens})
+    return settled
+
+
+def most_tokens(spec: SearchSpec) -> int:
+    """The most that a tree can come to: every round as wide as may be, every step as long."""
+    step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
+    most = spec.width * spec.max_depth * step
+    return most if spec.max_tokens is None else min(most, spec.max_tokens)
 
 
 def _must_not_exceed(name: str, value: int, most: int) -> None:

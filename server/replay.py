@@ -112,6 +112,8 @@ def _record(document: Any, path: Path) -> Record:
     missing = [k for k in ("spec", "messages", "tree_digest") if k not in (found or {})]
     if missing:
         raise RecordError(f"{path}: not the response of a search; missing: {', '.join(missing)}")
+    if "branched_from" in found:
+        raise RecordError(f"{path}: the search went on from another one's node; replay that one")
     try:
         request = SearchRequest(
             messages=[Message(**message) for message in found["messages"]],

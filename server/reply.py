@@ -116,12 +116,13 @@ def search_document(ask: Ask, outcome: Outcome, fingerprint: str) -> dict[str, A
         "created": ask.created,
         "model": ask.model,
         "status": "done",
-        "text": outcome.text,
+        "text": (ask.begun.text if ask.begun else "") + outcome.text,
         "answers": part.pop("votes"),
         "usage": search_usage(outcome),
         **part,
         "tree": to_json(outcome.tree),
         "system_fingerprint": fingerprint,
+        **({} if ask.begun is None else {"branched_from": ask.begun.shown()}),
     }
 
 

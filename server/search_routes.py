@@ -1,4 +1,4 @@
-"""``/v1/search``: whole trees, their events, and searches by id."""
+"""``POST /v1/search`` and its branches: whole trees and their events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from fastapi.responses import JSONResponse
 from search.events import Event
 from search.spec import SearchSpec
 from server.admission import Ticket, seconds_after_turn
-from server.ask import Ask, ask_search
+from server.ask import Ask, ask_branch, ask_search
+from server.background import in_background
 from server.disconnect import run_for
-from server.errors import StreamAborted, nothing_finished, search_unknown, translate
+from server.errors import (
+    StreamAborted,
+    nothing_finished,
+    search_running,
+    translate,
+)
+from server.estimate import estimate
+from server.feed import HEARTBEAT, Feed
+from server.kept_routes import find, running
 from server.reply import search_document
 from server.service import Service
 from server.stream import Result, Silence, event, follow, streaming
-from server.wire import SearchRequest
+from server.wire import BranchRequest, SearchRequest
 
 PUBLIC_NAMES = {"answered": "answer"}
 
@@ -32,29 +41,34 @@ def search_routes(service: Service) -> APIRouter:
     @router.post("/v1/search")
     async def start(body: SearchRequest, request: Request) -> Response:
         ask, spec = await ask_search(body, service, request.state.key)
+        if body.dry_run:
+            return JSONResponse(estimate(ask, service))
+        return await answer(ask, spec, body, request)
+
+    @router.post("/v1/search/{search_id}/branch")
+    async def branch(search_id: str, body: BranchRequest, request: Request) -> Response:
+        kept = find(service, search_id, request)
+        if kept.task is not None:
+            raise search_running(search_id)
+        ask, spec = ask_branch(body, kept.document, service, request.state.key)
+        return await answer(ask, spec, body, request)
+
+    async def answer(
+        ask: Ask, spec: SearchSpec, body: SearchRequest | BranchRequest, request: Request
+    ) -> Response:
         ticket = request.state.ticket
+        if body.background:
+            request.state.kept = True
+            feed = Feed()
+            work = grow(ask, spec, service, partial(_record, feed, ask), ticket, feed)
+            in_background(work, ask, service, ticket, feed)
+            if body.stream:
+                return streaming(feed.read(-1, service.settings.keepalive_seconds))
+            return JSONResponse(running(ask.id, ask.created), 202)
         if body.stream:
             return streaming(_events(ask, spec, service, ticket))
         work = grow(ask, spec, service, lambda _: None, ticket)
-        document = await run_for(request, service.forest, work)
-        return JSONResponse(document)
-
-    @router.get("/v1/search/{search_id}")
-    async def read(search_id: str, request: Request) -> Response:
-        kept = service.store.get(search_id, request.state.key.name)
-        if kept is None:
-            raise search_unknown(search_id)
-        if kept.task is not None:
-            head = {"id": search_id, "object": "search", "created": kept.created}
-            return JSONResponse(head | {"status": "running"})
-        return Response(kept.document, media_type="application/json")
-
-    @router.delete("/v1/search/{search_id}")
-    async def delete(search_id: str, request: Request) -> Response:
-        if service.store.get(search_id, request.state.key.name) is None:
-            raise search_unknown(search_id)
-        service.store.remove(search_id)
-        return JSONResponse({"id": search_id, "object": "search.deleted", "deleted": True})
+        return JSONResponse(await run_for(request, service.forest, work))
 
     return router
 
@@ -65,22 +79,27 @@ async def grow(
     service: Service,
     tell: Callable[[Event], None],
     ticket: Ticket | None = None,
+    feed: Feed | None = None,
 ) -> dict[str, Any]:
     """Search when it is its turn, and keep the document under the search's id."""
-    service.store.begin(ask.id, ask.key.name, ask.created, asyncio.current_task())
+    service.store.begin(ask.id, ask.key.name, ask.created, asyncio.current_task(), feed)
     try:
         seconds = await seconds_after_turn(ticket, ask.seconds)
         outcome = await service.forest.search(
-            ask.tree, ask.problem, spec, seconds=seconds, listen=tell
+            ask.tree, ask.problem, spec, seconds=seconds, listen=tell, begun=ask.begun
         )
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, spec.policy)
     except BaseException:
-        service.store.remove(ask.id)
+        if feed is None:
+            service.store.remove(ask.id)
         raise
     document = search_document(ask, outcome, service.fingerprint)
+    service.experience.note(outcome)
     service.ledger.used(ask.key, document["usage"], searched=True)
     service.trees.write(document)
+    if feed is not None:
+        feed.add("done", _without_tree(document), last=True)
     service.store.finish(ask.id, json.dumps(document).encode())
     return document
 
@@ -95,7 +114,7 @@ async def _events(
         work = partial(grow, ask, spec, service, ticket=ticket)
         async for item in follow(service.forest, work, settings.keepalive_seconds):
             if isinstance(item, Silence):
-                yield b": still searching\n\n"
+                yield HEARTBEAT
                 continue
             name, data = _told(item, ask)
             yield event(data, name, number)
@@ -106,9 +125,17 @@ async def _events(
         raise StreamAborted from error
 
 
+def _record(feed: Feed, ask: Ask, item: Event) -> None:
+    feed.add(*_told(item, ask))
+
+
 def _told(item: Event | Result[dict[str, Any]], ask: Ask) -> tuple[str, dict[str, Any]]:
     """An event's public name and data."""
     if isinstance(item, Result):
-        return "done", {key: value for key, value in item.value.items() if key != "tree"}
+        return "done", _without_tree(item.value)
     name = PUBLIC_NAMES.get(item.name, item.name)
     return name, item.to_dict() | {"event": name, "id": ask.id}
+
+
+def _without_tree(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key != "tree"}

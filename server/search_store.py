@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from server.feed import Feed
 from server.settings import Settings
 
 
@@ -16,7 +17,7 @@ class Kept:
     """A search: its ``task`` while it runs, its JSON ``document`` once it is done.
 
     ``owner`` is the key that asked for it; ``ended`` is when it was done, in seconds by the store's
-    clock.
+    clock. ``feed``: the events of a background search.
     """
 
     owner: str
@@ -24,6 +25,16 @@ class Kept:
     task: asyncio.Task[Any] | None
     document: bytes = b""
     ended: float = 0.0
+    feed: Feed | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes kept of it once it is done."""
+        return (
+            0
+            if self.task is not None
+            else len(self.document) + (self.feed.size if self.feed else 0)
+        )
 
 
 class SearchStore:
@@ -40,10 +51,15 @@ class SearchStore:
         return len(self._kept)
 
     def begin(
-        self, search_id: str, owner: str, created: int, task: asyncio.Task[Any] | None
+        self,
+        search_id: str,
+        owner: str,
+        created: int,
+        task: asyncio.Task[Any] | None,
+        feed: Feed | None = None,
     ) -> None:
         """Note a search that starts."""
-        self._kept[search_id] = Kept(owner, created, task)
+        self._kept[search_id] = Kept(owner, created, task, feed=feed)
 
     def finish(self, search_id: str, document: bytes) -> None:
         """Keep a finished search's document; one that was deleted meanwhile stays deleted."""
@@ -52,7 +68,7 @@ class SearchStore:
             return
         kept.task, kept.document, kept.ended = None, document, self._clock()
         self._kept.move_to_end(search_id)
-        self._bytes += len(document)
+        self._bytes += kept.size
         self._forget()
 
     def get(self, search_id: str, owner: str) -> Kept | None:
@@ -67,7 +83,7 @@ class SearchStore:
         kept = self._kept.pop(search_id, None)
         if kept is None:
             return None
-        self._bytes -= len(kept.document)
+        self._bytes -= kept.size
         if kept.task is not None:
             kept.task.cancel()
         return kept
@@ -81,4 +97,4 @@ class SearchStore:
             too_large = self._bytes > self._settings.kept_bytes
             if not (too_many or too_large or self._kept[name].ended < oldest):
                 break
-            self._bytes -= len(self._kept.pop(name).document)
+            self._bytes -= self._kept.pop(name).size

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from server.admission import Admission
+from server.experience import Experience
 from server.forest import Forest
 from server.keys import Keyring
 from server.ledger import Ledger
@@ -51,6 +52,7 @@ class Service:
     keys: Keyring
     ledger: Ledger
     admission: Admission
+    experience: Experience = field(default_factory=Experience)
     delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -154,6 +154,20 @@ class SearchRequest(BaseModel):
     messages: list[Message] | None = Field(default=None, min_length=1)
     search: SearchSpec = SearchSpec()
     stream: bool = False
+    background: bool = Field(default=False, description="it goes on without its client")
+    dry_run: bool = Field(default=False, description="say what it may cost, search nothing")
+
+
+class BranchRequest(BaseModel):
+    """``POST /v1/search/{id}/branch``: go on from a node. ``search`` overrides the earlier spec,
+    whose seed is drawn anew; its budgets count from the node on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    node: int = Field(ge=0)
+    search: SearchSpec = SearchSpec()
+    stream: bool = False
+    background: bool = False
 
 
 class IgnoredFields:

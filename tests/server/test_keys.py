@@ -212,7 +212,7 @@ async def test_what_is_not_given_is_lowered_to_the_limit(http: httpx2.AsyncClien
     """And the response says so in its spec; a small search is left as it is."""
     wide = (await http.post(CHAT, json=BODY | {"search": {"width": 8}})).json()["search"]["spec"]
     assert (wide["max_tokens"], wide["max_depth"]) == (500, 5)
-    small = {"search": {"width": 2, "max_depth": 3, "trajectory_tokens": 100}}
+    small = {"search": {"width": 2, "max_depth": 3, "trajectory_tokens": 50}}
     spec = (await http.post(CHAT, json=BODY | small)).json()["search"]["spec"]
     assert (spec["max_tokens"], spec["max_depth"]) == (None, 3)
 

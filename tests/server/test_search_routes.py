@@ -135,3 +135,121 @@ def test_the_store_is_bounded_in_number_bytes_and_age(
     assert [name for name in "abcd" if store.get(name, "me")] == kept
     assert store.get("running", "me") is not None
     assert store.get("running", "you") is None
+
+
+async def test_a_background_search_goes_on_without_its_client(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, app: FastAPI
+) -> None:
+    """202 at once; its events can be read from any number on, also while it runs; the document is
+    what the same search says in the foreground."""
+    engine.gate = asyncio.Event()
+    started = await http.post("/v1/search", json=BODY | {"background": True})
+    assert (started.status_code, started.json()["status"]) == (202, "running")
+    path = f"/v1/search/{started.json()['id']}"
+    assert (await http.post(f"{path}/branch", json={"node": 0})).status_code == 409
+    assert app.state.service.admission.open == 1
+    reader = asyncio.create_task(http.get(f"{path}/events"))
+    await engine.waiting.wait()
+    engine.gate.set()
+    whole = events_of((await reader).text)
+    assert [number for number, _, _ in whole] == list(range(len(whole)))
+    assert whole[-1][1] == "done"
+    found = (await http.get(path)).json()
+    assert whole[-1][2] == {key: value for key, value in found.items() if key != "tree"}
+    assert found["tree_digest"] == (await http.post("/v1/search", json=BODY)).json()["tree_digest"]
+    later = await http.get(f"{path}/events", headers={"last-event-id": "3"})
+    assert events_of(later.text) == whole[4:]
+    wrong = await http.get(f"{path}/events", headers={"last-event-id": "x"})
+    assert wrong.status_code == 400
+    assert app.state.service.admission.open == 0
+
+
+async def test_a_background_stream_survives_its_reader(
+    app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """The reader goes after the first event; the search does not."""
+    engine.gate = asyncio.Event()
+    call = Call(app, "/v1/search", BODY | {"stream": True, "background": True})
+    await call.until(1, b"event: started")
+    await engine.waiting.wait()
+    call.left.set()
+    await call.task
+    (tree,) = engine.live
+    engine.gate.set()
+    rest = await http.get(f"/v1/search/{tree}/events", headers={"last-event-id": "0"})
+    assert events_of(rest.text)[-1][1] == "done"
+    assert (await http.get(f"/v1/search/{tree}")).json()["status"] == "done"
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_a_background_search_that_fails_says_why(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, app: FastAPI, deleted: bool
+) -> None:
+    """Its readers get an error event; its document says ``failed``, unless it was deleted."""
+    engine.gate = asyncio.Event()
+    started = (await http.post("/v1/search", json=BODY | {"background": True})).json()
+    path = f"/v1/search/{started['id']}"
+    reader = asyncio.create_task(http.get(f"{path}/events"))
+    await engine.waiting.wait()
+    if deleted:
+        await http.delete(path)
+    else:
+        engine.fail_at = 1
+        engine.gate.set()
+    code = "search_cancelled" if deleted else "engine_unavailable"
+    _, name, data = events_of((await reader).text)[-1]
+    assert (name, data["error"]["code"]) == ("error", code)
+    kept = await http.get(path)
+    assert kept.status_code == (404 if deleted else 200)
+    if not deleted:
+        assert (kept.json()["status"], kept.json()["error"]["code"]) == ("failed", code)
+        assert (await http.post(f"{path}/branch", json={"node": 0})).status_code == 400
+    assert not engine.live
+    assert app.state.service.admission.open == 0
+
+
+async def test_a_branch_goes_on_from_a_node(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """The new tree's prompt ends with the node's steps; the reward model reads them as steps; the
+    reply begins with them. And so on from a branch of a branch."""
+    found = (await http.post("/v1/search", json=BODY)).json()
+    tree = from_json(found["tree"])
+    node = next(n for n in tree.nodes[1:] if n.finish is Finish.STEP)
+    engine.scored.clear()
+    path = f"/v1/search/{found['id']}/branch"
+    branched = (await http.post(path, json={"node": node.id, "search": {"seed": 9}})).json()
+    assert branched["spec"] == found["spec"] | {"seed": 9}
+    assert branched["text"].startswith(node.text)
+    assert branched["text"].endswith(f"The answer is {branched['answer']}.")
+    new = from_json(branched["tree"])
+    assert new.prompt == tree.prompt + node.tokens
+    assert all(t.texts[0] == node.text for call in engine.scored for t in call)
+    assert branched["branched_from"]["node"] == node.id
+    again = next((n for n in new.nodes[1:] if n.finish is Finish.STEP), None)
+    assert again is not None
+    path = f"/v1/search/{branched['id']}/branch"
+    third = (await http.post(path, json={"node": again.id})).json()
+    assert third["text"].startswith(node.text + again.text)
+    assert from_json(third["tree"]).prompt == new.prompt + again.tokens
+    ended = next(n for n in tree.nodes[1:] if n.finish is Finish.END)
+    for wrong in (len(tree), ended.id):
+        answer = await http.post(f"/v1/search/{found['id']}/branch", json={"node": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "node")
+
+
+async def test_a_dry_run_says_what_it_may_cost(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """By hand: 6 wide, 2 deep, steps of at most 30 tokens are at most 360; nothing is drawn. What
+    such searches came to here is told once there was one."""
+    search = BODY["search"] | {"max_depth": 2, "max_step_tokens": 30}
+    body = BODY | {"search": search, "dry_run": True}
+    first = (await http.post("/v1/search", json=body)).json()
+    assert first["most"]["completion_tokens"] == 360
+    assert first["prompt_tokens"] == len("user: What?\n")
+    assert first["typical"] is None
+    assert not engine.expanded
+    done = (await http.post("/v1/search", json=BODY | {"search": search})).json()
+    again = (await http.post("/v1/search", json=body)).json()
+    assert again["typical"]["completion_tokens"] == done["usage"]["completion_tokens"] <= 360

@@ -1,0 +1,129 @@
+"""A search that goes on from a node of an earlier one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from search.engine import Branch, Capabilities, Engine, Hint, Sampling, Step, Trajectory, TreeCost
+from search.engine import Usage as EngineUsage
+from search.tree import ROOT, Finish
+from search.tree_json import from_json
+from server.errors import bad_value
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What stands already: the earlier search's id, the node, the prompt and the steps to it."""
+
+    search: str
+    node: int
+    prompt: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and steps: what the new tree starts from."""
+        return self.prompt + tuple(token for step in self.steps for token in step)
+
+    @property
+    def text(self) -> str:
+        """The steps' text, with which every reply begins."""
+        return "".join(self.texts)
+
+    def shown(self) -> dict[str, Any]:
+        """For the response; ``path`` is enough to go on from its own nodes."""
+        path = {"steps": [list(step) for step in self.steps], "texts": list(self.texts)}
+        return {"search": self.search, "node": self.node, "text": self.text, "path": path}
+
+
+def begun_at(document: bytes, node: int) -> Begun:
+    """A kept search's node to go on from. Raises ApiError for one that is not there or has ended.
+
+    A search that was itself a branch is gone on with from its own beginning.
+    """
+    kept = json.loads(document)
+    if "tree" not in kept:
+        raise bad_value("id", "the search failed; there is no tree to go on from")
+    tree = from_json(kept["tree"])
+    if not ROOT <= node < len(tree):
+        raise bad_value("node", f"from 0 to {len(tree) - 1} in this tree, got {node}")
+    if node != ROOT and tree[node].finish in (Finish.END, Finish.EMPTY, Finish.LOOP):
+        raise bad_value("node", f"{node} has ended ({tree[node].finish.value}); nothing follows it")
+    chain = tree.chain(node)
+    before = kept.get("branched_from", {}).get("path", {"steps": [], "texts": []})
+    given = sum(map(len, before["steps"]))
+    return Begun(
+        search=kept["id"],
+        node=node,
+        prompt=tree.prompt[: len(tree.prompt) - given],
+        steps=(*map(tuple, before["steps"]), *(step.tokens for step in chain)),
+        texts=(*before["texts"], *(step.text for step in chain)),
+    )
+
+
+class Continued:
+    """An engine whose reward model reads the steps that stand already as steps, not as prompt."""
+
+    def __init__(self, engine: Engine, begun: Begun) -> None:
+        self._engine = engine
+        self._begun = begun
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The engine's."""
+        return self._engine.capabilities
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As the engine does."""
+        return await self._engine.expand(tree, branches, sampling)
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """Whole trajectories, from the first step of the earlier search on."""
+        del prompt  # it holds the steps that stand already
+        return await self._engine.score(
+            tree, self._begun.prompt, question, self._whole(trajectories)
+        )
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Whole trajectories, too."""
+        del prompt
+        return await self._engine.embed(tree, self._begun.prompt, self._whole(trajectories))
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """As the engine does."""
+        self._engine.hint(tree, hint)
+
+    async def release(self, tree: str) -> TreeCost:
+        """As the engine does."""
+        return await self._engine.release(tree)
+
+    async def abort(self, tree: str) -> None:
+        """As the engine does."""
+        await self._engine.abort(tree)
+
+    async def usage(self) -> EngineUsage:
+        """As the engine does."""
+        return await self._engine.usage()
+
+    async def health(self) -> None:
+        """As the engine does."""
+        await self._engine.health()
+
+    async def close(self) -> None:
+        """The engine is not this one's to close."""
+
+    def _whole(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        steps, texts = self._begun.steps, self._begun.texts
+        return [Trajectory(t.node, steps + t.steps, texts + t.texts) for t in trajectories]
