@@ -20,6 +20,7 @@ from server.kept_routes import kept_routes
 from server.keys import Keyring
 from server.ledger import Ledger
 from server.metrics import Metrics
+from server.openapi import describe
 from server.ops import ops_routes
 from server.search_routes import search_routes
 from server.search_store import SearchStore
@@ -107,5 +108,6 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
     )
     for routes in (chat_routes, search_routes, kept_routes, ops_routes):
         app.include_router(routes(service))
+    describe(app)
     app.state.service = service
     return app

@@ -1,0 +1,156 @@
+"""Whatever is sent, by the OpenAPI document or against it: an answer or a 4xx, never a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from server.app import create_app, create_service
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import BASE, PlainText
+
+EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "4"))
+"""An operation; set it to 400 for some 5,000 cases in all."""
+
+LIMITS = {"max_width": 8, "max_depth": 6, "admin_key": "root", "deadline_seconds": 5}
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    unsupported_method,
+)
+
+
+def make_app() -> Any:
+    """An app over the scripted engine."""
+    return create_app(create_service(Settings(**LIMITS), ScriptedEngine(), PlainText()))
+
+
+schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
+schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+def test_every_operation_keeps_to_the_document(case: Any) -> None:
+    """Statuses, content types and bodies as documented, for good data and bad; 504 is a search that
+    could not finish anything within the budgets that were drawn."""
+    response = case.call(headers={"authorization": "Bearer root"})
+    if response.status_code != 504:
+        case.validate_response(response, checks=list(CHECKS))
+    if response.status_code >= 400:
+        error = response.json()["error"]
+        assert error["code"]
+        assert error["request_id"] == response.headers["x-request-id"][0]
+
+
+def deep(depth: int) -> Any:
+    """Lists in lists."""
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HUGE = [10**400, -(10**400), 1e308, float("nan"), float("inf"), 2**64, -(2**63) - 1]
+ODD = (
+    st.sampled_from(
+        [*HUGE, deep(100), "\ud800", "\x00", "", True, None, {}, [], {"\ud800": "\udfff"}]
+    )
+    | st.text(st.characters(exclude_categories=()), max_size=30)
+    | st.floats()
+    | st.integers()
+)
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "sprig", "messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"model": "sprig", "prompt": "a"},
+    "/v1/search": {"question": "a", "search": {"width": 2}},
+}
+FIELDS = [*{**GOOD["/v1/chat/completions"], **GOOD["/v1/completions"], **GOOD["/v1/search"]}]
+FIELDS += ["seed", "n", "stop", "max_tokens", "temperature", "top_p", "stream_options", "stream"]
+FIELDS += ["tools", "metadata", "reasoning_effort", "background", "dry_run", "logit_bias", "user"]
+SEARCH_FIELDS = ["policy", "width", "seed", "temperature", "max_depth", "max_tokens", "vote"]
+
+
+@given(
+    st.sampled_from(sorted(GOOD)),
+    st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=3),
+    st.none() | st.dictionaries(st.sampled_from(SEARCH_FIELDS), ODD, max_size=3),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_odd_values_are_refused_by_name(
+    path: str, change: dict[str, Any], search: dict[str, Any] | None
+) -> None:
+    """Huge numbers, NaN, lone surrogates, deep nesting, in every field: a reply or a 4xx that names
+    a field of the body."""
+    body = GOOD[path] | change | ({} if search is None else {"search": search})
+    answer = asyncio.run(post(path, json.dumps(body).encode()))
+    assert answer.status_code < 500 or answer.status_code == 504
+    if answer.status_code >= 400:
+        error = answer.json()["error"]
+        assert error["code"]
+        assert error["message"]
+
+
+@pytest.mark.parametrize("path", sorted(GOOD))
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        json.dumps(deep(900)).encode(),
+        b'{"model": ' + b"9" * 100_000 + b"}",
+        b'{"model": "' + b"x" * (10 << 20) + b'"}',
+        b'{"x": 1e999999999}',
+        b"\x00",
+        b"nul",
+        b'"' + b"\xed\xa0\x80" + b'"',
+    ],
+    ids=[
+        "lists",
+        "objects",
+        "nested",
+        "digits",
+        "10 MB",
+        "1e999999999",
+        "nul byte",
+        "nul",
+        "bytes",
+    ],
+)
+def test_monstrous_bodies_are_refused(path: str, body: bytes) -> None:
+    """A 4xx in OpenAI's shape."""
+    answer = asyncio.run(post(path, body))
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["code"]
+
+
+async def post(path: str, body: bytes) -> httpx2.Response:
+    """One request to a server of its own."""
+    transport = httpx2.ASGITransport(app=make_app())
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as client:
+        headers = {"content-type": "application/json"}
+        return await client.post(path, content=body, headers=headers)
