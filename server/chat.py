@@ -75,7 +75,10 @@ async def _draw(ask: Ask, service: Service, seconds: float, tell: Tell) -> Seque
     def draw(wanted: Completion) -> asyncio.Task[PlainReply]:
         tree = f"{ask.tree}.{wanted.draw}" if wanted.draw else ask.tree
         timed = replace(wanted, seconds=seconds)
-        hear = lambda text: tell(Certain(wanted.draw, text))  # noqa: E731
+
+        def hear(text: str) -> None:
+            tell(Certain(wanted.draw, text))
+
         return asyncio.create_task(service.forest.complete(tree, timed, hear))
 
     tasks = [draw(wanted) for wanted in ask.completions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from server.ask import ask_search
 from server.errors import ApiError, translate
 from server.search_routes import grow
 from server.service import Service
+from server.settings import API_KEY, PREFIX
 from server.wire import SearchRequest
 
 Listen = Callable[[dict[str, Any]], None]
@@ -45,13 +47,20 @@ def local(service: Service) -> Grower:
 
 
 def remote(url: str) -> Grower:
-    """Searches on the server at ``url``, such as ``http://127.0.0.1:8000``."""
+    """Searches on the server at ``url``, such as ``http://127.0.0.1:8000``.
+
+    A server that wants an API key gets the one in ``HEDGEROW_API_KEY``.
+    """
+    key = os.environ.get(f"{PREFIX}{API_KEY.upper()}")
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     async def run(request: SearchRequest, listen: Listen) -> dict[str, Any]:
         body = request.model_dump(mode="json", exclude_unset=True) | {"stream": True}
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         try:
-            async with httpx.AsyncClient(base_url=url.rstrip("/"), timeout=timeout) as client:
+            async with httpx.AsyncClient(
+                base_url=url.rstrip("/"), timeout=timeout, headers=headers
+            ) as client:
                 return await _follow(client, body, listen)
         except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
             raise GrowError(f"{url}: {error or type(error).__name__}") from error

@@ -15,6 +15,8 @@ import models
 from runtime.reward_format import reward_format
 
 PREFIX = "HEDGEROW_"
+API_KEY = "api_key"
+"""The one variable that is for clients: ``--url`` sends it."""
 BUNDLED = Path(models.__file__ or ".").parent / "sprig"
 
 
@@ -139,6 +141,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
         for name, value in environ.items()
         if name.startswith(PREFIX)
     }
+    given.pop(API_KEY, None)
     for name in given:
         if name not in Settings.model_fields:
             near = difflib.get_close_matches(name, Settings.model_fields, 1)

@@ -14,6 +14,8 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
     assert (found.port, found.exact, found.host) == (9000, False, "0.0.0.0")
     assert load_settings(environ, port=1).port == 1
     assert load_settings({"HEDGEROW_REWARD_MODEL": "none"}).reward_model is None
+    assert load_settings({"HEDGEROW_API_KEY": "a client's own"}) == Settings()
+    assert load_settings({"HEDGEROW_CORS_ORIGINS": "a, b"}).cors_origins == ("a", "b")
 
 
 def test_the_default_listens_on_this_machine_only() -> None:
