@@ -1,0 +1,213 @@
+"""What does HTTP add to an answer, and what is left of a server that is asked for too much?
+
+`python -m loadtest.http [--quick] [--json]`. The bundled models behind the server on a free port of
+this machine. First the same plain completions by HTTP and straight from the engine, in turns, at 1
+and 32 at once: the difference of the medians. Then the capacity of a closed loop, and open loops
+(Poisson arrivals) at shares of it: what is answered, refused and lost. Last a wide search beside
+ten small ones: what the small ones wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import uvicorn
+
+from models.tasks import TASKS
+from server.app import create_app
+from server.ask import ask_chat
+from server.assemble import Parts, listen, running
+from server.service import Service
+from server.settings import Settings, load_settings
+from server.wire import ChatRequest
+
+CHAT = "/v1/chat/completions"
+SHARES = (0.5, 1.0, 3.0)
+AT_ONCE = (1, 32)
+SMALL = 10
+
+
+class Load:
+    """A client of one server, and the engine behind it."""
+
+    def __init__(self, http: httpx.AsyncClient, service: Service) -> None:
+        self._http = http
+        self._service = service
+        self._questions = TASKS["game24"].questions("dev", 64)
+        self.asked = 0
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        """A short plain completion; every one has a seed of its own."""
+        self.asked += 1
+        text = self._questions[self.asked % len(self._questions)]
+        messages = [{"role": "user", "content": text}]
+        return {"model": "sprig", "messages": messages, "max_tokens": 16, "seed": self.asked} | more
+
+    async def by_http(self) -> float:
+        """Seconds for one completion by HTTP."""
+        body = self.body()
+        began = time.perf_counter()
+        (await self._http.post(CHAT, json=body)).raise_for_status()
+        return time.perf_counter() - began
+
+    async def by_engine(self) -> float:
+        """Seconds for the same, asked of the engine: the chat template and the tree, no HTTP."""
+        request = ChatRequest(**self.body())
+        began = time.perf_counter()
+        ask = await ask_chat(request, self._service, self._service.keys.anybody)
+        await self._service.forest.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
+        return time.perf_counter() - began
+
+    async def status(self, **more: Any) -> tuple[int, float]:
+        """The status of one request (0: no answer) and its seconds."""
+        body = self.body(**more)
+        began = time.perf_counter()
+        with suppress(httpx.HTTPError):
+            answer = await self._http.post(CHAT, json=body)
+            return answer.status_code, time.perf_counter() - began
+        return 0, time.perf_counter() - began
+
+
+async def added(load: Load, at_once: int, rounds: int) -> float:
+    """Milliseconds that HTTP adds to the median, both ways measured in turns."""
+    ways: dict[Callable[[], Awaitable[float]], list[float]] = {load.by_http: [], load.by_engine: []}
+    for _ in range(rounds):
+        for ask, seconds in ways.items():
+            seconds += await asyncio.gather(*(ask() for _ in range(at_once)))
+    over_http, direct = map(statistics.median, ways.values())
+    return round((over_http - direct) * 1000, 3)
+
+
+async def closed_loop(load: Load, clients: int, seconds: float) -> float:
+    """Requests a second that so many clients get answered, one after the other each."""
+    until = time.perf_counter() + seconds
+    answered = 0
+
+    async def client() -> None:
+        nonlocal answered
+        while time.perf_counter() < until:
+            status, _ = await load.status()
+            answered += status == 200
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return answered / (time.perf_counter() - began)
+
+
+async def open_loop(load: Load, rate: float, seconds: float) -> dict[str, Any]:
+    """Poisson arrivals at ``rate`` a second; a row. What came back late still counts, but not as
+    goodput beyond the time that it took."""
+    noise = random.Random(0)
+    began = time.perf_counter()
+    tasks, at = [], 0.0
+    while (at := at + noise.expovariate(rate)) < seconds:
+        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+        tasks.append(asyncio.create_task(load.status()))
+    found = await asyncio.gather(*tasks)
+    took = time.perf_counter() - began
+    good = sorted(seconds for status, seconds in found if status == 200)
+    return {
+        "offered_rps": round(len(found) / seconds, 2),
+        "goodput_rps": round(len(good) / took, 2),
+        "refused": sum(status in (429, 503) for status, _ in found),
+        "lost": sum(status not in (200, 429, 503) for status, _ in found),
+        "p50_ms": round(1000 * quantile(good, 0.5), 1),
+        "p99_ms": round(1000 * quantile(good, 0.99), 1),
+    }
+
+
+async def beside_a_wide_one(load: Load) -> dict[str, Any]:
+    """The p95 of ten small searches alone, and while a search of width 256 is under way."""
+
+    async def small() -> float:
+        found = await asyncio.gather(
+            *(load.status(search={"width": 4, "seed": i}) for i in range(SMALL))
+        )
+        return round(1000 * quantile(sorted(seconds for _, seconds in found), 0.95), 1)
+
+    alone = await small()
+    wide = asyncio.create_task(load.status(search={"width": 256, "seed": 1}))
+    await asyncio.sleep(0.2)
+    beside = await small()
+    done = wide.done()
+    await wide
+    return {"alone_ms": alone, "beside_ms": beside, "wide_was_done": done}
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """A quantile of sorted numbers; 0 of none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+async def measure(quick: bool) -> dict[str, Any]:
+    """The whole document."""
+    settings = load_settings(port=0, max_running=64, max_queued=64)
+    seconds = 8.0 if quick else 60.0
+    async with running(settings) as parts:
+        service, url, stop = await _serve(parts, settings)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+            load = Load(http, service)
+            await load.by_http()
+            rounds = 20 if quick else 100
+            extra = {str(n): await added(load, n, max(3, rounds // n)) for n in AT_ONCE}
+            capacity = await closed_loop(load, 64, seconds)
+            rows = [await open_loop(load, share * capacity, seconds) for share in SHARES]
+            small = await beside_a_wide_one(load)
+        await stop()
+    best = max(row["goodput_rps"] for row in rows[:-1])
+    return {
+        "rows": rows,
+        "capacity_rps": round(capacity, 2),
+        "goodput_at_3x_ratio": round(rows[-1]["goodput_rps"] / max(best, 1e-9), 3),
+        "added_p50_ms": extra,
+        "small_searches_p95": small,
+    }
+
+
+async def _serve(
+    parts: Parts, settings: Settings
+) -> tuple[Service, str, Callable[[], Awaitable[None]]]:
+    """The server in this event loop, answering: its parts, its URL, and how to stop it."""
+    service = parts.service(settings)
+    listener = listen(settings.host, 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="error"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+
+    async def stop() -> None:
+        server.should_exit = True
+        await serving
+
+    return service, f"http://127.0.0.1:{listener.getsockname()[1]}", stop
+
+
+def main() -> None:
+    """Print a table, or one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    wanted = parser.parse_args()
+    found = asyncio.run(measure(wanted.quick))
+    if wanted.json:
+        print(json.dumps(found))
+        return
+    for row in found.pop("rows"):
+        print(*(f"{key}={value}" for key, value in row.items()), file=sys.stdout)
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
