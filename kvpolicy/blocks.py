@@ -1,0 +1,269 @@
+"""One search tree as its KV manager sees it: blocks, their signals, and where the search stands.
+
+A block is one node's step; block 0 is the prompt. Ids are the search's own: a parent's id is lower
+than its children's, and there may be gaps where a node has no block. Passes over the tree go level
+by level in NumPy, so an update is O(n) with few calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from kvpolicy.order import Bools, Ints, Knobs, merit, weigh
+from kvpolicy.value import Floats, score
+
+ROOT = 0
+_ABSENT = -2
+_FIRST = 64
+
+
+class Level:
+    """The blocks of one depth and their parents; grows at its end."""
+
+    __slots__ = ("_parents", "_rows", "_size")
+
+    def __init__(self) -> None:
+        self._rows = np.empty(_FIRST, dtype=np.int64)
+        self._parents = np.empty(_FIRST, dtype=np.int64)
+        self._size = 0
+
+    def append(self, row: int, parent: int) -> None:
+        """Add a block."""
+        if self._size == len(self._rows):
+            self._rows = np.concatenate([self._rows, self._rows])
+            self._parents = np.concatenate([self._parents, self._parents])
+        self._rows[self._size] = row
+        self._parents[self._size] = parent
+        self._size += 1
+
+    @property
+    def rows(self) -> Ints:
+        """Block ids, in order of arrival."""
+        return self._rows[: self._size]
+
+    @property
+    def parents(self) -> Ints:
+        """Their parents' ids."""
+        return self._parents[: self._size]
+
+
+class Blocks:
+    """The blocks of one tree. Row i of every array is block i."""
+
+    def __init__(self, prompt_tokens: int, table: Floats, knobs: Knobs) -> None:
+        """``table``: ``Theta.table``; ``prompt_tokens`` is block 0's length."""
+        self._table = table
+        self._knobs = knobs
+        self._parent: list[int] = []
+        self._live_children: list[int] = []
+        self._levels: list[Level] = []
+        self._tokens = np.zeros(_FIRST, dtype=np.int64)
+        self._depth = np.zeros(_FIRST, dtype=np.int64)
+        self._open_leaf = np.zeros(_FIRST, dtype=np.bool_)
+        self._merit = np.zeros(_FIRST, dtype=np.float64)
+        self._signals = np.full((3, _FIRST), np.nan)
+        self._unscored: set[int] = set()
+        self._attention: dict[int, tuple[float, int]] = {}
+        self._stale: set[int] = set()
+        self._dead: set[int] = set()
+        self._active: tuple[int, ...] = ()
+        self._now: tuple[Floats, Bools] | None = None
+        self.close(ROOT, -1, prompt_tokens)
+
+    def __contains__(self, node: int) -> bool:
+        return 0 <= node < len(self._parent) and self._parent[node] != _ABSENT
+
+    @property
+    def tokens(self) -> Ints:
+        """Tokens of each block (rows,); 0 where there is none."""
+        return self._tokens[: len(self._parent)]
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The leaves the search stands at."""
+        return self._active
+
+    def close(self, node: int, parent: int, tokens: int, sure: float | None = None) -> None:
+        """A block of ``tokens`` tokens is complete; ``sure``: its boundary confidence u.
+
+        Until it has a reward it inherits its parent's value. A node that is dead already, or known,
+        is left as it is. Raises ValueError if the parent is unknown or the length is not positive.
+        """
+        if node in self or node in self._dead:
+            return
+        if parent not in self and node != ROOT:
+            raise ValueError(f"parent: {parent} of node {node} has no block")
+        if not parent < node:
+            raise ValueError(f"node: {node}; an id above its parent's {parent} is needed")
+        if tokens < 1:
+            raise ValueError(f"tokens: {tokens} of node {node}; at least 1 is needed")
+        self._make_room(node)
+        depth = 0 if node == ROOT else int(self._depth[parent]) + 1
+        self._parent[node] = parent
+        self._tokens[node], self._depth[node], self._open_leaf[node] = tokens, depth, True
+        if node != ROOT:
+            self._live_children[parent] += 1
+            self._open_leaf[parent] = False
+            self._signals[0, node] = self._signals[0, parent]
+        self._signals[1, node] = np.nan if sure is None else sure
+        self._unscored.add(node)
+        if depth == len(self._levels):
+            self._levels.append(Level())
+        self._levels[depth].append(node, parent)
+        self._touch(node)
+
+    def rate(self, values: Mapping[int, float]) -> None:
+        """Rewards of some blocks, in [0, 1]; unscored blocks below them inherit. Unknown ids pass.
+
+        Raises ValueError.
+        """
+        for node in sorted(values):
+            value = values[node]
+            if not 0 <= value <= 1:
+                raise ValueError(f"value: {value} of node {node}; from 0 to 1 is needed")
+            if node not in self:
+                continue
+            self._unscored.discard(node)
+            self._signals[0, node] = value
+            self._touch(node)
+            if self._live_children[node]:
+                self._inherit(node)
+
+    def attend(self, node: int, mass: float, queries: int) -> None:
+        """``queries`` later tokens paid ``mass`` (mean over the slice's heads) to a block in all.
+
+        a is the running mass a query, in [0, 1].
+        """
+        if node not in self or queries < 1:
+            return
+        paid, asked = self._attention.get(node, (0.0, 0))
+        paid, asked = paid + mass, asked + queries
+        self._attention[node] = paid, asked
+        self._signals[2, node] = min(1.0, paid / asked)
+        self._touch(node)
+
+    def focus(self, active: Iterable[int]) -> None:
+        """The search stands at these leaves now; those dead or without a block are left out."""
+        self._active = tuple(
+            sorted({node for node in active if node in self and node not in self._dead})
+        )
+        self._now = None
+
+    def bury(self, nodes: Iterable[int]) -> None:
+        """These will never be visited again."""
+        for node in nodes:
+            if node in self._dead:
+                continue
+            self._dead.add(node)
+            if node in self:
+                self._open_leaf[node] = False
+                self._now = None
+                if node != ROOT:
+                    self._leave(self._parent[node])
+
+    def weights(self) -> tuple[Floats, Bools]:
+        """Each block's weight and whether it is on Path*, both (rows,); not to be written to.
+
+        A block weighs the most of the open leaves at or below it; minus infinity where there is
+        none. Path* is the union of the active leaves' ancestor chains, themselves included.
+        """
+        if self._now is None:
+            self._now = self._weigh()
+        return self._now
+
+    def own_weights(self) -> tuple[Floats, Bools]:
+        """Equation (2) without α for each block by itself, and Path*, both (rows,): paper mode."""
+        self._score()
+        distance, on_path = self.distances()
+        return weigh(self._merit[: len(distance)], ~on_path, distance, self._knobs), on_path
+
+    def distances(self) -> tuple[Ints, Bools]:
+        """Edges from each block to the nearest active leaf, and who is on Path*; both (rows,).
+
+        All 0 while there is no active leaf. Two passes over Path*, up and down, give its own
+        distances. Below it a block is as far from its anchor, the last one on Path*, as it is
+        deeper: Δ minus depth is handed down, and on Path* it is never less than a child's own.
+        """
+        rows = len(self._parent)
+        on_path = np.zeros(rows, dtype=np.bool_)
+        if not self._active:
+            return np.zeros(rows, dtype=np.int64), on_path
+        near = self._near()
+        path = np.array(list(near))
+        depth = self._depth[:rows]
+        beyond = np.full(rows, rows)
+        beyond[path] = np.array(list(near.values())) - depth[path]
+        on_path[path] = True
+        for level in self._levels[1:]:
+            below = level.rows
+            beyond[below] = np.minimum(beyond[below], beyond[level.parents])
+        return beyond + depth, on_path
+
+    def _near(self) -> dict[int, int]:
+        """Distance to the nearest active leaf of every block on Path*."""
+        parent = self._parent
+        path: set[int] = set()
+        for node in self._active:
+            while node >= ROOT and node not in path:
+                path.add(node)
+                node = parent[node]
+        rising = sorted(path)
+        far = len(rising)
+        near = dict.fromkeys(rising, far)
+        near.update(dict.fromkeys(self._active, 0))
+        for node in reversed(rising[1:]):
+            above = parent[node]
+            near[above] = min(near[above], near[node] + 1)
+        for node in rising[1:]:
+            near[node] = min(near[node], near[parent[node]] + 1)
+        return near
+
+    def _weigh(self) -> tuple[Floats, Bools]:
+        weight, on_path = self.own_weights()
+        weight = np.where(self._open_leaf[: len(weight)], weight, -np.inf)
+        for level in reversed(self._levels[1:]):
+            np.maximum.at(weight, level.parents, weight[level.rows])
+        return weight, on_path
+
+    def _score(self) -> None:
+        """Equation (1)'s score of the blocks whose signals have changed."""
+        if self._stale:
+            rows = np.fromiter(self._stale, np.int64, len(self._stale))
+            scores = score(self._table, self._signals[:, rows])
+            self._merit[rows] = merit(scores, self._depth[rows], self._knobs)
+            self._stale.clear()
+
+    def _leave(self, parent: int) -> None:
+        """A child of ``parent`` died; without live ones it is an open leaf again."""
+        self._live_children[parent] -= 1
+        if not self._live_children[parent] and parent not in self._dead:
+            self._open_leaf[parent] = True
+
+    def _inherit(self, node: int) -> None:
+        """Hand a block's value down to the unscored blocks below it."""
+        renewed = {node}
+        for below in sorted(self._unscored):
+            if self._parent[below] in renewed:
+                renewed.add(below)
+                self._signals[0, below] = self._signals[0, node]
+                self._touch(below)
+
+    def _touch(self, node: int) -> None:
+        self._stale.add(node)
+        self._now = None
+
+    def _make_room(self, node: int) -> None:
+        """Rows up to ``node``."""
+        new = node + 1 - len(self._parent)
+        self._parent += [_ABSENT] * new
+        self._live_children += [0] * new
+        room = len(self._tokens)
+        if node < room:
+            return
+        more = max(room, node + 1 - room)
+        for name in ("_tokens", "_depth", "_open_leaf", "_merit"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
+        self._signals = np.concatenate([self._signals, np.full((3, more), np.nan)], axis=1)

@@ -1,0 +1,116 @@
+"""Fits θ to what recorded searches show in hindsight: weighted logistic regression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvpolicy.value import SIGNALS, Floats, Mode, Theta, subsets
+
+RIDGE = 1e-3
+"""Penalty on squared coefficients against a mean row weight of 1: keeps separable data finite."""
+_ITERATIONS = 100
+_CLOSE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Recorded blocks, all fields (n,); a missing signal is NaN.
+
+    ``target`` in [0, 1] is what the score should be; ``weight`` >= 0 is how much the row counts.
+    Raises ValueError.
+    """
+
+    v: Floats
+    u: Floats
+    a: Floats
+    target: Floats
+    weight: Floats
+
+    def __post_init__(self) -> None:
+        count = len(self.target)
+        for name in ("v", "u", "a", "target", "weight"):
+            if getattr(self, name).shape != (count,):
+                shape = getattr(self, name).shape
+                raise ValueError(f"{name}: shape {shape}; ({count},) is needed, as of target")
+        if not np.all((self.target >= 0) & (self.target <= 1)):
+            raise ValueError("target: a value outside [0, 1] or NaN")
+        if not np.all(np.isfinite(self.weight) & (self.weight >= 0)):
+            raise ValueError("weight: a value that is negative or not finite")
+
+    def signal(self, name: str) -> Floats:
+        """The column of one signal."""
+        return {"v": self.v, "u": self.u, "a": self.a}[name]
+
+
+def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Floats) -> Rows:
+    """Exact mode: each row a block off the path at some event.
+
+    ``reentered``: 1 where it came back onto the path later, else 0; ``tokens``: what it would cost
+    to compute again. A block is worth its chance of re-entry, and dear ones count for more.
+    """
+    return Rows(v, u, a, reentered, tokens)
+
+
+def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> Rows:
+    """Paper mode: each row a closed block of a full-retention trajectory.
+
+    ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
+    """
+    return Rows(v, u, a, np.clip(drop, 0.0, 1.0), np.ones(len(drop)))
+
+
+def fit(rows: Rows, mode: Mode, source: Mapping[str, Any] | None = None) -> Theta:
+    """θ for every subset of the signals that some row has.
+
+    A subset is fitted to the rows that have all of it. Raises ValueError if there are none.
+    """
+    recorded = "".join(s for s in SIGNALS if not np.all(np.isnan(rows.signal(s))))
+    sets = {}
+    for name in subsets(recorded):
+        columns = [rows.signal(signal) for signal in name]
+        whole = np.ones(len(rows.target), dtype=bool)
+        for column in columns:
+            whole &= ~np.isnan(column)
+        features = np.stack([column[whole] for column in columns], axis=1) if columns else None
+        if not np.any(rows.weight[whole] > 0):
+            raise ValueError(f"rows: none with weight has the signals {name!r} all present")
+        target, weight = rows.target[whole], rows.weight[whole]
+        sets[name] = logistic(
+            np.empty((len(target), 0)) if features is None else features, target, weight
+        )
+    return Theta(mode, sets, dict(source or {}))
+
+
+def logistic(features: Floats, target: Floats, weight: Floats) -> tuple[float, ...]:
+    """Bias and coefficients (k + 1) of the ridge logistic regression of ``target`` (n,) in [0, 1].
+
+    ``features`` (n, k); ``weight`` (n,), not all 0. Newton's method with step halving from 0:
+    the loss is strictly convex, so the result depends on nothing but the rows.
+    """
+    design = np.concatenate([np.ones((len(target), 1)), features], axis=1)
+    weight = weight / weight.mean()
+    theta = np.zeros(design.shape[1])
+    for _ in range(_ITERATIONS):
+        chance = 1.0 / (1.0 + np.exp(-(design @ theta)))
+        slope = design.T @ (weight * (chance - target)) + RIDGE * theta
+        bend = (design.T * (weight * chance * (1.0 - chance))) @ design
+        step = np.linalg.solve(bend + RIDGE * np.eye(len(theta)), slope)
+        size = 1.0
+        before = _loss(design, target, weight, theta)
+        while _loss(design, target, weight, theta - size * step) > before and size > _CLOSE:
+            size /= 2
+        theta = theta - size * step
+        if np.max(np.abs(size * step)) < _CLOSE:
+            break
+    return tuple(float(value) for value in theta)
+
+
+def _loss(design: Floats, target: Floats, weight: Floats, theta: Floats) -> float:
+    """Weighted cross-entropy and penalty."""
+    logit = design @ theta
+    entropy = np.logaddexp(0.0, logit) - target * logit
+    return float(weight @ entropy + RIDGE / 2 * theta @ theta)

@@ -1,0 +1,115 @@
+"""All searches' blocks under one budget: what happens to them, and which are given up first.
+
+Three events and nothing else cause work: a *boundary* (a block closes), a *transition* (a search's
+focus moves) and *pressure* (memory runs short). Blocks that several trees have in common are the
+cache's to recognise; it gives such a block the highest of its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from kvpolicy.blocks import Blocks
+from kvpolicy.order import Infeasible, Ints, Knobs, retain
+from kvpolicy.value import UNFITTED, Theta
+
+Rank = tuple[bool, float, int, int]
+"""Lower goes first: on an active path, weight, then later trees and higher ids before others."""
+
+
+class Forest:
+    """The blocks of all searches in flight, by tree name, in order of arrival."""
+
+    def __init__(self, theta: Theta = UNFITTED, knobs: Knobs | None = None) -> None:
+        self._table = theta.table()
+        self._knobs = knobs or Knobs()
+        self._trees: dict[str, Blocks] = {}
+        self._number: dict[str, int] = {}
+        self._arrivals = 0
+
+    def __contains__(self, tree: str) -> bool:
+        return tree in self._trees
+
+    def __getitem__(self, tree: str) -> Blocks:
+        return self._trees[tree]
+
+    def plant(self, tree: str, prompt_tokens: int) -> None:
+        """A search begins; its prompt is block 0. Raises ValueError if the name is taken."""
+        if tree in self._trees:
+            raise ValueError(f"tree: {tree!r} is in flight already")
+        self._arrivals += 1
+        self._number[tree] = self._arrivals
+        self._trees[tree] = Blocks(prompt_tokens, self._table, self._knobs)
+
+    def fell(self, tree: str) -> None:
+        """A search is over; an unknown one passes."""
+        self._trees.pop(tree, None)
+        self._number.pop(tree, None)
+
+    def boundary(
+        self, tree: str, node: int, parent: int, tokens: int, sure: float | None = None
+    ) -> None:
+        """A block closed; see ``Blocks.close``."""
+        self._trees[tree].close(node, parent, tokens, sure)
+
+    def attend(self, tree: str, node: int, mass: float, queries: int) -> None:
+        """Attention that later tokens paid to a block; see ``Blocks.attend``."""
+        self._trees[tree].attend(node, mass, queries)
+
+    def transition(
+        self, tree: str, values: Mapping[int, float], active: Iterable[int], dead: Iterable[int]
+    ) -> None:
+        """A search moved on: new rewards, the leaves it expands now, what it will not visit again.
+
+        Weights follow when they are next asked for.
+        """
+        blocks = self._trees[tree]
+        blocks.rate(values)
+        blocks.bury(dead)
+        blocks.focus(active)
+
+    def pressure(self, budget: int) -> dict[str, Ints]:
+        """Tokens to keep of every block, by tree and row, so that they are at most ``budget``.
+
+        Blocks on active paths stay whole, dead ones go, the others are kept in order of weight,
+        parents first, and the last one is cut at its tail. Raises Infeasible if the active paths
+        alone exceed the budget.
+        """
+        kept = {}
+        spare: list[tuple[Ints, Ints]] = []
+        weights, sizes = [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        needed = 0
+        for tree, blocks in self._trees.items():
+            weight, on_path = blocks.weights()
+            kept[tree] = blocks.tokens * on_path
+            needed += int(kept[tree].sum())
+            rows = np.flatnonzero(~on_path & (weight > -np.inf))
+            spare.append((kept[tree], rows))
+            weights.append(weight[rows])
+            sizes.append(blocks.tokens[rows])
+        if needed > budget:
+            raise Infeasible(needed, budget, "active paths")
+        shares = retain(np.concatenate(sizes), np.concatenate(weights), budget - needed)
+        at = 0
+        for whole, rows in spare:
+            whole[rows] = shares[at : at + len(rows)]
+            at += len(rows)
+        return kept
+
+    def rank(self, tree: str, node: int) -> Rank:
+        """How dear a block is: of what may go, the lowest rank goes first.
+
+        On an active path the search is about to need a block whatever its value: there the later
+        tree and the higher id, whose turn comes last, go first. A node without a block is a step
+        still being drawn: it counts as on its path.
+        """
+        number = -self._number.get(tree, 0)
+        blocks = self._trees.get(tree)
+        if blocks is None or node not in blocks:
+            return True, 0.0, number, -node
+        weights, on_path = blocks.weights()
+        if on_path[node]:
+            return True, 0.0, number, -node
+        return False, float(weights[node]), number, -node

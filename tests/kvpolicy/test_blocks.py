@@ -1,0 +1,190 @@
+"""One tree's blocks: values that are handed down, distances, weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpolicy.blocks import Blocks
+from kvpolicy.order import Knobs
+from kvpolicy.value import Theta
+
+STRAIGHT = Theta("exact", {"": (0.0,), "v": (0.0, 1.0)})
+"""s = sigmoid(v); what has no value scores 0.5."""
+
+
+def grown(*parents: int, knobs: Knobs | None = None) -> Blocks:
+    """Blocks 1, 2, ... below these parents, 10 tokens each, the prompt too."""
+    blocks = Blocks(10, STRAIGHT.table(), knobs or Knobs())
+    for node, parent in enumerate(parents, start=1):
+        blocks.close(node, parent, 10)
+    return blocks
+
+
+def sigmoid(v: float) -> float:
+    """The score of a value."""
+    return 1 / (1 + math.exp(-v))
+
+
+def test_distances_by_hand() -> None:
+    """Two active leaves 4 and 5 in the tree 0-(1-(3-(5), 4), 2): the nearest counts."""
+    blocks = grown(0, 0, 1, 1, 3)
+    blocks.focus([4])
+    assert blocks.distances()[0].tolist() == [2, 1, 3, 2, 0, 3]
+    blocks.focus([4, 5])
+    distance, on_path = blocks.distances()
+    assert distance.tolist() == [2, 1, 3, 1, 0, 0]
+    assert on_path.tolist() == [True, True, False, True, True, True]
+
+
+def test_an_active_leaf_may_stand_above_another() -> None:
+    """A node with children is expanded again: its own distance is 0, not its child's."""
+    blocks = grown(0, 1, 2)
+    blocks.focus([1, 3])
+    assert blocks.distances()[0].tolist() == [1, 0, 1, 0]
+
+
+def test_without_an_active_leaf_nothing_is_on_the_path() -> None:
+    """Before the first transition distances are 0 and everything is off the path."""
+    distance, on_path = grown(0, 1).distances()
+    assert not distance.any()
+    assert not on_path.any()
+
+
+def test_weights_by_hand() -> None:
+    """Active leaf 2 in 0-(1-(2, 3)): 3 is off the path, 2 steps away; 1 and 0 weigh as leaf 2."""
+    blocks = grown(0, 1, 1)
+    blocks.rate({1: 0.1, 2: 0.5, 3: 0.9})
+    blocks.focus([2])
+    off = 0.5 * sigmoid(0.9) ** 2 * math.exp(-0.3 * 2)
+    active = sigmoid(0.5) ** 2
+    assert active > off
+    assert blocks.weights()[0] == pytest.approx([active, active, active, off])
+
+
+def test_a_block_weighs_what_the_best_open_leaf_below_it_weighs() -> None:
+    """Its own value does not count once it has children: a poor block above a good leaf stays."""
+    blocks = grown(0, 0, 1, knobs=Knobs(distance_decay=0.0))
+    blocks.rate({1: 0.0, 2: 0.5, 3: 1.0})
+    weights, _ = blocks.weights()
+    assert weights[1] == weights[3] > weights[2]
+
+
+def test_a_block_without_a_reward_has_its_parents_value_until_it_gets_one() -> None:
+    """Down any number of unscored generations, also when the parent's reward comes late."""
+    blocks = grown(0, 1, 2, knobs=Knobs(distance_decay=0.0))
+    blocks.rate({1: 0.8})
+    assert blocks.own_weights()[0][1:] == pytest.approx([0.5 * sigmoid(0.8) ** 2] * 3)
+    blocks.rate({3: 0.2})
+    blocks.rate({1: 0.6})
+    own = [0.5 * sigmoid(v) ** 2 for v in (0.6, 0.6, 0.2)]
+    assert blocks.own_weights()[0][1:] == pytest.approx(own)
+    blocks.close(4, 3, 10)
+    assert blocks.own_weights()[0][4] == blocks.own_weights()[0][3]
+
+
+def test_dead_blocks_weigh_nothing_and_reopen_their_parent() -> None:
+    """When all children are dead the parent is a leaf again; an id may die before it comes."""
+    blocks = grown(0, 1, 1)
+    blocks.rate({1: 0.9})
+    blocks.bury([2, 3, 4])
+    weights, _ = blocks.weights()
+    assert weights[2] == weights[3] == -math.inf
+    assert weights[0] == weights[1] == pytest.approx(0.5 * sigmoid(0.9) ** 2)
+    blocks.close(4, 1, 10)
+    assert 4 not in blocks
+
+
+def test_attention_is_the_mean_mass_a_later_token() -> None:
+    """Two reports, 3 of 10 queries' mass in all: a = 0.3."""
+    theta = Theta("exact", {"": (0.0,), "a": (0.0, 10.0)})
+    blocks = Blocks(10, theta.table(), Knobs())
+    blocks.close(1, 0, 5)
+    blocks.attend(1, 1.0, 4)
+    blocks.attend(1, 2.0, 6)
+    assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.0) ** 2)
+
+
+def test_blocks_may_close_in_any_order_and_leave_gaps() -> None:
+    """Siblings end when they end, some never do: neither order nor gaps change a weight."""
+    values = {node: node % 97 / 97 for node in range(1, 400, 2)}
+    one, two = grown(), grown()
+    for node in values:
+        one.close(node, 0, node)
+    for node in reversed(values):
+        two.close(node, 0, node)
+    for blocks in (one, two):
+        blocks.rate(values | {2: 0.5})
+        blocks.attend(2, 1.0, 1)
+        blocks.close(3, 0, 99)
+        blocks.focus([2, 5])
+        blocks.bury([7, 7])
+    assert one.weights()[0].tolist() == two.weights()[0].tolist()
+    assert one.tokens.tolist() == two.tokens.tolist()
+    assert one.active == (5,)
+    assert 2 not in one
+
+
+@pytest.mark.parametrize(
+    ("node", "parent", "tokens", "named"),
+    [(2, 7, 1, "parent: 7"), (1, 1, 1, "parent: 1"), (2, 1, 0, "tokens: 0"), (-3, 0, 1, "node")],
+)
+def test_a_block_that_cannot_be_is_refused(node: int, parent: int, tokens: int, named: str) -> None:
+    """An unknown parent, an id not above it, an empty step."""
+    blocks = grown(0) if named != "parent: 1" else grown()
+    with pytest.raises(ValueError, match=named):
+        blocks.close(node, parent, tokens)
+
+
+def test_a_value_outside_zero_to_one_is_refused() -> None:
+    """With the node in the message."""
+    with pytest.raises(ValueError, match=r"value: 1\.5 of node 1"):
+        grown(0).rate({1: 1.5})
+
+
+TREES = st.lists(st.integers(0, 10**6), min_size=1, max_size=60).map(
+    lambda draws: [draw % (i + 1) for i, draw in enumerate(draws)]
+)
+
+
+@given(parents=TREES, data=st.data())
+def test_weights_agree_with_a_naive_walk(parents: list[int], data: st.DataObject) -> None:
+    """Distances by breadth-first search, weights leaf by leaf up every chain; never rising down."""
+    nodes = range(len(parents) + 1)
+    blocks = grown(*parents)
+    values = data.draw(st.dictionaries(st.sampled_from(nodes), st.floats(0, 1)))
+    active = data.draw(st.sets(st.sampled_from(nodes), min_size=1, max_size=4))
+    dead = data.draw(st.sets(st.sampled_from(nodes), max_size=5)) - active - {0}
+    above = dict(enumerate(parents, start=1))
+    blocks.rate(values)
+    blocks.bury(dead)
+    blocks.focus(active)
+    value: dict[int, float | None] = {0: values.get(0)}
+    for node in nodes[1:]:
+        value[node] = values.get(node, value[above[node]])
+
+    def chain(node: int) -> list[int]:
+        return [node, *(chain(above[node]) if node else [])]
+
+    def apart(left: int, right: int) -> int:
+        return len(set(chain(left)) ^ set(chain(right)))
+
+    path = {step for leaf in active for step in chain(leaf)}
+    expected = dict.fromkeys(nodes, -math.inf)
+    for node in nodes:
+        if node in dead or any(above[c] == node and c not in dead for c in nodes[1:]):
+            continue
+        known = value[node]
+        score = 0.5 if known is None else sigmoid(known)
+        near = min(apart(node, leaf) for leaf in active)
+        weight = score**2 * math.exp(-0.3 * near) * (1.0 if node in path else 0.5)
+        for step in chain(node):
+            expected[step] = max(expected[step], weight)
+    weights, on_path = blocks.weights()
+    assert weights == pytest.approx([expected[node] for node in nodes])
+    assert set(np.flatnonzero(on_path)) == path
+    assert all(weights[above[node]] >= weights[node] for node in nodes[1:])

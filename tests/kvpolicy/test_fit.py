@@ -1,0 +1,95 @@
+"""θ from recorded rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvpolicy.fit import RIDGE, Rows, accuracy_rows, fit, logistic, reentry_rows
+
+NONE = np.full(4, np.nan)
+
+
+def test_the_bias_alone_is_the_weighted_mean() -> None:
+    """Three of four with weight 1, 1, 1, 3: logit(3/6) = 0."""
+    target, weight = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, 1.0, 1.0, 3.0])
+    assert logistic(np.empty((4, 0)), target, weight) == pytest.approx([0.0], abs=1e-9)
+
+
+def test_two_groups_are_fitted_to_their_means() -> None:
+    """One binary feature: bias is logit of the mean at 0, bias plus coefficient that at 1."""
+    feature = np.array([[0.0]] * 4000 + [[1.0]] * 4000)
+    target = np.array([0.2] * 4000 + [0.9] * 4000)
+    bias, slope = logistic(feature, target, np.ones(8000))
+    assert bias == pytest.approx(np.log(0.2 / 0.8), abs=1e-4)
+    assert bias + slope == pytest.approx(np.log(0.9 / 0.1), abs=1e-4)
+
+
+def test_the_slope_of_the_loss_is_zero_at_the_result() -> None:
+    """Against no reference implementation: the first-order condition itself."""
+    draw = np.random.default_rng(0)
+    features, weight = draw.random((300, 3)), draw.random(300)
+    target = (draw.random(300) < features[:, 0]).astype(float)
+    theta = np.array(logistic(features, target, weight))
+    design = np.concatenate([np.ones((300, 1)), features], axis=1)
+    chance = 1 / (1 + np.exp(-design @ theta))
+    slope = design.T @ (weight / weight.mean() * (chance - target)) + RIDGE * theta
+    assert np.max(np.abs(slope)) < 1e-7
+
+
+def test_separable_rows_stay_finite_and_equal() -> None:
+    """A signal that decides everything gets a large coefficient, the same one every time."""
+    features, target = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([0.0, 0.0, 1.0, 1.0])
+    first = logistic(features, target, np.ones(4))
+    assert first == logistic(features, target, np.ones(4))
+    assert 5 < first[1] < 100
+
+
+def test_every_subset_of_what_was_recorded_is_fitted() -> None:
+    """Without attention mass there are four sets; each scores the rows it can."""
+    v, u = np.array([0.9, 0.8, 0.2, np.nan]), np.array([0.5, 0.6, 0.5, 0.4])
+    rows = reentry_rows(v, u, NONE, np.array([1.0, 1.0, 0.0, 0.0]), np.array([9.0, 9.0, 9.0, 9.0]))
+    theta = fit(rows, "exact", {"task": "by hand"})
+    assert set(theta.sets) == {"", "v", "u", "vu"}
+    assert theta.signals == "vu"
+    high, low = theta.score([0.9, 0.2], [0.5, 0.5], [np.nan, np.nan])
+    assert high > 0.5 > low
+
+
+def test_dear_blocks_count_for_more() -> None:
+    """Equal signals, one came back and one did not: the longer one decides."""
+    v = np.array([0.5, 0.5])
+    none = np.full(2, np.nan)
+    came = np.array([1.0, 0.0])
+    first = fit(reentry_rows(v, none, none, came, np.array([9.0, 1.0])), "exact")
+    assert first.score([0.5], [np.nan], [np.nan])[0] == pytest.approx(0.9, abs=0.01)
+
+
+def test_an_accuracy_gain_counts_as_no_loss() -> None:
+    """Paper mode: a block whose removal helps is worth nothing, not less than nothing."""
+    rows = accuracy_rows(np.array([0.1, 0.9]), NONE[:2], NONE[:2], np.array([-0.2, 0.3]))
+    assert rows.target.tolist() == [0.0, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"target": np.array([0.0, 2.0])}, "target"),
+        ({"target": np.array([0.0, np.nan])}, "target"),
+        ({"weight": np.array([1.0, -1.0])}, "weight"),
+        ({"v": np.array([1.0])}, "v: shape"),
+    ],
+)
+def test_wrong_rows_are_refused_by_name(change: dict, named: str) -> None:
+    """A column of another length, or a value that cannot be."""
+    columns = {name: np.array([0.5, 0.5]) for name in ("v", "u", "a", "target", "weight")}
+    with pytest.raises(ValueError, match=named):
+        Rows(**(columns | change))
+
+
+def test_signals_never_seen_together_are_refused() -> None:
+    """There is nothing to fit the set "vu" to."""
+    v, u = np.array([0.5, np.nan]), np.array([np.nan, 0.5])
+    rows = reentry_rows(v, u, NONE[:2], np.array([0.0, 1.0]), np.ones(2))
+    with pytest.raises(ValueError, match="'vu'"):
+        fit(rows, "exact")

@@ -1,0 +1,125 @@
+"""The estimator: scores, subsets of signals, boundary confidence, θ files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvpolicy.value import (
+    UNFITTED,
+    Theta,
+    ThetaError,
+    confidence,
+    load_theta,
+    parse_theta,
+    save_theta,
+    subsets,
+)
+
+NAN = math.nan
+THETA = Theta("exact", {"": (0.5,), "v": (-1.0, 3.0), "u": (0.0, 1.0), "vu": (-2.0, 2.0, 1.0)})
+
+
+def sigmoid(x: float) -> float:
+    """The logistic function."""
+    return 1 / (1 + math.exp(-x))
+
+
+def test_a_score_is_the_sigmoid_of_theta_times_signals() -> None:
+    """By hand: v 0.5 and u 1 give sigmoid(-2 + 2 * 0.5 + 1) = 0.5."""
+    assert THETA.score([0.5], [1.0], [NAN]) == pytest.approx([0.5])
+
+
+def test_a_missing_signal_takes_the_set_without_it() -> None:
+    """Each row is scored by the set of the signals that it has."""
+    scores = THETA.score([0.5, 0.5, NAN, NAN], [1.0, NAN, 1.0, NAN], [NAN] * 4)
+    expected = [sigmoid(0), sigmoid(-1 + 1.5), sigmoid(1), sigmoid(0.5)]
+    assert scores == pytest.approx(expected)
+
+
+def test_a_signal_it_was_not_fitted_on_is_not_read() -> None:
+    """θ without a: the attention mass changes nothing."""
+    assert THETA.score([0.5], [1.0], [0.9]) == THETA.score([0.5], [1.0], [NAN])
+
+
+def test_scores_stay_in_zero_to_one_whatever_theta() -> None:
+    """No overflow where coefficients are huge."""
+    steep = Theta("exact", {"": (0.0,), "v": (-1e6, 2e6)})
+    assert steep.score([0.0, 1.0], [NAN] * 2, [NAN] * 2) == pytest.approx([0.0, 1.0])
+
+
+def test_before_any_fit_a_score_rises_with_every_signal() -> None:
+    """The starting sets are monotone, and say 0.5 about a block of which nothing is known."""
+    low, high = UNFITTED.score([0.2, 0.8], [0.5] * 2, [0.5] * 2)
+    assert low < high
+    assert UNFITTED.score([NAN], [NAN], [NAN]) == [0.5]
+
+
+def test_subsets_of_three_signals_are_eight() -> None:
+    """In the order of letters, the smaller first."""
+    assert subsets("vua") == ("", "v", "u", "a", "vu", "va", "ua", "vua")
+
+
+def test_confidence_by_hand() -> None:
+    """Uniform is 0, certain is 1, two of four equally likely have half of the largest entropy."""
+    rows = np.log([[0.25] * 4, [0.5, 0.5, 1e-300, 1e-300], [1.0, 1e-300, 1e-300, 1e-300]])
+    assert confidence(rows) == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_confidence_from_the_likeliest_tokens_and_one_bucket() -> None:
+    """p = (0.5, 0.25, 0.125, 0.125), top 2: H = 0.5 ln 2 + 0.25 ln 4 + 0.25 ln 4 = 1.5 ln 2."""
+    row = np.log([0.125, 0.5, 0.125, 0.25])
+    assert confidence(row, top=2) == pytest.approx(1 - 1.5 * math.log(2) / math.log(4))
+    assert confidence(row, top=4) == pytest.approx(confidence(row))
+    assert confidence(row, top=2) > confidence(row), "a bucket hides entropy"
+
+
+@pytest.mark.parametrize("field", ["logits", "top"])
+def test_confidence_refuses_what_has_none(field: str) -> None:
+    """One token has no entropy to compare with; zero kept tokens leave nothing."""
+    with pytest.raises(ValueError, match=field):
+        confidence([1.0] if field == "logits" else [1.0, 2.0], 0 if field == "top" else None)
+
+
+def test_a_theta_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Written and read: equal."""
+    save_theta(THETA, tmp_path / "theta.json")
+    assert load_theta(tmp_path / "theta.json") == THETA
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"schema": 2}, "schema: 2; 1"),
+        ({"mode": "fast"}, "mode: 'fast'; one of exact, paper"),
+        ({"sets": {"": [0.0], "vu": [0.0, 1.0, 1.0]}}, "one for every subset"),
+        ({"sets": {}}, "one for every subset"),
+        ({"sets": {"": [0.0], "x": [0.0, 1.0]}}, "one for every subset"),
+        ({"sets": {"": [0.0, 1.0]}}, "sets['']: [0.0, 1.0]; 1 finite numbers"),
+        ({"sets": {"": [math.inf]}}, "sets['']: [inf]"),
+        ({"sets": {"": ["0"]}}, "sets['']: ['0']; a list of numbers"),
+        ({"sets": [1]}, "sets: [1]; an object"),
+        ({"theta": 1}, "theta: unknown"),
+    ],
+)
+def test_a_wrong_theta_file_is_refused_by_name(tmp_path: Path, change: dict, named: str) -> None:
+    """The error names the file, the field, the value and what is allowed."""
+    document = json.dumps(THETA.as_dict() | change)
+    (tmp_path / "theta.json").write_text(document)
+    with pytest.raises(ThetaError) as error:
+        load_theta(tmp_path / "theta.json")
+    assert named in str(error.value)
+    assert "theta.json" in str(error.value)
+
+
+def test_a_theta_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    """Neither broken JSON nor a list is a θ."""
+    with pytest.raises(ThetaError, match="an object is needed"):
+        parse_theta([])
+    (tmp_path / "theta.json").write_text("{")
+    with pytest.raises(ThetaError, match="not JSON"):
+        load_theta(tmp_path / "theta.json")
