@@ -70,6 +70,7 @@ class Blocks:
         self._dead: set[int] = set()
         self._active: tuple[int, ...] = ()
         self._now: tuple[Floats, Bools] | None = None
+        self._listed: tuple[list[bool], list[float]] | None = None
         self.close(ROOT, -1, prompt_tokens)
 
     def __contains__(self, node: int) -> bool:
@@ -79,6 +80,18 @@ class Blocks:
     def tokens(self) -> Ints:
         """Tokens of each block (rows,); 0 where there is none."""
         return self._tokens[: len(self._parent)]
+
+    def alive(self, node: int) -> bool:
+        """Whether a block may be visited again."""
+        return node in self and node not in self._dead
+
+    def ends(self, node: int) -> int:
+        """Tokens from the prompt's start to the block's end."""
+        total = 0
+        while node >= ROOT:
+            total += int(self._tokens[node])
+            node = self._parent[node]
+        return total
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -146,9 +159,7 @@ class Blocks:
 
     def focus(self, active: Iterable[int]) -> None:
         """The search stands at these leaves now; those dead or without a block are left out."""
-        self._active = tuple(
-            sorted({node for node in active if node in self and node not in self._dead})
-        )
+        self._active = tuple(sorted({node for node in active if self.alive(node)}))
         self._now = None
 
     def bury(self, nodes: Iterable[int]) -> None:
@@ -171,7 +182,15 @@ class Blocks:
         """
         if self._now is None:
             self._now = self._weigh()
+            self._listed = None
         return self._now
+
+    def standing(self, node: int) -> tuple[bool, float]:
+        """Whether a block is on Path*, and its weight: for few blocks of many."""
+        weight, on_path = self.weights()
+        if self._listed is None:
+            self._listed = on_path.tolist(), weight.tolist()
+        return self._listed[0][node], self._listed[1][node]
 
     def own_weights(self) -> tuple[Floats, Bools]:
         """Equation (2) without α for each block by itself, and Path*, both (rows,): paper mode."""

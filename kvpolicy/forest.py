@@ -109,7 +109,5 @@ class Forest:
         blocks = self._trees.get(tree)
         if blocks is None or node not in blocks:
             return True, 0.0, number, -node
-        weights, on_path = blocks.weights()
-        if on_path[node]:
-            return True, 0.0, number, -node
-        return False, float(weights[node]), number, -node
+        on_path, weight = blocks.standing(node)
+        return on_path, 0.0 if on_path else weight, number, -node

@@ -85,7 +85,8 @@ class TreeCost:
 
     ``flops`` counts multiply and add of every forward pass; ``kv_tokens_peak`` is the policy
     model's. ``prm_tokens``: read by the reward model, or read and written by a judge, whose tokens
-    count nowhere else; ``unparsed_verdicts``: a judge's that held no number.
+    count nowhere else; ``unparsed_verdicts``: a judge's that held no number. ``rehydrated_tokens``
+    were evicted and computed again, in ``rehydrations`` prefills.
     """
 
     decoded_tokens: int = 0
@@ -96,6 +97,8 @@ class TreeCost:
     flops: float = 0.0
     kv_tokens_peak: int = 0
     unparsed_verdicts: int = 0
+    rehydrated_tokens: int = 0
+    rehydrations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class Usage:
     cached_tokens_total: int
     prm_tokens_total: int
     evicted_tokens_total: int
+    rehydrated_tokens_total: int = 0
+    rehydrations_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

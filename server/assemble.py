@@ -97,6 +97,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         prm=str(prm) if prm else None,
         reward_format=settings.reward_format if prm or not needed else "none",
         kv_tokens=settings.kv_tokens,
+        kv_policy=settings.kv_policy,
         prm_kv_tokens=settings.prm_kv_tokens,
         batch_limit=settings.batch_limit,
         threads=settings.threads,

@@ -47,6 +47,13 @@ class EngineName(StrEnum):
     EMBEDDED = "embedded"
 
 
+class KvPolicyName(StrEnum):
+    """The rules by which KV is given up."""
+
+    LRU = "lru"
+    ARBORKV = "arborkv"
+
+
 class Split(StrEnum):
     """The splits of a task."""
 
@@ -57,6 +64,7 @@ class Split(StrEnum):
 
 Engine = Annotated[EngineName | None, typer.Option(help="Engine to run on.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
+KvPolicy = Annotated[KvPolicyName | None, typer.Option(help="What KV is given up first.")]
 BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
 Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
 RewardFormat = Annotated[
@@ -96,6 +104,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     engine: Engine = None,
+    kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
@@ -107,7 +116,7 @@ def serve(
     from server.tree_log import TreeLog
 
     own = {"host": host, "port": port, "reward_format": reward_format}
-    settings = _settings(engine, kv_tokens, batch_limit, exact, **own)
+    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     with _tree_log(trees, TreeLog) as log:
         _run(run(settings, log))
 
@@ -119,6 +128,7 @@ def solve(
     width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
     seed: Seed = None,
     engine: Engine = None,
+    kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
@@ -133,7 +143,8 @@ def solve(
     from server.tree_log import TreeLog
 
     spec = _spec(policy, width, seed)
-    settings = _settings(engine, kv_tokens, batch_limit, exact, reward_format=reward_format)
+    own = {"reward_format": reward_format}
+    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
     with _tree_log(trees, TreeLog) as log:
         document = _run(run(question, spec, settings, console, log, url, picture))
@@ -154,6 +165,7 @@ def evaluate(
     reward_model: RewardModel = None,
     reward_format: RewardFormat = None,
     profile: Profile = None,
+    kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
@@ -181,7 +193,7 @@ def evaluate(
     specs = [_spec(p, w, seeds[0]) for p in _parts(policy) for w in widths]
     graded, questions = _task(task, split, limit, seeds[0])
     models = _models(model, reward_model, reward_format=reward_format, profile=profile)
-    settings = _settings(engine, kv_tokens, batch_limit, exact, **models)
+    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **models)
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=share is Switch.ON)
     with _tree_log(trees, TreeLog) as log:
         rows = _run(run_evaluation(wanted, settings, log, as_json))
@@ -197,6 +209,7 @@ def evaluate(
 def replay(
     response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
     engine: Engine = None,
+    kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
@@ -212,7 +225,8 @@ def replay(
         records = read_records(response)
     except RecordError as error:
         _fail(str(error), WRONG_USE)
-    settings = _settings(engine, kv_tokens, batch_limit, exact, reward_format=reward_format)
+    own = {"reward_format": reward_format}
+    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
     found = _run(replay_all(records, settings, console, url))
     if as_json:
@@ -246,6 +260,7 @@ def main() -> None:
 
 def _settings(
     engine: EngineName | None,
+    kv_policy: KvPolicyName | None,
     kv_tokens: int | None,
     batch_limit: int | None,
     exact: Switch | None,
@@ -254,6 +269,7 @@ def _settings(
     try:
         return load_settings(
             engine=None if engine is None else engine.value,
+            kv_policy=None if kv_policy is None else kv_policy.value,
             kv_tokens=kv_tokens,
             batch_limit=batch_limit,
             exact=None if exact is None else exact is Switch.ON,

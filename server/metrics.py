@@ -32,6 +32,8 @@ ENGINE_COUNTERS = {
     "cached_tokens": "Prefix tokens that were found in the KV cache.",
     "prm_tokens": "Tokens the reward model read, or a judge read and wrote.",
     "evicted_tokens": "Tokens whose KV was dropped under pressure.",
+    "rehydrated_tokens": "Tokens whose KV was dropped and computed again.",
+    "rehydrations": "Prefills that brought dropped KV back.",
 }
 
 

@@ -36,6 +36,8 @@ def _format(name: str) -> str:
 
 
 FormatName = Annotated[str, AfterValidator(_format)]
+
+
 def _listed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -71,6 +73,9 @@ class Settings(BaseSettings):
     reward_format: FormatName = Field(default="math-shepherd", description="or a .json file")
     profile: str = "sprig"
     kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
+    kv_policy: Literal["lru", "arborkv"] = Field(
+        default="arborkv", description="what the policy model's KV gives up first"
+    )
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
     batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
     threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")

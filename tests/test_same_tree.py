@@ -16,6 +16,7 @@ import pytest
 
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.retention import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search
 from search.outcome import Outcome
@@ -28,6 +29,7 @@ OFF = EngineOptions(
     reward_format="math-shepherd",
     kv_tokens=20_000,
     prm_kv_tokens=20_000,
+    kv_policy="lru",
     batch_limit=1,
     threads=1,
     exact=True,
@@ -118,7 +120,11 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
     "warm cache": (warm, {}),
     "engine restarted": (restarted, {}),
     "small pools that evict": (among_others, {"kv_tokens": 1_200, "prm_kv_tokens": 1_200}),
-    "everything": (among_others, {"batch_limit": 64, "threads": 2, "kv_tokens": 1_500}),
+    "a small pool by worth": (among_others, {"kv_policy": "arborkv", "kv_tokens": 1_200}),
+    "everything": (
+        among_others,
+        {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},
+    ),
 }
 
 
@@ -156,6 +162,17 @@ def test_a_judged_tree_is_the_same_tree() -> None:
     assert asyncio.run(all_of(crowded, together=True)) == asyncio.run(
         all_of(JUDGED, together=False)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
+@pytest.mark.parametrize("kv_tokens", [600, 800, 3_000])
+def test_same_seed_same_tree_in_a_pool_of_any_size(
+    kv_policy: KvPolicy, kv_tokens: int, reference: list[str]
+) -> None:
+    """From just above one path to room for some: what is given up is computed again, equal."""
+    options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
+    assert asyncio.run(among_others(options)) == reference
 
 
 def test_another_seed_is_another_tree(reference: list[str]) -> None:

@@ -15,7 +15,8 @@ class Account:
 
     A path is the int64 token ids from the prompt to the end of a step.
     ``number`` orders searches by arrival, ``passes`` counts the forward passes it had rows in,
-    ``peak`` is the most unique tokens held for it at once.
+    ``peak`` is the most unique tokens held for it at once. ``rehydrations`` counts the lanes that
+    had to compute ``rehydrated_tokens`` again which an eviction had taken.
     """
 
     def __init__(self, number: int) -> None:
@@ -24,6 +25,8 @@ class Account:
         self.decoded_tokens = 0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
+        self.rehydrated_tokens = 0
+        self.rehydrations = 0
         self.passes = 0
         self.flops = 0.0
         self.peak = 0
@@ -51,11 +54,18 @@ class Account:
                 changed = True
         return changed
 
+    def rehydrate(self, tokens: int) -> None:
+        """A lane starts by computing so many tokens again."""
+        self.rehydrated_tokens += tokens
+        self.rehydrations += tokens > 0
+
     def charge(self, other: Account) -> None:
         """Add another search's costs to this one's."""
         self.decoded_tokens += other.decoded_tokens
         self.prefilled_tokens += other.prefilled_tokens
         self.cached_tokens += other.cached_tokens
+        self.rehydrated_tokens += other.rehydrated_tokens
+        self.rehydrations += other.rehydrations
         self.passes += other.passes
         self.flops += other.flops
 

@@ -12,15 +12,17 @@ import numpy as np
 
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.radix import RadixTree
+from runtime.embedded.retention import KvPolicy, Retention
 from runtime.embedded.slots import SlotPool
 
 
 class Cache:
     """The books of a KV store with ``capacity`` token slots."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, policy: KvPolicy = "lru") -> None:
         self.pool = SlotPool(capacity)
         self.radix = RadixTree()
+        self.retention = Retention(self.radix, policy, capacity)
         self.lanes: set[Lane] = set()
         self.evicted_tokens = 0
         self.active_peak = 0
@@ -70,7 +72,7 @@ class Cache:
             return True
         lacking = wanted - self.pool.free
         if lacking > 0:
-            freed = self.radix.trim(lacking)
+            freed = self.retention.trim(lacking)
             self.evicted_tokens += len(freed)
             self.pool.give(freed)
         if wanted > self.pool.free:
@@ -88,6 +90,7 @@ class Cache:
         )
         self.pool.give(spare)
         self.pool.give(lane.slots[last : lane.allocated])
+        self.radix.mend(lane.tree, lane.tokens[:last])
         self._end(lane)
 
     def drop(self, lane: Lane) -> None:
@@ -104,6 +107,7 @@ class Cache:
         """Let go of a search without lanes; of its tokens only the prompt's stay cached."""
         if prompt is not None:
             self.radix.keep(prompt)
+        self.retention.end(tree)
         self.retain(tree, ())
         self.peaks.pop(tree, None)
         self._private.pop(tree, None)

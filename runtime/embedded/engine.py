@@ -89,10 +89,10 @@ class EmbeddedEngine:
     def counters(self) -> dict[str, int]:
         """Counts that ``usage`` has no place for.
 
-        ``rehydrated_tokens``: computed again after an eviction; ``held_evicted_tokens``: of the
-        evicted ones, those of searches in flight; ``retractions``: branches that gave way;
-        ``prm_evicted_tokens``; ``verdicts`` of a judge, and ``unparsed_verdicts`` among them that
-        held no number; ``wrong_books``: failed checks.
+        ``held_evicted_tokens``: of the evicted ones, those of searches in flight; ``trims``: how
+        often room was made, ``kv_policy_us``: time spent to decide and do so; ``retractions``:
+        branches that gave way; ``prm_evicted_tokens``; ``verdicts`` of a judge, and
+        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks.
         """
         return dict(self._report.counters) if self._report else {}
 

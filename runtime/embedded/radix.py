@@ -2,26 +2,37 @@
 
 Edges hold token ids and their slots. A node is *locked* while a running sequence reads it and
 *held* while a search in flight may come back to it; both are prefix-closed. Unlocked leaves may be
-trimmed from the tip at any time: what is lost is computed again when it is needed.
+trimmed from the tip at any time: what is lost is computed again when it is needed. *Marks* say
+where the steps of searches end, so that a trim can ask what a leaf is worth to them.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from typing import Any
 
 import numpy as np
 
 EMPTY = np.empty(0, dtype=np.int64)
+UNHELD, HELD, NEXT = range(3)
+"""Who goes in a trim, in turn: what nobody holds, what is held, what a search is about to read."""
+
+Mark = tuple[str, int]
+"""A step by its search's name and its node's id."""
+TrimOrder = Callable[["Node"], tuple[Any, ...]]
+"""A leaf's place in a trim, lowest first: UNHELD, HELD or NEXT, and whatever decides among equals
+(the serial at last)."""
 
 
 class Node:
     """An edge and what hangs below it. ``tokens`` and ``slots``: int64, equally long.
 
     ``holders``: the searches in flight that hold it; ``kept``: stays as cache when nobody does;
-    ``locks``: running sequences whose path goes through it; ``stamp``: when it was last used.
+    ``locks``: running sequences whose path goes through it; ``stamp``: when it was last used;
+    ``marks``: the steps of which what is cached ends here.
     """
 
     __slots__ = (
@@ -29,6 +40,7 @@ class Node:
         "holders",
         "kept",
         "locks",
+        "marks",
         "parent",
         "serial",
         "slots",
@@ -48,6 +60,7 @@ class Node:
         self.kept = False
         self.locks = 0
         self.stamp = 0
+        self.marks: set[Mark] = set()
 
 
 class RadixTree:
@@ -64,6 +77,9 @@ class RadixTree:
         self.held_tokens: Counter[str] = Counter()
         self._held: defaultdict[str, set[Node]] = defaultdict(set)
         self._leaves: set[Node] = set()
+        self._marked: dict[Mark, Node] = {}
+        self._paths: defaultdict[str, dict[Mark, bytes]] = defaultdict(dict)
+        self._cut: defaultdict[str, set[Mark]] = defaultdict(set)
 
     def match(self, tokens: np.ndarray) -> tuple[Node, np.ndarray]:
         """The node at which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
@@ -143,26 +159,68 @@ class RadixTree:
         doomed = {node for node in dropped if not node.holders and not node.kept}
         assert not any(node.locks for node in doomed), "a locked path is held by nobody"
         for node in doomed:
+            self._raise_marks(node, doomed)
             self._remove(node, doomed)
         return np.concatenate([EMPTY, *(node.slots for node in doomed)])
 
-    def trim(self, wanted: int) -> np.ndarray:
+    def mark(self, mark: Mark, path: np.ndarray) -> None:
+        """The step ends where ``path`` does; the mark stands where what is cached of it ends."""
+        self.unmark(mark)
+        nodes = self._walk(path)
+        node = nodes[-1] if nodes else self.root
+        node.marks.add(mark)
+        self._marked[mark] = node
+        self._paths[mark[0]][mark] = path.tobytes()
+        if sum(len(step.tokens) for step in nodes) < len(path):
+            self._cut[mark[0]].add(mark)
+
+    def unmark(self, mark: Mark) -> None:
+        """The step is over; an unknown one passes."""
+        node = self._marked.pop(mark, None)
+        if node is not None:
+            node.marks.remove(mark)
+            del self._paths[mark[0]][mark]
+            self._cut[mark[0]].discard(mark)
+
+    def unmark_all(self, tree: str) -> None:
+        """The search is over."""
+        for mark in list(self._paths[tree]):
+            self.unmark(mark)
+        del self._paths[tree]
+        self._cut.pop(tree, None)
+
+    def mend(self, tree: str, path: np.ndarray) -> None:
+        """``path`` is cached again: move the marks of the steps on it to where they belong."""
+        cut = self._cut.get(tree)
+        if not cut:
+            return
+        whole = path.tobytes()
+        for mark in [mark for mark in cut if whole.startswith(self._paths[tree][mark])]:
+            self.mark(mark, np.frombuffer(self._paths[tree][mark], dtype=np.int64))
+
+    def trim(self, wanted: int, order: TrimOrder | None = None, *, margin: int = 0) -> np.ndarray:
         """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.
 
-        What nobody holds goes first, then what was used longest ago.
+        By default what nobody holds goes first, then what was used longest ago. Once at it, up to
+        ``margin`` more go of what is not NEXT.
         """
-        heap = [_trim_key(node) for node in self._leaves if not node.locks]
+        order = order or oldest_first
+        heap = [(order(node), node) for node in self._leaves if not node.locks]
         heapq.heapify(heap)
         freed = [EMPTY]
-        while heap and wanted > 0:
-            node = heapq.heappop(heap)[-1]
-            taken = min(wanted, len(node.tokens))
-            wanted -= taken
+        count = 0
+        while heap:
+            (tier, *_), node = heapq.heappop(heap)
+            left = wanted - count + (margin if tier < NEXT else 0)
+            if left <= 0:
+                break
+            taken = min(left, len(node.tokens))
+            count += taken
             freed.append(node.slots[len(node.slots) - taken :])
             self._shrink(node, taken)
             parent = node.parent
             if not len(node.tokens) and parent in self._leaves and not parent.locks:
-                heapq.heappush(heap, _trim_key(parent))
+                heapq.heappush(heap, (order(parent), parent))
         return np.concatenate(freed)
 
     def nodes(self) -> Iterator[Node]:
@@ -196,6 +254,9 @@ class RadixTree:
         assert {t: s for t, s in self._held.items() if s} == {
             tree: {n for n in nodes if tree in n.holders} for tree in held
         }, "nodes held by tree"
+        marked = {mark: node for node in (self.root, *nodes) for mark in node.marks}
+        assert marked == self._marked, "marks"
+        assert set(marked) == {mark for paths in self._paths.values() for mark in paths}, "paths"
 
     def _walk(self, tokens: np.ndarray) -> list[Node]:
         """The nodes that make up the longest cached prefix, the last one split where it ends."""
@@ -241,18 +302,33 @@ class RadixTree:
     def _shrink(self, node: Node, count: int) -> None:
         """Drop the last ``count`` tokens of an unlocked leaf, and the leaf with its last token."""
         if count == len(node.tokens):
+            self._raise_marks(node, {node})
             for tree in list(node.holders):
                 self.held_evicted += count if len(node.holders) == 1 else 0
                 self._let_go(node, tree)
             self._remove(node, {node})
             node.tokens = node.slots = EMPTY
             return
+        for mark in node.marks:
+            self._cut[mark[0]].add(mark)
         self.size -= count
         self.held_evicted += count if node.holders else 0
         self.unheld -= 0 if node.holders else count
         for tree in node.holders:
             self.held_tokens[tree] -= count
         node.tokens, node.slots = node.tokens[:-count], node.slots[:-count]
+
+    def _raise_marks(self, node: Node, doomed: set[Node]) -> None:
+        """Nothing will be left of a node: what is cached of its steps ends above the doomed."""
+        above = node.parent
+        while above in doomed:
+            above = above.parent
+        assert above is not None
+        for mark in node.marks:
+            self._marked[mark] = above
+            self._cut[mark[0]].add(mark)
+        above.marks |= node.marks
+        node.marks = set()
 
     def _remove(self, node: Node, doomed: set[Node]) -> None:
         """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""
@@ -297,5 +373,6 @@ def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return first if length and differ[first] else length
 
 
-def _trim_key(node: Node) -> tuple[bool, int, int, Node]:
-    return bool(node.holders), node.stamp, node.serial, node
+def oldest_first(node: Node) -> tuple[int, int, int]:
+    """What nobody holds, then what was used longest ago."""
+    return HELD if node.holders else UNHELD, node.stamp, node.serial

@@ -23,6 +23,7 @@ from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.namespaces import Namespaces
+from runtime.embedded.retention import KvPolicy
 from runtime.embedded.stops import Stops
 from runtime.embedded.turns import in_turn
 from runtime.text import Text
@@ -67,18 +68,18 @@ class Scheduler:
         kv_tokens: int,
         batch_limit: int,
         flops: Callable[[int, int, int], float],
+        kv_policy: KvPolicy = "lru",
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
         ``flops(tokens, context_sum, logits)``: the cost of a forward."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
-        self.cache = Cache(kv_tokens)
+        self.cache = Cache(kv_tokens, kv_policy)
         self.batch = Batch(
             forward, self.cache, lanes=batch_limit, rows=PREFILL_ROWS, give_way=self._give_way
         )
         self.accounts: dict[str, Account] = {}
         self.past = Account(0)
-        self.rehydrated_tokens = 0
         self.retractions = 0
         self._draw = draw
         self._text = text
@@ -171,7 +172,10 @@ class Scheduler:
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""
         account = self.accounts.get(tree)
-        if account is not None and account.bury(hint.dead):
+        if account is None:
+            return
+        self.cache.retention.hint(tree, hint)
+        if account.bury(hint.dead):
             unfinished = [run.tokens() for run in self._waiting if run.call.tree == tree]
             self.cache.retain(tree, [*account.alive(), *unfinished])
 
@@ -244,6 +248,8 @@ class Scheduler:
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
         account.name(branch.parent, tokens)
+        self.cache.retention.begin(tree, tokens)
+        self.cache.retention.close(tree, branch.parent, ROOT, tokens)
         return Prefix(tokens, known)
 
     def _admit(self) -> None:
@@ -273,7 +279,8 @@ class Scheduler:
         prefix.lane = lane
         self._running[lane] = prefix
         self.accounts[tree].cached_tokens += lane.computed
-        self.rehydrated_tokens += lane.missing - 1 if prefix.known else 0
+        if prefix.known:
+            self.accounts[tree].rehydrate(lane.missing - 1)
         return None
 
     def _start_run(self, run: Run) -> Refusal | None:
@@ -286,7 +293,7 @@ class Scheduler:
             return lane
         run.lane = lane
         self._running[lane] = run
-        self.rehydrated_tokens += lane.missing - pending
+        self.accounts[tree].rehydrate(lane.missing - pending)
         if prefix.used and not run.drawn:
             self.accounts[tree].cached_tokens += len(prefix.tokens)
         prefix.used = True
@@ -308,6 +315,7 @@ class Scheduler:
         work.lane = None
         self.retractions += 1
         if isinstance(work, Run):
+            self.cache.retention.draws(work.call.tree, work.branch.node, work.tokens())
             insort(self._waiting, work, key=_order)
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
@@ -349,8 +357,11 @@ class Scheduler:
         mean = run.logprob / count
         text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
         call.steps[run.index] = Step(tuple(run.drawn), text, finish, mean, run.entropy)
-        if finish is not Finish.END:
+        if finish is Finish.END:
+            self.cache.retention.drop(call.tree, run.branch.node)
+        else:
             self.accounts[call.tree].name(run.branch.node, path)
+            self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path)
         self._logprobs[call.tree][path.tobytes()] = (mean, count)
         if call.done:
             del self._calls[call.id]

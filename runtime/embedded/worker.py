@@ -261,9 +261,12 @@ class Worker:
             cached_tokens_total=policy.cached_tokens - judged.cached_tokens,
             prm_tokens_total=prm.prefilled_tokens + judged.computed_tokens,
             evicted_tokens_total=cache.evicted_tokens,
+            rehydrated_tokens_total=policy.rehydrated_tokens,
+            rehydrations_total=policy.rehydrations,
         )
         counters = {
-            "rehydrated_tokens": scheduler.rehydrated_tokens,
+            "trims": cache.retention.trims,
+            "kv_policy_us": int(1e6 * cache.retention.seconds),
             "held_evicted_tokens": cache.radix.held_evicted,
             "retractions": scheduler.retractions,
             "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
@@ -298,6 +301,7 @@ def _scheduler(options: EngineOptions, forward: Forward) -> Scheduler:
         kv_tokens=options.kv_tokens,
         batch_limit=options.batch_limit,
         flops=forward.config.flops,
+        kv_policy=options.kv_policy,
     )
 
 
@@ -310,4 +314,6 @@ def _cost(policy: Account, prm: Account, judged: Account) -> TreeCost:
         model_calls=policy.passes + prm.passes + judged.passes,
         flops=policy.flops + prm.flops + judged.flops,
         kv_tokens_peak=policy.peak,
+        rehydrated_tokens=policy.rehydrated_tokens,
+        rehydrations=policy.rehydrations,
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
+
+from runtime.embedded.retention import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.seed import node_seed
 from search.tree import Finish
@@ -34,9 +37,9 @@ class Growing:
 class Forest:
     """Many random searches on one engine's policy and reward model, some aborted midway."""
 
-    def __init__(self, seed: int, kv_tokens: int) -> None:
+    def __init__(self, seed: int, kv_tokens: int, kv_policy: KvPolicy) -> None:
         self.draw = random.Random(seed)
-        self.policy, _ = scheduler(kv_tokens=kv_tokens, batch_limit=16)
+        self.policy, _ = scheduler(kv_tokens=kv_tokens, batch_limit=16, kv_policy=kv_policy)
         self.prm, _ = scorer(kv_tokens=kv_tokens, batch_limit=16)
         self.of_call: dict[int, Growing] = {}
         self.alive: list[Growing] = []
@@ -102,7 +105,8 @@ class Forest:
         kept = self.draw.sample(sorted(growing.leaves), k=min(3, len(growing.leaves)))
         dead = tuple(node for node in growing.leaves if node not in kept)
         growing.leaves = {node: growing.leaves[node] for node in kept}
-        self.policy.hint(growing.tree, Hint(dead=dead))
+        values = {node: self.draw.random() for node in kept}
+        self.policy.hint(growing.tree, Hint(values, tuple(kept), dead))
         self.prm.hint(growing.tree, Hint(dead=dead))
         self.expand(growing)
 
@@ -132,16 +136,18 @@ class Forest:
         return self.calls
 
 
-def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts() -> None:
+@pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
+def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: KvPolicy) -> None:
     """With room and without: nothing is held or runs, prompts are cached, every slot is found."""
     for kv_tokens in (6000, 150):
-        forest = Forest(seed=kv_tokens, kv_tokens=kv_tokens)
+        forest = Forest(seed=kv_tokens, kv_tokens=kv_tokens, kv_policy=kv_policy)
         forest.run()
         assert forest.aborted > TREES // 4
         for cache in (forest.policy.cache, forest.prm.cache):
             cache.check()
             assert not cache.lanes
             assert cache.active_tokens == 0
+            assert not any(node.marks for node in (cache.radix.root, *cache.radix.nodes()))
             known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
             assert 0 < cache.cached_tokens <= len(known)
             assert cache.pool.free + cache.cached_tokens == kv_tokens

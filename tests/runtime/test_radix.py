@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.embedded.radix import RadixTree, common_prefix
+from runtime.embedded.radix import HELD, NEXT, Node, RadixTree, common_prefix
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 TREES = st.sampled_from(["ash", "oak", "elm"])
@@ -77,6 +77,61 @@ def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
     tree.check()
 
 
+def steps_of_two_searches() -> RadixTree:
+    """Ash has a step 1 2 3 | 4 5 and its sibling 1 2 3 | 6, both marked."""
+    tree = RadixTree()
+    tree.extend(tree.root, ids(1, 2, 3, 4, 5), ids(0, 1, 2, 3, 4), "ash")
+    tree.extend(tree.root, ids(1, 2, 3, 6), ids(9, 9, 9, 5), "ash")
+    tree.mark(("ash", 1), ids(1, 2, 3))
+    tree.mark(("ash", 2), ids(1, 2, 3, 4, 5))
+    tree.mark(("ash", 3), ids(1, 2, 3, 6))
+    tree.check()
+    return tree
+
+
+def names_at(tree: RadixTree, *path: int) -> set[int]:
+    """The nodes of the marks where the cached part of a path ends."""
+    return {node for _, node in tree.match(ids(*path))[0].marks}
+
+
+def test_marks_stay_with_their_steps_through_splits_and_trims() -> None:
+    """A split leaves them at their ends, a trim moves them up, mending brings them back."""
+    tree = steps_of_two_searches()
+    assert names_at(tree, 1, 2, 3) == {1}
+    tree.match(ids(1, 2))
+    assert names_at(tree, 1, 2, 3, 4, 5) == {2}
+    first = {2: 0, 3: 1, 1: 2}
+
+    def order(node: Node) -> tuple[int, int]:
+        return HELD, max(first[name] for _, name in node.marks)
+
+    assert tree.trim(1, order).tolist() == [4]
+    assert names_at(tree, 1, 2, 3, 4, 5) == {2}
+    assert tree.trim(1, order).tolist() == [3]
+    assert names_at(tree, 1, 2, 3) == {1, 2}
+    tree.extend(tree.match(ids(1, 2, 3))[0], ids(4, 5), ids(7, 8), "ash")
+    tree.mend("ash", ids(1, 2, 3, 4, 5))
+    assert names_at(tree, 1, 2, 3) == {1}
+    assert names_at(tree, 1, 2, 3, 4, 5) == {2}
+    tree.check()
+    tree.unmark_all("ash")
+    assert names_at(tree, 1, 2, 3) == set()
+    tree.check()
+
+
+def test_a_trim_follows_the_order_it_is_given_and_spares_what_is_read_next() -> None:
+    """The margin takes more of what is held, and nothing of what a search is about to read."""
+    tree = steps_of_two_searches()
+
+    def order(node: Node) -> tuple[int, int]:
+        read_next = any(name in (1, 2) for _, name in node.marks)
+        return NEXT if read_next else HELD, node.serial
+
+    assert tree.trim(1, order, margin=3).tolist() == [5]
+    assert tree.trim(1, order, margin=3).tolist() == [4]
+    tree.check()
+
+
 class RadixMachine(RuleBasedStateMachine):
     """Every token path as a dictionary entry of its own, next to the radix tree."""
 
@@ -87,6 +142,7 @@ class RadixMachine(RuleBasedStateMachine):
         self.holders: dict[tuple[int, ...], set[str]] = {}
         self.kept: set[tuple[int, ...]] = set()
         self.locks: list[tuple[tuple[int, ...], object]] = []
+        self.marks: dict[tuple[str, int], tuple[int, ...]] = {}
         self.next_slot = 0
 
     def cached(self, path: tuple[int, ...]) -> int:
@@ -157,6 +213,36 @@ class RadixMachine(RuleBasedStateMachine):
                     self.forget(path)
         assert freed == expected
 
+    @rule(name=TREES, node=st.integers(0, 3), path=PATHS)
+    def mark(self, name: str, node: int, path: tuple[int, ...]) -> None:
+        """A step has an end."""
+        self.tree.mark((name, node), ids(*path))
+        self.marks[name, node] = path
+        assert self.end_of((name, node)) == path[: self.cached(path)]
+
+    @rule(name=TREES, node=st.integers(0, 3))
+    def unmark(self, name: str, node: int) -> None:
+        """A step is over, if there was one."""
+        self.tree.unmark((name, node))
+        self.marks.pop((name, node), None)
+
+    @rule(name=TREES, path=PATHS)
+    def mend(self, name: str, path: tuple[int, ...]) -> None:
+        """The search's marks on the path stand where what is cached ends."""
+        self.tree.mend(name, ids(*path))
+        for (tree, node), ends in self.marks.items():
+            if tree == name and path[: len(ends)] == ends:
+                assert self.end_of((tree, node)) == ends[: self.cached(ends)]
+
+    def end_of(self, mark: tuple[str, int]) -> tuple[int, ...]:
+        """The token path down to where a mark stands."""
+        node = next(n for n in (self.tree.root, *self.tree.nodes()) if mark in n.marks)
+        tokens: tuple[int, ...] = ()
+        while node.parent is not None:
+            tokens = (*node.tokens.tolist(), *tokens)
+            node = node.parent
+        return tokens
+
     @rule(wanted=st.integers(1, 6))
     def trim(self, wanted: int) -> None:
         """As many unlocked tokens as asked go, tips first, what nobody holds before the rest."""
@@ -183,6 +269,9 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.tree.unheld == sum(not h for h in self.holders.values())
         held = Counter(name for names in self.holders.values() for name in names)
         assert +self.tree.held_tokens == held
+        for mark, path in self.marks.items():
+            end = self.end_of(mark)
+            assert path[: len(end)] == end, "a mark left its step's path"
 
 
 RadixMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from runtime.embedded.retention import KvPolicy
 from runtime.embedded.sampler import draw
 from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
@@ -28,7 +29,9 @@ from tests.runtime.hash_model import (
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=12)
 
 
-def scheduler(*, kv_tokens: int = 4000, batch_limit: int = 64) -> tuple[Scheduler, HashModel]:
+def scheduler(
+    *, kv_tokens: int = 4000, batch_limit: int = 64, kv_policy: KvPolicy = "arborkv"
+) -> tuple[Scheduler, HashModel]:
     """A scheduler over a fresh hash model."""
     model = HashModel()
     made = Scheduler(
@@ -40,6 +43,7 @@ def scheduler(*, kv_tokens: int = 4000, batch_limit: int = 64) -> tuple[Schedule
         kv_tokens=kv_tokens,
         batch_limit=batch_limit,
         flops=model.flops,
+        kv_policy=kv_policy,
     )
     return made, model
 
@@ -122,21 +126,22 @@ def test_steps_are_what_naive_decoding_draws(reference: list) -> None:
         assert step == naive_step(branch, SAMPLING)
 
 
+@pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
 @pytest.mark.parametrize(
     ("batch_limit", "kv_tokens"), [(1, 4000), (3, 4000), (64, 4000), (64, 130), (7, 65)]
 )
 def test_steps_do_not_depend_on_company_places_or_memory(
-    reference: list, batch_limit: int, kv_tokens: int
+    reference: list, batch_limit: int, kv_tokens: int, kv_policy: KvPolicy
 ) -> None:
     """Beside seven other trees, one or many at once, with evictions and retractions: equal."""
-    engine, model = scheduler(batch_limit=batch_limit, kv_tokens=kv_tokens)
+    engine, model = scheduler(batch_limit=batch_limit, kv_tokens=kv_tokens, kv_policy=kv_policy)
     grown = Grower(engine).grow(PROMPTS, 3, 6)
     assert grown["tree3"] == reference
     engine.cache.check()
     assert model.largest <= batch_limit
     small = kv_tokens < 4000
     assert (engine.cache.evicted_tokens > 0) == small
-    assert (engine.rehydrated_tokens > 0) == small
+    assert (engine.totals().rehydrated_tokens > 0) == small
     if kv_tokens == 130:
         assert engine.retractions > 0
 
