@@ -30,10 +30,14 @@ SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=12)
 
 
 def scheduler(
-    *, kv_tokens: int = 4000, batch_limit: int = 64, kv_policy: KvPolicy = "arborkv"
+    *,
+    kv_tokens: int = 4000,
+    batch_limit: int = 64,
+    kv_policy: KvPolicy = "arborkv",
+    model: HashModel | None = None,
 ) -> tuple[Scheduler, HashModel]:
-    """A scheduler over a fresh hash model."""
-    model = HashModel()
+    """A scheduler over a hash model, by default a fresh one."""
+    model = model or HashModel()
     made = Scheduler(
         model,
         draw,

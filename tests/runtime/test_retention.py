@@ -1,0 +1,162 @@
+"""ArborKV at work in the scheduler: which tokens go when room is short, and what it costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.embedded.forward import Span
+from runtime.embedded.radix import RadixTree
+from runtime.embedded.retention import KvPolicy, Retention
+from search.engine import Branch, Hint, Sampling
+from search.seed import node_seed
+from search.tree import ROOT
+from tests.runtime.hash_model import END, HashModel
+from tests.runtime.test_scheduler import finish, scheduler
+
+STEPS = Sampling(max_step_tokens=20, stop=())
+
+
+def ids(*tokens: int) -> np.ndarray:
+    """Token ids or slots."""
+    return np.array(tokens, dtype=np.int64)
+
+
+class Cached:
+    """A radix tree with a search's prompt 9 9 and the steps 1 (value 0.2) and 2 (0.8) below it."""
+
+    def __init__(self, policy: KvPolicy) -> None:
+        self.radix = RadixTree()
+        self.retention = Retention(self.radix, policy, capacity=10)
+        self.cache(ids(9, 9), 0)
+        self.retention.begin("ash", ids(9, 9))
+        self.step("ash", 2, ids(9, 9, 2, 2), 2)
+        self.step("ash", 1, ids(9, 9, 1, 1), 4)
+        self.retention.hint("ash", Hint({1: 0.2, 2: 0.8}, (ROOT,)))
+
+    def cache(self, path: np.ndarray, first: int, tree: str = "ash") -> None:
+        """What is new of a path gets the slots from ``first`` on."""
+        node, known = self.radix.match(path)
+        rest = path[len(known) :]
+        self.radix.extend(node, rest, np.arange(first, first + len(rest)), tree)
+        self.radix.hold(self.radix.match(path)[0], tree)
+
+    def step(self, tree: str, node: int, path: np.ndarray, first: int, parent: int = ROOT) -> None:
+        """A step ends."""
+        self.cache(path, first, tree)
+        self.retention.close(tree, node, parent, path)
+
+
+def test_the_least_valuable_block_goes_first_from_its_tip() -> None:
+    """Slots 5 and 4 are the poor step's, 3 and 2 the good one's; by age it is the other way."""
+    assert Cached("arborkv").retention.trim(3).tolist() == [4, 5, 3]
+    assert Cached("lru").retention.trim(3).tolist() == [2, 3, 5]
+
+
+def test_a_block_that_two_searches_hold_is_worth_what_it_is_to_the_dearer() -> None:
+    """Oak rates the step 9 9 1 1 at 0.9: now ash's other step goes first."""
+    cached = Cached("arborkv")
+    cached.retention.begin("oak", ids(9, 9))
+    cached.step("oak", 1, ids(9, 9, 1, 1), 6)
+    cached.retention.hint("oak", Hint({1: 0.9}, (ROOT,)))
+    assert cached.retention.trim(2).tolist() == [2, 3]
+    cached.radix.check()
+
+
+def test_what_is_read_next_goes_last_and_the_last_in_turn_first() -> None:
+    """Both steps are expanded now: the higher id waits longer, whatever its value."""
+    cached = Cached("arborkv")
+    cached.retention.hint("ash", Hint(active=(1, 2)))
+    assert cached.retention.trim(2).tolist() == [2, 3]
+
+
+def test_an_unscored_step_is_worth_what_its_parent_is() -> None:
+    """The good step's fresh child outlives the poor step."""
+    cached = Cached("arborkv")
+    cached.step("ash", 3, ids(9, 9, 2, 2, 5), 6, parent=2)
+    assert cached.retention.trim(2).tolist() == [4, 5]
+
+
+def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:
+    """Its tokens will be read as soon as there is room; a dead one's mark is gone."""
+    cached = Cached("arborkv")
+    cached.cache(ids(9, 9, 7, 7), 6)
+    cached.retention.draws("ash", 3, ids(9, 9, 7, 7))
+    assert cached.retention.trim(4).tolist() == [4, 5, 2, 3]
+    cached.retention.drop("ash", 3)
+    cached.retention.end("ash")
+    assert not any(node.marks for node in (cached.radix.root, *cached.radix.nodes()))
+
+
+def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_prompt() -> None:
+    """Its parent's own block is unknown here; the order needs only that it is there."""
+    cached = Cached("arborkv")
+    cached.step("ash", 12, ids(9, 9, 2, 2, 6), 6, parent=7)
+    assert cached.retention.trim(1).tolist() != [6]
+    cached.radix.check()
+
+
+class Endless(HashModel):
+    """A model that never ends its reply."""
+
+    def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
+        """Logits without the end token's."""
+        logits = super().run(spans, store)
+        logits[:, END] = -50.0
+        return logits
+
+
+def best_first(policy: KvPolicy, kv_tokens: int, seed: int) -> tuple[list, int, int]:
+    """48 nodes, the two best open ones at a time: the steps, tokens computed again, in prefills."""
+    draw = random.Random(seed)
+    engine, _ = scheduler(kv_tokens=kv_tokens, kv_policy=policy, model=Endless())
+    prompt = tuple(draw.choices(range(26), k=20))
+    paths, value, above = {ROOT: prompt}, {ROOT: 0.5}, {ROOT: -1}
+    opened, dead, drawn, rewards = {ROOT}, set[int](), [], {}
+    for call in range(24):
+        active = sorted(opened, key=lambda node: (-value[node], node))[:2]
+        live = {node for leaf in opened for node in _chain(above, leaf)}
+        gone = tuple(sorted(set(above) - live - dead))
+        engine.hint("tree", Hint(rewards, tuple(active), gone))
+        dead |= set(gone)
+        opened -= set(active)
+        branches = []
+        for parent in active:
+            for child in range(3):
+                node = len(above)
+                above[node] = parent
+                noise = node_seed(seed, "step", (parent, child))
+                branches.append(Branch(parent, child, paths[parent], noise, 20, node))
+        engine.expand(call, "tree", branches, STEPS)
+        steps = finish(engine)[call]
+        drawn += steps
+        rewards = {}
+        for branch, step in zip(branches, steps, strict=True):
+            value[branch.node] = rewards[branch.node] = round(draw.betavariate(2, 2), 4)
+            paths[branch.node] = branch.tokens + step.tokens
+            if len(paths[branch.node]) < 140:
+                opened.add(branch.node)
+    engine.cache.check()
+    cost = engine.release("tree")
+    assert cost is not None
+    return drawn, cost.rehydrated_tokens, cost.rehydrations
+
+
+def _chain(above: dict[int, int], node: int) -> list[int]:
+    return [node, *(_chain(above, above[node]) if node else [])]
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_a_search_that_backtracks_computes_less_again_than_by_age(seed: int) -> None:
+    """The same steps in a pool of any size; by worth at most a quarter of what lru brings back."""
+    steps, none, _ = best_first("arborkv", 4000, seed)
+    assert none == 0
+    small, by_age, _ = best_first("lru", 600, seed)
+    again, by_worth, prefills = best_first("arborkv", 600, seed)
+    assert steps == small == again
+    assert 4 * by_worth <= by_age
+    assert prefills > 0
