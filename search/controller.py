@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from search.digest import tree_digest
 from search.embedding import Embeddings
-from search.engine import Engine, EngineError, PrefixTooLong, RewardMissing, TreeCost
+from search.engine import Engine, EngineError, KvFull, PrefixTooLong, RewardMissing, TreeCost
 from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
 from search.logical_kv import LogicalKV
@@ -135,7 +135,10 @@ class _Run:
             if (met := budget_met(tree, self.spec, lambda: self.tally.held(tree))) is not None:
                 return met
             self.engine.hint(self.tree_id, self.growth.select(plan))
-            drawn = await self.in_time(lambda plan=plan: self.draw(plan))
+            try:
+                drawn = await self.in_time(lambda plan=plan: self.draw(plan))
+            except KvFull:
+                return StopReason.KV
             if drawn is None:
                 break
             children = self.growth.commit(*drawn)

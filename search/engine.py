@@ -152,12 +152,17 @@ class EngineError(Exception):
     EngineError
      ├─ EngineDown         the engine's process or server is gone; it may come back
      ├─ PrefixTooLong      a prefix and its step do not fit the context or the KV budget
+     ├─ KvFull             all KV is held for searches and none may be given up
      └─ RewardMissing      a trajectory got no reward; names the format and what it looked for
     """
 
 
 class EngineDown(EngineError):
     """The engine's process or server is gone; it may come back."""
+
+
+class KvFull(EngineError):
+    """All KV is held for searches and none may be given up; the tree has lost its own."""
 
 
 class PrefixTooLong(EngineError):

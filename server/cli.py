@@ -50,6 +50,7 @@ class EngineName(StrEnum):
 class KvPolicyName(StrEnum):
     """The rules by which KV is given up."""
 
+    FULL = "full"
     LRU = "lru"
     ARBORKV = "arborkv"
 

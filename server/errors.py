@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from search.engine import EngineDown, EngineError, PrefixTooLong, RewardMissing
+from search.engine import EngineDown, EngineError, KvFull, PrefixTooLong, RewardMissing
 from search.spec import SearchSpec
 from server.logs import request_id
 
@@ -152,6 +152,9 @@ def translate(error: Exception, retry_after: int) -> ApiError:
         case EngineDown():
             headers = {"retry-after": str(retry_after)}
             return ApiError(503, "engine_unavailable", str(error), headers=headers)
+        case KvFull():
+            headers = {"retry-after": str(retry_after)}
+            return ApiError(503, "kv_full", str(error), headers=headers)
         case PrefixTooLong():
             message = f"{error} (the maximum context length and the KV budget bound a prompt)"
             return ApiError(400, "context_length_exceeded", message, param="messages")

@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     reward_format: FormatName = Field(default="math-shepherd", description="or a .json file")
     profile: str = "sprig"
     kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
-    kv_policy: Literal["lru", "arborkv"] = Field(
+    kv_policy: Literal["full", "lru", "arborkv"] = Field(
         default="arborkv", description="what the policy model's KV gives up first"
     )
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")

@@ -20,7 +20,7 @@ from runtime.embedded.retention import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search
 from search.outcome import Outcome
-from search.spec import SearchSpec
+from search.spec import SearchSpec, StopReason
 
 SPRIG = "models/sprig"
 OFF = EngineOptions(
@@ -173,6 +173,28 @@ def test_same_seed_same_tree_in_a_pool_of_any_size(
     """From just above one path to room for some: what is given up is computed again, equal."""
     options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
     assert asyncio.run(among_others(options)) == reference
+
+
+@pytest.mark.slow
+def test_what_full_retention_must_end_arborkv_completes() -> None:
+    """A search wants more than 400 tokens: full retention ends it, by worth it comes out whole."""
+    spec = SearchSpec(policy="rebase", width=24, seed=7, max_step_tokens=80)
+
+    async def alone(kv_policy: KvPolicy, kv_tokens: int) -> Outcome:
+        options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
+        engine = await EmbeddedEngine.start(options)
+        try:
+            return await grow(engine, QUESTIONS[3], spec, "wide")
+        finally:
+            await engine.close()
+
+    roomy = asyncio.run(alone("full", 20_000))
+    assert roomy.stats.engine.kv_tokens_peak > 400
+    assert asyncio.run(alone("full", 400)).stop_reason is StopReason.KV
+    small = asyncio.run(alone("arborkv", 400))
+    assert small.digest == roomy.digest
+    assert small.stats.engine.rehydrations > 0
+    assert small.stats.engine.kv_tokens_peak <= 400
 
 
 def test_another_seed_is_another_tree(reference: list[str]) -> None:

@@ -58,9 +58,11 @@ class Batch:
         lanes: int,
         rows: int,
         give_way: Callable[[Lane], None],
+        starve: Callable[[], None],
     ) -> None:
         """At most ``lanes`` at once and ``rows`` of prefill an iteration. ``give_way`` hears of
-        each lane that lost its place; what it computed is cached while there is room."""
+        each lane that lost its place; what it computed is cached while there is room. ``starve``
+        is asked to end a search when a lane alone does not fit, since others' KV may not go."""
         self.cache = cache
         self.lanes: list[Lane] = []
         self._forward = forward
@@ -68,6 +70,7 @@ class Batch:
         self._limit = lanes
         self._rows = rows
         self._give_way = give_way
+        self._starve = starve
 
     def enter(
         self, tree: str, order: Order, tokens: np.ndarray, *, size: int, upto: int
@@ -138,7 +141,11 @@ class Batch:
         """Slots for the lane's next rows; the youngest give way, at last the lane itself."""
         while not self.cache.reserve(lane, rows):
             youngest = self.lanes[-1]
-            assert len(self.lanes) > 1, "a lane alone does not fit; it should have been refused"
+            if len(self.lanes) == 1:
+                self._starve()
+                if lane not in self.lanes:
+                    return False
+                continue
             self.publish(youngest)
             self._give_way(youngest)
             if youngest is lane:

@@ -37,6 +37,8 @@ class Cache:
     @property
     def available(self) -> int:
         """Slots that are free or can be freed by trimming."""
+        if self.retention.keeps_held:
+            return self.pool.free + self.radix.unheld
         return self.pool.free + self.radix.size - self.radix.locked
 
     @property

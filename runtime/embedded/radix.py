@@ -198,11 +198,18 @@ class RadixTree:
         for mark in [mark for mark in cut if whole.startswith(self._paths[tree][mark])]:
             self.mark(mark, np.frombuffer(self._paths[tree][mark], dtype=np.int64))
 
-    def trim(self, wanted: int, order: TrimOrder | None = None, *, margin: int = 0) -> np.ndarray:
+    def trim(
+        self,
+        wanted: int,
+        order: TrimOrder | None = None,
+        *,
+        margin: int = 0,
+        held: bool = True,
+    ) -> np.ndarray:
         """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.
 
         By default what nobody holds goes first, then what was used longest ago. Once at it, up to
-        ``margin`` more go of what is not NEXT.
+        ``margin`` more go of what is not NEXT. ``held``: whether what a search holds may go at all.
         """
         order = order or oldest_first
         heap = [(order(node), node) for node in self._leaves if not node.locks]
@@ -211,6 +218,8 @@ class RadixTree:
         count = 0
         while heap:
             (tier, *_), node = heapq.heappop(heap)
+            if tier > UNHELD and not held:
+                break
             left = wanted - count + (margin if tier < NEXT else 0)
             if left <= 0:
                 break

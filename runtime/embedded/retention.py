@@ -19,8 +19,9 @@ from runtime.embedded.radix import HELD, NEXT, UNHELD, Node, RadixTree
 from search.engine import Hint
 from search.tree import ROOT
 
-KvPolicy = Literal["lru", "arborkv"]
-"""``lru``: what was used longest ago goes first. ``arborkv``: what is worth least."""
+KvPolicy = Literal["full", "lru", "arborkv"]
+"""``full``: nothing goes that a search holds. ``lru``: what was used longest ago goes first.
+``arborkv``: what is worth least."""
 
 MARGIN = 0.02
 """Share of the capacity that a trim frees beyond what is wanted, so that trims are few."""
@@ -36,6 +37,7 @@ class Retention:
         self, radix: RadixTree, policy: KvPolicy, capacity: int, theta: Theta = UNFITTED
     ) -> None:
         """``capacity``: of the KV store, in tokens."""
+        self.keeps_held = policy == "full"
         self.seconds = 0.0
         self.trims = 0
         self._radix = radix
@@ -89,7 +91,7 @@ class Retention:
         """Slots of at least ``wanted`` tokens, or of all that may go."""
         before = time.perf_counter()
         if self._forest is None:
-            freed = self._radix.trim(wanted)
+            freed = self._radix.trim(wanted, held=not self.keeps_held)
         else:
             freed = self._radix.trim(wanted, self._order, margin=self._margin)
         self.trims += 1

@@ -76,11 +76,17 @@ class Scheduler:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = Cache(kv_tokens, kv_policy)
         self.batch = Batch(
-            forward, self.cache, lanes=batch_limit, rows=PREFILL_ROWS, give_way=self._give_way
+            forward,
+            self.cache,
+            lanes=batch_limit,
+            rows=PREFILL_ROWS,
+            give_way=self._give_way,
+            starve=self._starve,
         )
         self.accounts: dict[str, Account] = {}
         self.past = Account(0)
         self.retractions = 0
+        self._starved: list[int] = []
         self._draw = draw
         self._text = text
         self._eos = text.eos
@@ -168,6 +174,11 @@ class Scheduler:
         self._draw_next(landed)
         finished, self._finished = self._finished, []
         return [Drawn(c.id, [s for s in c.steps if s is not None]) for c in finished]
+
+    def starved(self) -> list[int]:
+        """The calls that got no answer since the last look, for want of KV."""
+        starved, self._starved = self._starved, []
+        return starved
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""
@@ -317,6 +328,14 @@ class Scheduler:
         if isinstance(work, Run):
             self.cache.retention.draws(work.call.tree, work.branch.node, work.tokens())
             insort(self._waiting, work, key=_order)
+
+    def _starve(self) -> None:
+        """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
+        assert self.cache.retention.keeps_held, "a lane alone does not fit; it was to be refused"
+        numbers = {call.tree: self.accounts[call.tree].number for call in self._calls.values()}
+        tree = max(numbers, key=lambda name: numbers[name])
+        self._starved += self.abort(tree)
+        self.cache.retain(tree, ())
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
         """Draw each run's next token from its logits (vocab,); end the steps that are complete."""

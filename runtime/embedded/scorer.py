@@ -70,7 +70,12 @@ class Scorer:
         ``flops(tokens, context_sum, logits)``: the cost of a forward."""
         self.cache = Cache(kv_tokens)
         self.batch = Batch(
-            forward, self.cache, lanes=batch_limit, rows=PREFILL_ROWS, give_way=self._give_way
+            forward,
+            self.cache,
+            lanes=batch_limit,
+            rows=PREFILL_ROWS,
+            give_way=self._give_way,
+            starve=_never,
         )
         self.accounts: dict[str, Account] = {}
         self.past = Account(0)
@@ -223,6 +228,10 @@ class Scorer:
     def _give_way(self, lane: Lane) -> None:
         """A lane lost its place to older ones: its path waits again."""
         insort(self._waiting, self._running.pop(lane), key=_order)
+
+
+def _never() -> None:
+    raise AssertionError("a lane alone does not fit; it was to be refused")
 
 
 def _order(reading: Reading) -> Order:

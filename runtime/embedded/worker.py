@@ -46,7 +46,7 @@ from runtime.embedded.scorers import load_judge, load_scorer
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_format import reward_format
 from runtime.text import Text
-from search.engine import Capabilities, EngineError, RewardMissing, TreeCost, Usage
+from search.engine import Capabilities, EngineError, KvFull, RewardMissing, TreeCost, Usage
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,9 @@ class Worker:
                 for drawn in self._scheduler.step():
                     ruled = self._judge.rule(drawn) if self._judge else None
                     self._answer(drawn.call, ruled.rewards if ruled else drawn.steps)
+                for call in self._scheduler.starved():
+                    said = f"kv_tokens: {self._options.kv_tokens} are all held for searches"
+                    self._send(Failed(call, KvFull(said), self._report()))
             if self._scorer is not None and self._scorer.busy:
                 for scored in self._scorer.step():
                     self._answer(scored.call, scored.rewards)

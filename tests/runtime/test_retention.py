@@ -100,6 +100,42 @@ def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_pro
     cached.radix.check()
 
 
+def test_full_retention_ends_the_youngest_search_that_does_not_fit() -> None:
+    """Nothing held is given up: the older search draws what it would draw alone, to its end."""
+    alone, _ = scheduler(kv_tokens=4000, kv_policy="full", model=Endless())
+    engine, _ = scheduler(kv_tokens=200, kv_policy="full", model=Endless())
+    prompts = {"old": tuple(range(20)), "young": tuple(range(1, 21))}
+    branches = {
+        tree: [Branch(ROOT, i, prompt, node_seed(0, tree, (i,)), 20, i + 1) for i in range(6)]
+        for tree, prompt in prompts.items()
+    }
+    alone.expand(1, "old", branches["old"], STEPS)
+    expected = finish(alone)[1]
+    engine.expand(1, "old", branches["old"], STEPS)
+    engine.expand(2, "young", branches["young"], STEPS)
+    assert finish(engine) == {1: expected}
+    assert engine.starved() == [2]
+    assert engine.starved() == []
+    assert engine.cache.evicted_tokens == 0
+    assert engine.cache.tokens_of("young") == 0
+    engine.cache.check()
+    engine.release("young")
+    engine.release("old")
+    assert engine.cache.active_tokens == 0
+
+
+def test_a_search_alone_that_outgrows_full_retention_ends_and_lets_go() -> None:
+    """Where another policy would compute again, full has nothing to give."""
+    engine, _ = scheduler(kv_tokens=100, kv_policy="full", model=Endless())
+    prompt = tuple(range(20))
+    branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
+    engine.expand(1, "tree", branches, STEPS)
+    assert finish(engine) == {}
+    assert engine.starved() == [1]
+    assert not engine.busy
+    engine.cache.check()
+
+
 class Endless(HashModel):
     """A model that never ends its reply."""
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import pytest
 
 from search.controller import Problem, search
-from search.engine import Branch, EngineDown, EngineError, RewardMissing, Sampling, Step, TreeCost
+from search.engine import (
+    Branch,
+    EngineDown,
+    EngineError,
+    KvFull,
+    RewardMissing,
+    Sampling,
+    Step,
+    TreeCost,
+)
 from search.events import Event
 from search.outcome import Outcome
 from search.spec import SearchSpec, StopReason
@@ -52,6 +61,27 @@ async def run(
         deadline=deadline,
         listen=listen,
     )
+
+
+async def test_an_engine_out_of_kv_ends_the_search_with_what_it_has() -> None:
+    """The round under way is lost, the finished ones vote, the tree is released."""
+    free = await run(ScriptedEngine(), seed=1, width=9)
+
+    class Small(ScriptedEngine):
+        async def expand(
+            self, tree: str, branches: Sequence[Branch], sampling: Sampling
+        ) -> list[Step]:
+            if len(self.expanded) == 2:
+                raise KvFull("kv_tokens: 100 are all held for searches")
+            return await super().expand(tree, branches, sampling)
+
+    engine = Small()
+    outcome = await run(engine, seed=1, width=9)
+    assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 2)
+    assert [n.tokens for n in outcome.tree.nodes] == [
+        n.tokens for n in free.tree.nodes[: len(outcome.tree)]
+    ]
+    assert engine.released == ["t"]
 
 
 async def test_a_round_that_ends_too_late_is_dropped_whole() -> None:
