@@ -19,9 +19,9 @@ from search.policies.policy import Comparing, Policy, Round, Scores, frontier_of
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
-from search.stop import budget_met, why_done
+from search.stop import budget_met, consensus_met, why_done
 from search.tree import Tree
-from search.vote import VOTE_SCORES, hold_vote, vote_name
+from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
 
@@ -52,6 +52,7 @@ async def search(
     tree_id: str,
     answer_of: Callable[[str], str | None],
     clock: Callable[[], float],
+    same_answer: Callable[[str, str], bool] | None = None,
     deadline: float | None = None,
     listen: Callable[[Event], None] | None = None,
     context_tokens: int | None = None,
@@ -60,7 +61,8 @@ async def search(
     """Search for an answer to ``problem`` as ``spec`` says.
 
     ``tree_id``: unique among the engine's trees. ``answer_of``: a reply's answer in canonical form,
-    or None. ``clock``: seconds; ``deadline``: a time by it, at which the round under way is dropped
+    or None; ``same_answer``: whether two that are spelled differently are equal (by default none
+    are). ``clock``: seconds; ``deadline``: a time by it, at which the round under way is dropped
     whole. ``listen`` hears every event. ``context_tokens``: most tokens of prompt and reply, by
     default what the engine can hold. ``policy_of`` makes the policy, by default the one
     that the spec names.
@@ -89,11 +91,24 @@ async def search(
     growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
     tally = Tally(LogicalKV(len(problem.prompt)), frontier)
     start = clock()
-    known = Embeddings(tree)
-    run = _Run(problem, spec, engine, tree_id, policy, growth, tally, known, clock, start, deadline)
+    known, classes = Embeddings(tree), AnswerClasses(answer_of, same_answer)
+    run = _Run(
+        problem,
+        spec,
+        engine,
+        tree_id,
+        policy,
+        growth,
+        tally,
+        known,
+        classes,
+        clock,
+        start,
+        deadline,
+    )
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost = await run.to_the_end()
-    return run.outcome(stop, cost, answer_of, emit)
+    return run.outcome(stop, cost, emit)
 
 
 @dataclass(slots=True)
@@ -108,6 +123,7 @@ class _Run:
     growth: Growth
     tally: Tally
     embeddings: Embeddings
+    classes: AnswerClasses
     clock: Callable[[], float]
     start: float
     deadline: float | None
@@ -134,6 +150,8 @@ class _Run:
                 return why_done(tree, self.spec, self.policy)
             if (met := budget_met(tree, self.spec, lambda: self.tally.held(tree))) is not None:
                 return met
+            if self.spec.consensus and self.settled(plan):
+                return StopReason.CONSENSUS
             self.engine.hint(self.tree_id, self.growth.select(plan))
             try:
                 drawn = await self.in_time(lambda plan=plan: self.draw(plan))
@@ -146,6 +164,13 @@ class _Run:
             if len(children) < sum(plan.expand.values()):
                 return StopReason.MAX_TOKENS
         return StopReason.DEADLINE
+
+    def settled(self, plan: Round) -> bool:
+        """Whether the finished trajectories have agreed, so that the round is not needed."""
+        tree = self.growth.tree
+        open_to_it = {node.id for node in self.tally.frontier(tree)}
+        growing = open_to_it - set(plan.prune) | set(plan.expand)
+        return consensus_met(tree, self.spec, self.classes.of(tree), growing)
 
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
@@ -213,16 +238,10 @@ class _Run:
             )
         return {trajectory.node: r for trajectory, r in zip(wanted, given, strict=True)}
 
-    def outcome(
-        self,
-        stop: StopReason,
-        cost: TreeCost,
-        answer_of: Callable[[str], str | None],
-        emit: Callable[[Event], None],
-    ) -> Outcome:
+    def outcome(self, stop: StopReason, cost: TreeCost, emit: Callable[[Event], None]) -> Outcome:
         """Hold the vote and sum up."""
         tree = self.growth.tree
-        ballot = hold_vote(tree, vote_name(self.spec), answer_of)
+        ballot = hold_vote(tree, vote_name(self.spec), self.classes.of(tree))
         text = "" if ballot.chosen is None else tree.text(ballot.chosen)
         digest = tree_digest(tree, ballot.answer)
         emit(Answered(ballot.chosen, ballot.answer, text, ballot.rule, stop.value, digest))

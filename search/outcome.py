@@ -14,12 +14,13 @@ class AnswerClass:
     """Finished trajectories with the same answer.
 
     ``weight`` is what the vote counted: the sum of last rewards, the number of members, or the best
-    member's score. ``count``: members.
+    member's score. ``count``: members. ``reply``: the node of the member that speaks for them.
     """
 
     answer: str
     weight: float
     count: int
+    reply: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 PolicyName = Literal[
     "best_of_n",
     "self_consistency",
     "beam",
+    "dvts",
+    "particle_filter",
     "rebase",
     "ets",
     "ets_kv",
@@ -23,6 +25,8 @@ VoteName = Literal[
 ]
 CostName = Literal["nodes", "tokens"]
 SolverName = Literal["highs", "cbc"]
+
+Consensus = Literal["certain"] | float
 
 
 class StopReason(StrEnum):
@@ -66,11 +70,19 @@ class SearchSpec(BaseModel):
     vote: VoteName | None = Field(
         default=None, description="default: weighted majority; majority for self_consistency"
     )
+    consensus: Consensus | None = Field(
+        default=None,
+        description="stop early: when the votes still out cannot change the answer (certain), or "
+        "when the leading class is the more frequent one with this probability",
+    )
     reward_temperature: float = Field(
         default=0.2, gt=0.0, le=10.0, description="T_R of REBASE's softmax over rewards"
     )
     beam_width: int | None = Field(
-        default=None, ge=1, description="beams kept a round; default: the rounded-up root of width"
+        default=None,
+        ge=1,
+        description="leaves that beam, and subtrees that dvts keeps; default: the rounded-up root "
+        "of width",
     )
     budget_weight: float = Field(
         default=1.0, ge=0.0, le=100.0, description="ETS: what KV costs, the paper's lambda_b"
@@ -124,3 +136,16 @@ class SearchSpec(BaseModel):
     breadth: int | None = Field(
         default=None, ge=1, description="tot_bfs: leaves kept a level; default: width / branch"
     )
+
+    @field_validator("consensus", mode="plain", json_schema_input_type=Consensus | None)
+    @classmethod
+    def _known_consensus(cls, value: Any, others: ValidationInfo) -> Consensus | None:
+        if value is None or value == "certain":
+            return value
+        if not isinstance(value, float) or not 0.5 < value < 1.0:
+            raise ValueError("must be 'certain' or a number between 0.5 and 1, both excluded")
+        if str(others.data.get("vote")).startswith("best_"):
+            raise ValueError(
+                "a probability goes with votes that count: majority, weighted_majority"
+            )
+        return value

@@ -7,17 +7,23 @@ or context limit, or their last branches died empty or looping; or a backtrackin
 its ``expansions``, which bound its breadth as the width does. ``max_tokens``: the next child does
 not fit into ``max_tokens`` generated tokens. ``kv``: the paths of the nodes that may still grow
 hold more than ``max_kv_tokens``, equal prefixes counted once. ``deadline``: the time is up; the
-round under way is dropped. ``consensus``: the votes still out cannot change the answer.
+round under way is dropped. ``consensus``: the answer is settled, as ``consensus_met`` says.
 ``cancelled``: said by whoever cancelled the search; a cancelled one has no outcome of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import comb
 
-from search.policies.policy import Backtracking, Policy
-from search.spec import SearchSpec, StopReason
-from search.tree import Finish, Tree
+from search.digest import UNITS
+from search.policies.policy import Backtracking, Policy, Scores, remaining
+from search.spec import SearchSpec, StopReason, VoteName
+from search.tree import Finish, Node, Tree
+from search.vote import VOTE_SCORES, Standing, joined, path_rewards, standing, vote_name
+
+ROUNDING = 1e-12
+"""More than the rounding of a mean can add to it."""
 
 
 def budget_met(tree: Tree, spec: SearchSpec, held: Callable[[], int]) -> StopReason | None:
@@ -43,3 +49,65 @@ def why_done(tree: Tree, spec: SearchSpec, policy: Policy) -> StopReason:
     if cut or len(finished) < spec.width:
         return StopReason.WIDTH_SPENT
     return StopReason.ANSWERED
+
+
+def consensus_met(
+    tree: Tree,
+    spec: SearchSpec,
+    classes: Mapping[str, Sequence[Node]],
+    growing: Iterable[int],
+) -> bool:
+    """Whether the answer is settled as ``spec.consensus`` asks, so that no more rounds are needed.
+
+    ``classes``: the finished trajectories by answer. ``growing``: ids of all nodes that this or a
+    later round may expand; at least one.
+
+    ``certain``: nothing that is still out can change the answer, at worst if all of it joins one
+    class, old or new, with the best score it can have. (The reply may still come to be another
+    member of the winning class.) A policy finishes at most ``width`` trajectories; where one goes
+    on beyond it, nothing is settled. A number: the least ``posterior`` of the leading class over
+    the largest other one.
+    """
+    out = remaining(tree, spec.width)
+    if spec.consensus is None or not classes or out < 1:
+        return False
+    rule = vote_name(spec)
+    *rivals, leader = sorted(standing(tree, rule, members) for members in classes.values())
+    if spec.consensus == "certain":
+        newcomer = Standing(0.0, 0, -len(tree))
+        best = _best_score(tree, spec, rule, growing)
+        return all(_joined(rival, rule, out, best) < leader for rival in (*rivals, newcomer))
+    return posterior(leader.members, max((r.members for r in rivals), default=0)) >= spec.consensus
+
+
+def posterior(first: int, second: int) -> float:
+    """The probability that of two answers the one drawn ``first`` times is the likelier one.
+
+    With p the share of the first among the two, uniform before any draw, p is distributed as
+    Beta(first + 1, second + 1) after them (Aggarwal et al. 2023, "Let's Sample Step by Step"), and
+    P(p > 1/2) = P(Binomial(n, 1/2) <= first) with n = first + second + 1.
+    """
+    n = first + second + 1
+    return sum(comb(n, k) for k in range(first + 1)) / 2**n
+
+
+def _joined(rival: Standing, rule: VoteName, out: int, best: float) -> Standing:
+    """Where a rival class stands once ``out`` more have joined it with the ``best`` score."""
+    count = rival.members + out
+    if rule == "majority":
+        return Standing(float(count), count, rival.age)
+    if rule == "weighted_majority":
+        weight = (round(rival.weight * UNITS) + out * UNITS) / UNITS
+        return Standing(weight, count, rival.age)
+    return Standing(max(rival.weight, best), count, rival.age)
+
+
+def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[int]) -> float:
+    """The best that a trajectory still out can score: every step to come gets reward 1."""
+    if VOTE_SCORES[rule] is not Scores.ALL:
+        return 1.0
+    slack = ROUNDING if rule == "best_mean" else 0.0
+    return slack + max(
+        joined(rule, path_rewards(tree, rule, node) + [1.0] * (spec.max_depth - tree[node].depth))
+        for node in growing
+    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, prod
+from typing import NamedTuple
 
 from search.digest import UNITS
 from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.policies.policy import Scores
 from search.spec import SearchSpec, VoteName
-from search.tree import Finish, Node, Tree
+from search.tree import Finish, Node, NodeState, Tree
 
 VOTE_SCORES: Mapping[VoteName, Scores] = {
     "weighted_majority": Scores.FINISHED,
@@ -34,6 +35,14 @@ class Ballot:
     rule: str
 
 
+class Standing(NamedTuple):
+    """What classes are ranked by: weight, then members, then the lowest id (here: negative)."""
+
+    weight: float
+    members: int
+    age: int
+
+
 def vote_name(spec: SearchSpec) -> VoteName:
     """The rule a spec asks for: weighted majority, or majority where the policy scores nothing."""
     if spec.vote is not None:
@@ -41,10 +50,49 @@ def vote_name(spec: SearchSpec) -> VoteName:
     return "majority" if spec.policy == "self_consistency" else "weighted_majority"
 
 
-def hold_vote(tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]) -> Ballot:
+class AnswerClasses:
+    """The finished trajectories of one growing tree, sorted into classes of equal answers.
+
+    In id order, each joins the class with the lowest id whose first member's answer equals its own,
+    or opens one. So the classes follow from the tree alone, even where ``same`` is not transitive,
+    and what joins later never changes them. A class is called by its first member's answer.
+    """
+
+    def __init__(
+        self,
+        answer_of: Callable[[str], str | None],
+        same: Callable[[str, str], bool] | None = None,
+    ) -> None:
+        """``answer_of``: a reply's answer in canonical form, or None. ``same``: whether two
+        answers that are spelled differently are equal all the same, the first member's first.
+        """
+        self._answer_of = answer_of
+        self._same = same
+        self._seen = 0
+        self._name_of: dict[str, str] = {}
+        self._members: dict[str, list[Node]] = {}
+
+    def of(self, tree: Tree) -> Mapping[str, Sequence[Node]]:
+        """The classes by now, members in id order; ``tree`` is always the same one, grown."""
+        for node in tree.nodes[self._seen :]:
+            if node.state is NodeState.FINISHED:
+                self._join(node, self._answer_of(tree.text(node.id)))
+        self._seen = len(tree)
+        return self._members
+
+    def _join(self, node: Node, answer: str | None) -> None:
+        if answer is None:
+            return
+        if answer not in self._name_of:
+            equals = (name for name in self._members if self._same and self._same(name, answer))
+            self._name_of[answer] = next(equals, answer)
+        self._members.setdefault(self._name_of[answer], []).append(node)
+
+
+def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]]) -> Ballot:
     """Vote among the finished trajectories that have an answer.
 
-    ``answer_of`` gives a reply's answer in canonical form, or None. A class weighs the sum of its
+    ``classes``: as ``AnswerClasses`` sorts them. A class weighs the sum of its
     members' last rewards (weighted majority), their number (majority) or its best member's score
     (``best_*``). Equal weights: the class with more members, then the one with the lowest node id.
     The reply is the member with the highest last reward (``best_*``: the highest score), then the
@@ -55,28 +103,13 @@ def hold_vote(tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]
     Raises RewardMissing if the rule needs a reward that is not there.
     """
     finished = tree.finished()
-    classes = _ranked(tree, rule, answer_of)
     if not finished:
         return Ballot(None, None, (), "none (no trajectory finished)")
     if not classes:
         return _without_answers(tree, finished)
-    answers = tuple(
-        AnswerClass(answer, class_weight(tree, rule, members), len(members))
-        for answer, members in classes.items()
-    )
-    return Ballot(answers[0].answer, replies(tree, rule, answer_of)[0], answers, rule)
-
-
-def replies(tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]) -> list[int]:
-    """The reply of every class as node ids, the heaviest class first: distinct answers all.
-
-    Empty if no finished trajectory has an answer.
-    """
-    classes = _ranked(tree, rule, answer_of)
-    return [
-        min(members, key=lambda node: (-_merit(tree, rule, node), node.id)).id
-        for members in classes.values()
-    ]
+    ranked = sorted(classes, key=lambda a: standing(tree, rule, classes[a]), reverse=True)
+    answers = tuple(_class(tree, rule, answer, classes[answer]) for answer in ranked)
+    return Ballot(answers[0].answer, answers[0].reply, answers, rule)
 
 
 def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> float:
@@ -92,27 +125,29 @@ def path_score(tree: Tree, rule: VoteName, node: Node) -> float:
     """A trajectory's own score: its last reward, or min, product or mean over its steps."""
     if VOTE_SCORES[rule] is not Scores.ALL:
         return _reward(node, rule)
-    rewards = [_reward(step, rule) for step in tree.chain(node.id)]
+    return joined(rule, path_rewards(tree, rule, node.id))
+
+
+def path_rewards(tree: Tree, rule: VoteName, node_id: int) -> list[float]:
+    """The rewards of the steps down to a node. Raises RewardMissing if one has none."""
+    return [_reward(step, rule) for step in tree.chain(node_id)]
+
+
+def joined(rule: VoteName, rewards: Sequence[float]) -> float:
+    """The rewards of a path's steps as one score, for the rules that look at all of them."""
     if rule == "best_min":
         return min(rewards)
     return prod(rewards) if rule == "best_prod" else fsum(rewards) / len(rewards)
 
 
-def _ranked(
-    tree: Tree, rule: VoteName, answer_of: Callable[[str], str | None]
-) -> dict[str, list[Node]]:
-    """The members of each class of equal answers, the heaviest class first."""
-    classes: dict[str, list[Node]] = {}
-    for node in tree.finished():
-        answer = answer_of(tree.text(node.id))
-        if answer is not None:
-            classes.setdefault(answer, []).append(node)
-    return {a: classes[a] for a in sorted(classes, key=lambda a: _standing(tree, rule, classes[a]))}
+def standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Standing:
+    """Where a class stands: the greatest wins. Members in id order."""
+    return Standing(class_weight(tree, rule, members), len(members), -members[0].id)
 
 
-def _standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> tuple[float, int, int]:
-    """Sort key: heavier first, then more members, then the lowest id (members are in order)."""
-    return -class_weight(tree, rule, members), -len(members), members[0].id
+def _class(tree: Tree, rule: VoteName, answer: str, members: Sequence[Node]) -> AnswerClass:
+    reply = min(members, key=lambda node: (-_merit(tree, rule, node), node.id))
+    return AnswerClass(answer, class_weight(tree, rule, members), len(members), reply.id)
 
 
 def _merit(tree: Tree, rule: VoteName, node: Node) -> float:

@@ -9,8 +9,6 @@ from typing import Any
 from search.outcome import Outcome
 from search.tree import Finish
 from search.tree_json import to_json
-from search.vote import replies, vote_name
-from server.answers import answer_of
 from server.ask import Ask
 from server.completion import PlainReply
 from server.errors import nothing_finished
@@ -96,9 +94,7 @@ def _best_choices(ask: Ask, done: Outcome) -> list[tuple[str, str]]:
     """The replies of the best distinct answers, as many as were wanted and are there."""
     if done.chosen is None:
         raise nothing_finished(done.stop_reason.value, done.spec.policy)
-    nodes = [done.chosen]
-    if ask.choices > 1 and done.answers:
-        nodes = replies(done.tree, vote_name(done.spec), answer_of(ask.problem.question))
+    nodes = [answer.reply for answer in done.answers] or [done.chosen]
     choices = []
     for node in nodes[: ask.choices]:
         text, stopped = ask.cut(done.tree.text(node))

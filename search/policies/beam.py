@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
 from typing import ClassVar
 
-from search.policies.policy import Round, Scores, by_reward, remaining, share_evenly
+from search.policies.policy import Round, Scores, beams_of, by_reward, remaining, share_evenly
 from search.spec import SearchSpec
 from search.tree import ROOT, Tree
 
@@ -26,7 +25,7 @@ class Beam:
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Beam:
         """The policy as the spec sets it; ``beams`` defaults to the rounded-up root of width."""
-        return cls(spec.width, spec.beam_width or isqrt(spec.width - 1) + 1)
+        return cls(spec.width, beams_of(spec))
 
     def plan(self, tree: Tree) -> Round | None:
         """The root to the whole width, then the best leaves to what remains of it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import isqrt
 from typing import ClassVar, Protocol, runtime_checkable
 
 from search.engine import RewardMissing
-from search.spec import StopReason
+from search.spec import SearchSpec, StopReason
 from search.tree import Node, Tree
 
 
@@ -103,12 +104,26 @@ def share_evenly(total: int, nodes: Sequence[int]) -> dict[int, int]:
     return {node: share + (i < left) for i, node in enumerate(nodes)}
 
 
+def beams_of(spec: SearchSpec) -> int:
+    """Leaves kept a round: ``beam_width``, by default the rounded-up root of the width."""
+    return spec.beam_width or isqrt(spec.width - 1) + 1
+
+
+def rewards_of(nodes: Sequence[Node], policy: str) -> list[float]:
+    """The nodes' rewards, in order. Raises RewardMissing if one has none."""
+    rewards = []
+    for node in nodes:
+        if node.reward is None:
+            raise RewardMissing(f"node {node.id} has no reward; policy {policy} needs one a step")
+        rewards.append(node.reward)
+    return rewards
+
+
 def by_reward(nodes: Sequence[Node], policy: str) -> list[Node]:
     """The nodes by falling reward; equal rewards by rising id.
 
     Raises RewardMissing if one has none.
     """
-    for node in nodes:
-        if node.reward is None:
-            raise RewardMissing(f"node {node.id} has no reward; policy {policy} needs one a step")
-    return sorted(nodes, key=lambda node: (-(node.reward or 0.0), node.id))
+    rewards = rewards_of(nodes, policy)
+    ranked = sorted(zip(rewards, nodes, strict=True), key=lambda pair: (-pair[0], pair[1].id))
+    return [node for _, node in ranked]

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from search.policies.beam import Beam
 from search.policies.best_first import BestFirst
 from search.policies.best_of_n import BestOfN
+from search.policies.dvts import Dvts
 from search.policies.ets import Ets
 from search.policies.mcts import Mcts
+from search.policies.particle_filter import ParticleFilter
 from search.policies.policy import Policy
 from search.policies.rebase import Rebase
 from search.policies.self_consistency import SelfConsistency
@@ -19,6 +21,8 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
     "best_of_n": BestOfN.from_spec,
     "self_consistency": SelfConsistency.from_spec,
     "beam": Beam.from_spec,
+    "dvts": Dvts.from_spec,
+    "particle_filter": ParticleFilter.from_spec,
     "rebase": Rebase.from_spec,
     "ets": Ets.from_spec,
     "ets_kv": Ets.without_clusters,

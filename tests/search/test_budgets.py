@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from search.controller import Problem, search
 from search.engine import Branch, PrefixTooLong
 from search.outcome import Outcome
+from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import path_length
 from search.tree import Finish
@@ -162,9 +163,7 @@ async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> Non
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    policy=st.sampled_from(
-        ["best_of_n", "self_consistency", "beam", "rebase", "best_first", "mcts"]
-    ),
+    policy=st.sampled_from(sorted(POLICIES)),
     width=st.integers(1, 9),
     budget=st.integers(1, 200),
     length=st.integers(1, 60),

@@ -11,20 +11,13 @@ from search.engine import Branch, Sampling, Step
 from search.growth import Growth
 from search.outcome import Outcome
 from search.policies.policy import Round, Scores
+from search.policies.registry import POLICIES
 from search.seed import node_seed
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import Finish, Node, NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
 
 PROBLEM = Problem(encode("Q: "), "the question")
-POLICIES: tuple[PolicyName, ...] = (
-    "best_of_n",
-    "self_consistency",
-    "beam",
-    "rebase",
-    "best_first",
-    "mcts",
-)
 
 
 async def run(engine: ScriptedEngine, **dials: object) -> Outcome:
@@ -156,7 +149,7 @@ async def test_sampling_follows_the_spec() -> None:
     assert engine.samplings[0] == Sampling(1.0, 1.0, (), 4)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), order=st.integers(0, 2**32))
 async def test_same_seed_same_tree_whatever_the_order(

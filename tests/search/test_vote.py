@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.spec import SearchSpec, VoteName
 from search.tree import Tree
-from search.vote import Ballot, hold_vote, vote_name
+from search.vote import AnswerClasses, Ballot, hold_vote, vote_name
 from tests.search.trees import END, LIMIT, STEP, drawn
 
 
@@ -24,20 +28,20 @@ def replies(*pairs: tuple[str, float | None]) -> Tree:
 
 def vote(tree: Tree, rule: VoteName) -> Ballot:
     """The vote by ``rule``."""
-    return hold_vote(tree, rule, last_letter)
+    return hold_vote(tree, rule, AnswerClasses(last_letter).of(tree))
 
 
 def test_weighted_majority_adds_last_rewards() -> None:
     """b weighs .5 + .45 = .95 against a's .9; its better member is the reply."""
     ballot = vote(replies(("a", 0.9), ("b", 0.45), ("b", 0.5)), "weighted_majority")
-    classes = (AnswerClass("b", 0.95, 2), AnswerClass("a", 0.9, 1))
+    classes = (AnswerClass("b", 0.95, 2, 3), AnswerClass("a", 0.9, 1, 1))
     assert ballot == Ballot("b", 3, classes, "weighted_majority")
 
 
 def test_majority_counts() -> None:
     """Three weak votes outnumber two strong ones; the reply is the class's best by reward."""
     ballot = vote(replies(("a", 0.9), ("a", 0.9), ("b", 0.1), ("b", 0.2), ("b", 0.1)), "majority")
-    assert ballot == Ballot("b", 4, (AnswerClass("b", 3, 3), AnswerClass("a", 2, 2)), "majority")
+    assert ballot == Ballot("b", 4, (AnswerClass("b", 3, 3, 4), AnswerClass("a", 2, 2, 1)), "majority")
 
 
 def test_majority_needs_no_rewards() -> None:
@@ -76,7 +80,7 @@ def test_best_by_path(rule: VoteName, chosen: int, weights: dict[str, float]) ->
 def test_best_takes_the_best_member_not_the_sum() -> None:
     """Under ``best_last`` replies of .5 and .3 do not beat one of .6, but .5 and .7 do."""
     ballot = vote(replies(("a", 0.5), ("a", 0.3), ("b", 0.6)), "best_last")
-    assert ballot.answers == (AnswerClass("b", 0.6, 1), AnswerClass("a", 0.5, 2))
+    assert ballot.answers == (AnswerClass("b", 0.6, 1, 3), AnswerClass("a", 0.5, 2, 1))
     assert ballot.chosen == 3
     assert vote(replies(("a", 0.5), ("a", 0.7), ("b", 0.6)), "best_last").chosen == 2
 
@@ -109,8 +113,8 @@ def test_cut_trajectories_vote_only_with_an_answer() -> None:
     """Cut with an answer: counted. Cut without: not."""
     tree = drawn((0, "a", END, 0.2), (0, "b", LIMIT, 0.6), (0, "-", LIMIT, 0.9))
     assert vote(tree, "weighted_majority").answers == (
-        AnswerClass("b", 0.6, 1),
-        AnswerClass("a", 0.2, 1),
+        AnswerClass("b", 0.6, 1, 2),
+        AnswerClass("a", 0.2, 1, 1),
     )
 
 
@@ -149,3 +153,46 @@ def test_the_rule_follows_the_policy_unless_given() -> None:
     assert vote_name(SearchSpec(policy="rebase")) == "weighted_majority"
     assert vote_name(SearchSpec(policy="self_consistency")) == "majority"
     assert vote_name(SearchSpec(policy="self_consistency", vote="best_min")) == "best_min"
+
+
+def near(one: str, other: str) -> bool:
+    """Equal to within one: not transitive."""
+    return abs(int(one) - int(other)) <= 1
+
+
+def classes(answers: str, same: Callable[[str, str], bool] | None = None) -> dict[str, list[int]]:
+    """Node ids by class."""
+    tree = replies(*((answer, 1.0) for answer in answers))
+    found = AnswerClasses(last_letter, same).of(tree)
+    return {name: [node.id for node in members] for name, members in found.items()}
+
+
+def test_equal_answers_make_a_class_in_node_order() -> None:
+    """Each joins the first class whose first member it equals: 2 joins 1, and 3 is not near 1."""
+    assert classes("1232") == {"1": [1], "2": [2, 4], "3": [3]}
+    assert classes("1232", near) == {"1": [1, 2, 4], "3": [3]}
+    assert classes("2132", near) == {"2": [1, 2, 3, 4]}
+    assert classes("3124", near) == {"3": [1, 3, 4], "1": [2]}
+
+
+@given(st.text("123456789", max_size=12), st.sets(st.integers(0, 12)))
+def test_classes_do_not_depend_on_when_they_are_asked_for(answers: str, asked: set[int]) -> None:
+    """Sorted while the tree grows or all at once: the same classes, in the same order."""
+    tree = drawn()
+    growing = AnswerClasses(last_letter, near)
+    for i, answer in enumerate(answers):
+        if i in asked:
+            growing.of(tree)
+        tree.add(0, (ord(answer),), answer, END).reward = 0.5
+    once = AnswerClasses(last_letter, near).of(tree)
+    assert list(growing.of(tree).items()) == list(once.items())
+    members = sorted(node.id for found in once.values() for node in found)
+    assert members == list(range(1, len(answers) + 1))
+
+
+def test_a_class_is_called_by_its_first_members_answer() -> None:
+    """1 and 2 are one class of weight 1.3; its best member is the reply."""
+    tree = replies(("1", 0.6), ("5", 0.9), ("2", 0.7))
+    ballot = hold_vote(tree, "weighted_majority", AnswerClasses(last_letter, near).of(tree))
+    assert ballot.answers == (AnswerClass("1", 1.3, 2, 3), AnswerClass("5", 0.9, 1, 2))
+    assert (ballot.answer, ballot.chosen) == ("1", 3)

@@ -1,0 +1,72 @@
+"""DVTS: the width is split into subtrees below the root, each searched by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from search.policies.policy import Round, Scores, beams_of, by_reward, remaining, share_evenly
+from search.spec import SearchSpec
+from search.tree import ROOT, Node, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Dvts:
+    """Diverse verifier tree search (Beeching et al. 2024; ETS paper, section 5.1).
+
+    The root's children fall, in order, into ``subtrees`` runs whose lengths differ by at most one,
+    the longer ones first. From then on each subtree keeps its best open leaf and expands it to what
+    the subtree has left; ties go to the lower id. A subtree that dies (its leaves were empty or
+    loops) leaves what it has not finished to the living ones, evenly, the lower ones first.
+
+    Where the published codes differ: N // subtrees children each, so that a remainder is lost; ours
+    add up to the width. Trajectories that ended stand as they are and never compete with the open
+    ones; the candidates of the last step are no trajectories unless they ended.
+    """
+
+    width: int
+    subtrees: int
+    scores: ClassVar[Scores] = Scores.ALL
+
+    @classmethod
+    def from_spec(cls, spec: SearchSpec) -> Dvts:
+        """The policy as the spec sets it; at most ``width`` subtrees."""
+        return cls(spec.width, min(beams_of(spec), spec.width))
+
+    def plan(self, tree: Tree) -> Round | None:
+        """The root to the whole width, then the best leaf of every living subtree."""
+        leaves = list(tree.leaves())
+        spend = remaining(tree, self.width)
+        if not leaves or not spend:
+            return None
+        if leaves[0].id == ROOT:
+            return Round({ROOT: spend})
+        best: dict[int, Node] = {}
+        for leaf in by_reward(leaves, "dvts"):
+            best.setdefault(self.subtree(leaf), leaf)
+        finished = Counter(self.subtree(node) for node in tree.finished())
+        ends = self.ends(sorted(best), finished)
+        kept = {best[i].id: ends[i] - finished[i] for i in ends}
+        return Round(kept, tuple(leaf.id for leaf in leaves if leaf.id not in kept))
+
+    def subtree(self, node: Node) -> int:
+        """Which subtree a node below the root belongs to, from 0: the run its ancestor is in."""
+        runs = accumulate(self._shares().values())
+        return next(i for i, end in enumerate(runs) if node.path[0] < end)
+
+    def ends(self, living: list[int], finished: Mapping[int, int]) -> dict[int, int]:
+        """How many trajectories each living subtree is to finish in all, by rising subtree.
+
+        ``finished``: trajectories by subtree. What the dead ones leave over never shrinks while
+        subtrees die, so that nobody's end moves below what it has finished.
+        """
+        shares = self._shares()
+        left = sum(shares[i] - finished[i] for i in shares if i not in living)
+        each, more = divmod(left, len(living))
+        return {i: shares[i] + each + (n < more) for n, i in enumerate(living)}
+
+    def _shares(self) -> dict[int, int]:
+        return share_evenly(self.width, range(self.subtrees))

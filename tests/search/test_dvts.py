@@ -1,0 +1,144 @@
+"""DVTS: subtrees that search by themselves, worked by hand and against one beam each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.engine import RewardMissing
+from search.policies.beam import Beam
+from search.policies.dvts import Dvts
+from search.policies.policy import Round, share_evenly
+from search.spec import SearchSpec
+from search.tree import Finish, Tree
+from tests.search.trees import END, STEP, drawn, row
+
+
+@pytest.mark.parametrize(("width", "given", "subtrees"), [(16, None, 4), (10, None, 4), (2, 5, 2)])
+def test_subtrees_default_to_the_rounded_up_root(
+    width: int, given: int | None, subtrees: int
+) -> None:
+    """ceil(sqrt(width)), or ``beam_width``; never more subtrees than trajectories."""
+    assert Dvts.from_spec(SearchSpec(width=width, beam_width=given)) == Dvts(width, subtrees)
+
+
+def test_first_round_gives_the_root_the_width() -> None:
+    """The root has no reward and no rival."""
+    assert Dvts(16, 4).plan(drawn()) == Round({0: 16})
+
+
+def test_every_subtree_keeps_its_best_leaf() -> None:
+    """Nodes 1 and 2 against 3 and 4: .2 beats .1 although both lose to .8 and .9."""
+    assert Dvts(4, 2).plan(row(0.1, 0.2, 0.9, 0.8)) == Round({2: 2, 3: 2}, (1, 4))
+
+
+def test_a_width_that_does_not_divide_is_spent_all_the_same() -> None:
+    """11 in three subtrees: runs of 4, 4 and 3 children, which is also what each goes on with."""
+    rewards = [0.1] * 11
+    rewards[2] = rewards[7] = rewards[8] = 0.5
+    dead = tuple(node for node in range(1, 12) if node not in (3, 8, 9))
+    assert Dvts(11, 3).plan(row(*rewards)) == Round({3: 4, 8: 4, 9: 3}, dead)
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    """In each subtree the first of equals."""
+    assert Dvts(4, 2).plan(row(0.5, 0.5, 0.5, 0.5)) == Round({1: 2, 3: 2}, (2, 4))
+
+
+def test_a_subtree_shrinks_by_what_it_has_finished() -> None:
+    """The first has one of its two; a finished leaf, however good, keeps no open one from growing.
+
+    The second, with none, still draws two: subtrees do not share while both live.
+    """
+    tree = drawn((0, "a", END, 0.9), (0, "b", STEP, 0.1), (0, "c", STEP, 0.2), (0, "d", STEP, 0.3))
+    assert Dvts(4, 2).plan(tree) == Round({2: 1, 4: 2}, (3,))
+
+
+def test_deeper_leaves_belong_to_their_ancestors_subtree() -> None:
+    """Node 5 and 6 stand below node 2, 7 and 8 below node 3."""
+    lines = [(0, "s", STEP, 0.5)] * 4
+    below = ((2, "e", STEP, 0.3), (2, "f", STEP, 0.4), (3, "g", STEP, 0.9), (3, "h", STEP, 0.8))
+    tree = drawn(*lines, *below)
+    for node in (1, 4):
+        tree.prune(node)
+    assert Dvts(4, 2).plan(tree) == Round({6: 2, 7: 2}, (5, 8))
+
+
+def test_a_dead_subtree_leaves_its_share_to_the_living() -> None:
+    """Three subtrees of two; the middle one died: five and six are left to share one each more."""
+    lines = [(0, "a", STEP, 0.5)] * 2
+    empty = [(0, "\n\n", Finish.EMPTY, None)] * 2
+    tree = drawn(*lines, *empty, *lines)
+    assert Dvts(6, 3).plan(tree) == Round({1: 3, 5: 3}, (2, 6))
+
+
+def test_an_odd_rest_of_a_dead_subtree_goes_to_the_lower_one() -> None:
+    """It had finished one of two: the one that is left over goes to the first subtree."""
+    lines = [(0, "a", STEP, 0.5)] * 2
+    tree = drawn(*lines, (0, "x", END, 0.1), (0, "\n\n", Finish.EMPTY, None), *lines)
+    assert Dvts(6, 3).plan(tree) == Round({1: 3, 5: 2}, (2, 6))
+
+
+def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
+    """No round is planned for nobody, or for nothing."""
+    assert Dvts(2, 2).plan(row(0.5, 0.5, finish=END)) is None
+    assert Dvts(3, 2).plan(row(0.5, 0.5, finish=END)) is None
+
+
+def test_a_missing_reward_is_an_error() -> None:
+    """A node without a reward is never dropped silently: the error names node and policy."""
+    with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy dvts"):
+        Dvts(4, 2).plan(row(0.5, None))
+
+
+level = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=24)
+
+
+@given(level, st.integers(1, 24))
+def test_a_living_subtree_is_a_beam_of_one(drawn_steps: list[tuple[int, bool]], k: int) -> None:
+    """As long as none dies, each plans what ``beam`` with one beam plans on it alone."""
+    lines = [(0, "s", END if ended else STEP, r / 5) for r, ended in drawn_steps]
+    width, start = len(lines), 1
+    subtrees = min(k, width)
+    expand: dict[int, int] = {}
+    living = 0
+    for share in share_evenly(width, range(subtrees)).values():
+        part = drawn(*lines[start - 1 : start - 1 + share])
+        living += any(True for _ in part.leaves())
+        plan = Beam(share, 1).plan(part)
+        expand |= {} if plan is None else {n + start - 1: c for n, c in plan.expand.items()}
+        start += share
+    tree = drawn(*lines)
+    plan = Dvts(width, subtrees).plan(tree)
+    finished = Counter(ended for _, ended in drawn_steps)[True]
+    if finished == width:
+        assert plan is None
+    else:
+        assert plan is not None
+        assert plan.expand == expand
+        assert sum(plan.expand.values()) == width - finished
+        assert set(plan.expand) | set(plan.prune) == {leaf.id for leaf in tree.leaves()}
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 12))
+def test_however_subtrees_die_every_kept_leaf_draws(
+    data: st.DataObject, width: int, beams: int
+) -> None:
+    """Round after round with ends and deaths at will: one leaf a living subtree, never no child."""
+    policy = Dvts(width, min(beams, width))
+    tree = Tree((1,))
+    for _ in range(4):
+        plan = policy.plan(tree)
+        if plan is None:
+            break
+        assert min(plan.expand.values()) >= 1
+        assert sum(plan.expand.values()) == width - len(tree.finished())
+        for node in plan.prune:
+            tree.prune(node)
+        for node in sorted(plan.expand):
+            for _ in range(plan.expand[node]):
+                finish = data.draw(st.sampled_from([STEP, STEP, END, Finish.EMPTY]))
+                tree.add(node, (2,), "s", finish).reward = data.draw(st.sampled_from([0.2, 0.5]))

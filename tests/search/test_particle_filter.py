@@ -1,0 +1,132 @@
+"""Particle filtering: odds, systematic resampling, and a generator that remembers nothing."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.engine import RewardMissing
+from search.policies.particle_filter import ParticleFilter, odds_of, offset, systematic
+from search.policies.policy import Round
+from search.spec import SearchSpec
+from tests.search.trees import END, STEP, drawn, row
+
+
+def test_a_leaf_weighs_its_odds() -> None:
+    """.5 is 1 : 1, .75 is 3 : 1; softmax of the logits is their share."""
+    assert odds_of(0.5) == 1.0
+    assert odds_of(0.75) == 3.0
+    assert log(odds_of(0.9)) == pytest.approx(log(0.9) - log(0.1))
+
+
+def test_certain_rewards_weigh_finitely() -> None:
+    """0 and 1 count as half a rounding unit inside: 1 : 19999 and 19999 : 1."""
+    assert odds_of(0.0) == pytest.approx(1 / 19_999)
+    assert odds_of(1.0) == pytest.approx(19_999)
+    assert odds_of(0.0001) > odds_of(0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "start", "copies"),
+    [
+        # points 1/8, 3/8, 5/8, 7/8; stretches to 1/10, 1/2, 1
+        pytest.param([1, 4, 5], 4, 0.5, [0, 2, 2], id="half"),
+        # points 1/40, 11/40, 21/40, 31/40
+        pytest.param([1, 4, 5], 4, 0.1, [1, 1, 2], id="early"),
+        # points 9/40, 19/40, 29/40, 39/40
+        pytest.param([1, 4, 5], 4, 0.9, [0, 2, 2], id="late"),
+        pytest.param([1, 1, 1], 3, 0.5, [1, 1, 1], id="all equal"),
+        pytest.param([7], 5, 0.5, [5], id="one particle"),
+        pytest.param([1, 1, 1, 1], 1, 0.3, [0, 1, 0, 0], id="one place"),
+    ],
+)
+def test_copies_worked_by_hand(
+    weights: list[float], total: int, start: float, copies: list[int]
+) -> None:
+    """A particle is drawn once for each point (start + j) / total in its stretch."""
+    assert systematic(weights, total, start) == copies
+
+
+units = st.integers(0, 10_000).map(lambda i: i / 10_000)
+
+
+@given(st.lists(units, min_size=1, max_size=60), st.integers(1, 1024), st.integers(0, 2**63 - 1))
+def test_each_count_is_its_share_rounded(rewards: list[float], total: int, seed: int) -> None:
+    """Counts add up to the total and never miss their exact share by one or more."""
+    odds = [odds_of(reward) for reward in rewards]
+    copies = systematic(odds, total, offset(seed, 1))
+    assert sum(copies) == total
+    for weight, n in zip(odds, copies, strict=True):
+        assert abs(n - total * weight / sum(odds)) < 1 + 1e-9
+
+
+@given(st.integers(1, 40), st.integers(1, 25), units, st.integers(0, 2**63 - 1))
+def test_equal_particles_get_equal_places(
+    particles: int, each: int, reward: float, seed: int
+) -> None:
+    """Whole-number shares are met exactly, whatever rounding noise is on them."""
+    odds = [odds_of(reward)] * particles
+    assert systematic(odds, particles * each, offset(seed, 3)) == [each] * particles
+
+
+def test_the_offset_is_uniform_enough() -> None:
+    """Ten thousand seeds: within (0, 1), each tenth of it hit about a thousand times."""
+    drawn_offsets = [offset(seed, 2) for seed in range(10_000)]
+    assert 0 < min(drawn_offsets) < max(drawn_offsets) < 1
+    tenths = [sum(int(10 * u) == tenth for u in drawn_offsets) for tenth in range(10)]
+    assert 850 < min(tenths) <= max(tenths) < 1150
+
+
+def test_the_offset_follows_from_seed_and_level() -> None:
+    """The same twice; another seed or another level, another one."""
+    assert offset(3, 1) == offset(3, 1)
+    assert len({offset(3, 1), offset(3, 2), offset(4, 1)}) == 3
+
+
+def test_first_round_gives_the_root_the_width() -> None:
+    """The root has no reward and no rival."""
+    assert ParticleFilter(16, 3).plan(drawn()) == Round({0: 16})
+
+
+def test_the_undrawn_are_pruned() -> None:
+    """Odds 1 : 9999 and 9999 : 1 for four places: nothing is left for the first."""
+    tree = row(0.0001, 0.9999, 0.0001)
+    assert ParticleFilter(4, 3).plan(tree) == Round({2: 4}, (1, 3))
+
+
+def test_a_tree_has_one_plan() -> None:
+    """Planning again changes nothing, and neither does another policy object in between."""
+    tree = row(0.5, 0.6, 0.3, 0.8, 0.45)
+    policy = ParticleFilter(8, 7)
+    first = policy.plan(tree)
+    ParticleFilter(8, 7).plan(row(0.1, 0.2))
+    assert policy.plan(tree) == ParticleFilter(8, 7).plan(tree) == first
+    others = {str(ParticleFilter(8, seed).plan(tree)) for seed in range(30)}
+    assert len(others) > 1
+
+
+def test_ended_trajectories_keep_their_places() -> None:
+    """Two of four have ended: the open two share two places; the best, ended, is not copied."""
+    tree = drawn((0, "a", END, 1.0), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.0))
+    assert ParticleFilter(4, 3).plan(tree) == Round({2: 1, 3: 1})
+
+
+def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
+    """No round is planned for nobody, or for nothing."""
+    assert ParticleFilter(2, 3).plan(row(0.5, 0.5, finish=END)) is None
+    assert ParticleFilter(3, 3).plan(row(0.5, 0.5, finish=END)) is None
+
+
+def test_a_missing_reward_is_an_error() -> None:
+    """A node without a reward is never dropped silently: the error names node and policy."""
+    with pytest.raises(RewardMissing, match=r"node 1 has no reward; policy particle_filter"):
+        ParticleFilter(4, 3).plan(row(None, 0.5))
+
+
+def test_the_seed_is_the_searchs() -> None:
+    """As the spec has it."""
+    spec = SearchSpec(policy="particle_filter", width=8, seed=5)
+    assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 5)
