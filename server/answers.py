@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from models.tasks import TASKS
+
+if TYPE_CHECKING:
+    from server.maths import Maths
+
+AnswerRule = Literal["auto", "text", "maths"]
+"""``auto``: a bundled task's question as the task says, any other one's answers as ``text`` reads
+them, compared as maths where they look like it. ``text``: the boxed or named answer, as it is
+spelled. ``maths``: the boxed or named answer, else the reply's last number, compared as maths.
+"""
 
 ANSWER_SENTENCE = re.compile(
     r"\banswer\s*(?:is\s*:?|:)\s*((?:(?!\banswer\b)[^\n])+)", re.IGNORECASE
@@ -14,7 +25,34 @@ WRAPPED = re.compile(
     r"^(?:\\(?:text|mathrm|mathbf|boxed)\{(.*)\}|\$(.*)\$|\\\((.*)\\\)|\*\*(.*)\*\*)$"
 )
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+ANY_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 LONGEST_ANSWER = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How the answers of one search are read off its replies (``of``), and compared (``same``).
+
+    ``maths``: what compares them, where that is not their spelling alone.
+    """
+
+    of: Callable[[str], str | None]
+    maths: Maths | None = None
+
+    @property
+    def same(self) -> Callable[[str, str], bool] | None:
+        """Whether two answers that are spelled differently are equal; None: they never are."""
+        return None if self.maths is None else self.maths.same
+
+
+def answers_to(question: str, rule: AnswerRule) -> Answers:
+    """The answers of one search for this question, by ``rule``."""
+    of = answer_of(question) if rule == "auto" else generic_answer
+    if rule == "text" or of is not generic_answer:
+        return Answers(of)
+    from server.maths import Maths
+
+    return Answers(of if rule == "auto" else maths_answer, Maths())
 
 
 def answer_of(question: str) -> Callable[[str], str | None]:
@@ -32,6 +70,14 @@ def generic_answer(text: str) -> str | None:
         sentences = ANSWER_SENTENCE.findall(text)
         found = sentences[-1] if sentences else None
     return normalise(found) if found is not None else None
+
+
+def maths_answer(text: str) -> str | None:
+    """The generic answer, else the last number of the reply; or None."""
+    found = generic_answer(text)
+    if found is None and (numbers := ANY_NUMBER.findall(text)):
+        found = normalise(numbers[-1])
+    return found
 
 
 def normalise(answer: str) -> str | None:

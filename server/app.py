@@ -48,7 +48,7 @@ def create_service(
     metrics.queue.set_function(lambda: admission.waiting)
     return Service(
         settings=settings,
-        forest=Forest(engine, metrics),
+        forest=Forest(engine, metrics, settings.answers),
         text=text,
         metrics=metrics,
         ignored=ignored,

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import uvicorn
 
@@ -159,6 +160,8 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
     listener = listen(settings.host, settings.port)
+    if settings.answers != "text":
+        await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
     async with running(settings) as parts:
         service = parts.service(settings, trees)
         keeper = asyncio.create_task(_keep(parts, service))

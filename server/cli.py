@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from search.spec import PolicyName, SearchSpec
+from server.answers import AnswerRule
 from server.settings import Settings, SettingsError, load_settings
 
 T = TypeVar("T")
@@ -75,6 +76,13 @@ Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file
 Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
 Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
 Policy = Annotated[str, typer.Option(help=f"Search policy: {', '.join(get_args(PolicyName))}.")]
+Answers = Annotated[
+    str | None, typer.Option(help=f"How answers are compared: {', '.join(get_args(AnswerRule))}.")
+]
+Dials = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any other field of a search, as name=value; may be repeated."),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")]
 Model = Annotated[str | None, typer.Option(help="Policy model: a folder or Hugging Face name.")]
 RewardModel = Annotated[
@@ -110,13 +118,14 @@ def serve(
     batch_limit: BatchLimit = None,
     exact: Exact = None,
     reward_format: RewardFormat = None,
+    answers: Answers = None,
     trees: Trees = None,
 ) -> None:
     """Serve OpenAI's API and /v1/search."""
     from server.assemble import serve as run
     from server.tree_log import TreeLog
 
-    own = {"host": host, "port": port, "reward_format": reward_format}
+    own = {"host": host, "port": port, "reward_format": reward_format, "answers": answers}
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     with _tree_log(trees, TreeLog) as log:
         _run(run(settings, log))
@@ -128,6 +137,7 @@ def solve(
     policy: Policy = "rebase",
     width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
     seed: Seed = None,
+    dials: Dials = None,
     engine: Engine = None,
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
@@ -143,7 +153,7 @@ def solve(
     from server.solve import solve as run
     from server.tree_log import TreeLog
 
-    spec = _spec(policy, width, seed)
+    spec = _spec(policy, width, seed, dials)
     own = {"reward_format": reward_format}
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
@@ -161,6 +171,7 @@ def evaluate(
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
     seed: Annotated[str, typer.Option(help="Seeds; the first one draws the questions.")] = "0",
+    dials: Dials = None,
     engine: Engine = None,
     model: Model = None,
     reward_model: RewardModel = None,
@@ -170,6 +181,7 @@ def evaluate(
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
     exact: Exact = None,
+    answers: Answers = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way at once.")] = 8,
     share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
@@ -191,11 +203,20 @@ def evaluate(
     widths = [_number("width", part) for part in _parts(width)]
     if not (seeds and widths and _parts(policy)):
         _fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
-    specs = [_spec(p, w, seeds[0]) for p in _parts(policy) for w in widths]
+    specs = [_spec(p, w, seeds[0], dials) for p in _parts(policy) for w in widths]
     graded, questions = _task(task, split, limit, seeds[0])
     models = _models(model, reward_model, reward_format=reward_format, profile=profile)
+    models |= {"answers": answers}
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **models)
-    wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=share is Switch.ON)
+    wanted = Evaluation(
+        graded,
+        questions,
+        seeds,
+        specs,
+        at_once=at_once,
+        share=share is Switch.ON,
+        answers=settings.answers,
+    )
     with _tree_log(trees, TreeLog) as log:
         rows = _run(run_evaluation(wanted, settings, log, as_json))
     if plot is not None:
@@ -312,13 +333,29 @@ def _task(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[str
     return own, own.questions(limit)
 
 
-def _spec(policy: str, width: int, seed: int | None) -> SearchSpec:
+def _spec(policy: str, width: int, seed: int | None, dials: list[str] | None) -> SearchSpec:
+    given = dict(_dial(dial) for dial in dials or ())
+    fields = {"policy": policy, "width": width, "seed": seed}
     try:
-        return SearchSpec.model_validate({"policy": policy, "width": width, "seed": seed})
+        return SearchSpec.model_validate(given | fields)
     except ValidationError as error:
         first = error.errors()[0]
-        said = first["msg"].replace("Input should be", "must be")
-        _fail(f"--{first['loc'][0]} {first['input']}: {said}", WRONG_USE)
+        name = str(first["loc"][0])
+        said = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+        switch = f"--{name} " if name in fields else f"--set {name}="
+        _fail(f"{switch}{first['input']}: {said}", WRONG_USE)
+
+
+def _dial(text: str) -> tuple[str, Any]:
+    """``name=value`` of ``--set``; the value is JSON, or else a string."""
+    name, _, value = text.partition("=")
+    free = [field for field in SearchSpec.model_fields if field not in ("policy", "width", "seed")]
+    if name not in free:
+        _fail(f"--set {text}: must be name=value with one of {', '.join(free)}", WRONG_USE)
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _tree_log(path: Path | None, kind: Any) -> Any:

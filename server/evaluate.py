@@ -17,6 +17,7 @@ from search.engine import Engine
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.stats import SearchStats
+from server.answers import AnswerRule, Answers, answers_to
 from server.room import context_for
 from server.service import ChatText
 from server.shared_draws import Flops, SharedDraws, free
@@ -47,7 +48,8 @@ class Evaluation:
     """What is evaluated: every spec on every question of ``task``, once a seed.
 
     ``at_once`` questions run concurrently; the specs of a question run one after the other, the
-    widest first. ``share``: what they have in common is drawn once.
+    widest first. ``share``: what they have in common is drawn once. ``answers``: how they are
+    compared; ``auto`` is the task's own way.
     """
 
     task: Graded
@@ -57,6 +59,7 @@ class Evaluation:
     delimiter: str = "\n\n"
     at_once: int = 8
     share: bool = True
+    answers: AnswerRule = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,15 @@ async def _question(
     seed = item_seed(run_seed, question)
     scores: dict[int, Score] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
+        rule = wanted.answers
+        answers = Answers(wanted.task.answer) if rule == "auto" else answers_to(question, rule)
         outcome = await search(
             problem,
             wanted.specs[i].model_copy(update={"seed": seed}),
             engine,
             tree_id=f"{name}-{i}",
-            answer_of=wanted.task.answer,
+            answer_of=answers.of,
+            same_answer=answers.same,
             clock=time.monotonic,
             context_tokens=context_for(wanted.specs[i], engine.capabilities),
         )

@@ -12,7 +12,7 @@ from search.engine import Engine
 from search.events import Event
 from search.outcome import Outcome
 from search.spec import SearchSpec
-from server.answers import answer_of
+from server.answers import AnswerRule, answers_to
 from server.branch import Begun, Continued
 from server.completion import Completion, PlainReply, complete
 from server.errors import Deleted, Stopped
@@ -27,8 +27,9 @@ PLAIN = "plain"
 class Forest:
     """Runs trees on one engine, counts them, and knows which are under way."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, answers: AnswerRule = "auto") -> None:
         self.engine = engine
+        self._answers: AnswerRule = answers
         self.metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -63,11 +64,11 @@ class Forest:
 
         ``begun``: the steps that stand already; ``problem.prompt`` ends with them.
         """
-        answer = answer_of(problem.question)
         before = begun.text if begun else ""
         engine = Continued(self.engine, begun) if begun else self.engine
         if spec.deadline_ms is not None:
             seconds = min(seconds, spec.deadline_ms / 1000)
+        answers = answers_to(problem.question, self._answers)
         with self.metrics.in_flight.labels(spec.policy).track_inprogress():
             try:
                 outcome = await search(
@@ -75,7 +76,8 @@ class Forest:
                     spec,
                     engine,
                     tree_id=tree_id,
-                    answer_of=lambda text: answer(before + text),
+                    answer_of=lambda text: answers.of(before + text),
+                    same_answer=answers.same,
                     clock=time.monotonic,
                     deadline=time.monotonic() + seconds,
                     listen=listen,
@@ -88,6 +90,8 @@ class Forest:
                 self.metrics.searches.labels(spec.policy, "error").inc()
                 raise
         self.metrics.searched(outcome)
+        if answers.maths is not None:
+            self.metrics.unread_answers.inc(answers.maths.unread)
         return outcome
 
     async def complete(

@@ -52,6 +52,9 @@ class Metrics:
         self.generated = self._count("generated_tokens", "Tokens of committed trees.")
         self.kept = self._count("kept_tokens", "Those on the paths of finished trajectories.")
         self.pruned = self._count("pruned_tokens", "Those on no finished trajectory's path.")
+        self.unread_answers = self._count(
+            "unread_answers", "Answers like maths that were compared by their spelling alone."
+        )
         self.policy_seconds = self._count("policy_seconds", "Time spent on planning.", "policy")
         self.solver_fallbacks = self._count(
             "solver_fallbacks", "Rounds planned by a policy's simpler rule.", "policy"

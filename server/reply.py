@@ -17,7 +17,10 @@ SCHEMA_VERSION = 1
 
 
 def search_part(ask: Ask, outcome: Outcome) -> dict[str, Any]:
-    """The response's own ``search`` object: enough to grow the same tree again."""
+    """The response's own ``search`` object: enough to grow the same tree again.
+
+    ``votes`` and ``unanswered``, the replies without an answer, add up to the finished ones.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "policy": outcome.spec.policy,
@@ -25,6 +28,7 @@ def search_part(ask: Ask, outcome: Outcome) -> dict[str, Any]:
         "seed": outcome.spec.seed,
         "answer": outcome.answer,
         "votes": votes(outcome),
+        "unanswered": outcome.stats.finished - sum(a.count for a in outcome.answers),
         "vote": outcome.vote,
         "stop_reason": outcome.stop_reason.value,
         "stats": asdict(outcome.stats),

@@ -59,9 +59,10 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """``system_fingerprint``: version, model and the engine's own fingerprint."""
+        """``system_fingerprint``: version, model, answer rule and the engine's own fingerprint."""
         engine = self.forest.engine.capabilities.fingerprint
-        return f"hedgerow-{own_version()}/{self.settings.model}/{engine}"
+        settings = self.settings
+        return f"hedgerow-{own_version()}/{settings.model}/{settings.answers}/{engine}"
 
 
 def own_version() -> str:

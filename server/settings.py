@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
 from runtime.reward_format import reward_format
+from server.answers import AnswerRule
 
 PREFIX = "HEDGEROW_"
 API_KEY = "api_key"
@@ -64,6 +65,7 @@ class Settings(BaseSettings):
     trusted_proxies: Names = Field(default=(), description="whose X-Forwarded headers are read")
     log_format: Literal["text", "json"] = "text"
     log_prompts: bool = False
+    answers: AnswerRule = Field(default="auto", description="how replies' answers are compared")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     engine: Literal["embedded"] = "embedded"

@@ -83,6 +83,8 @@ def show(document: dict[str, Any], console: Console) -> None:
         console.print(table)
     if len(document["answers"]) > MOST_ANSWERS:
         console.print(f"and {len(document['answers']) - MOST_ANSWERS} other answers")
+    if document["unanswered"]:
+        console.print(f"and {document['unanswered']} replies without an answer")
     stats = document["stats"]
     console.print(
         f"{document['policy']} {document['width']}, seed {document['seed']}: "

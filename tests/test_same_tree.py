@@ -255,3 +255,29 @@ async def test_going_back_to_what_was_dropped_is_the_same_tree(spec: SearchSpec)
     assert dropped["held_evicted_tokens"] > 0
     assert kept["wrong_books"] == dropped["wrong_books"] == 0
     assert tight.stats.engine.kv_tokens_peak <= SMALL_POOL < roomy.stats.engine.kv_tokens_peak
+
+
+LEVELS = (
+    SearchSpec(policy="dvts", width=6, seed=6, beam_width=2),
+    SearchSpec(policy="particle_filter", width=6, seed=7),
+    SearchSpec(policy="rebase", width=6, seed=8, vote="majority", consensus="certain"),
+)
+
+
+@pytest.mark.slow
+def test_other_policies_grow_the_same_trees() -> None:
+    """Subtrees, resampling, an early stop: one alone with nothing on, all with everything on."""
+
+    async def all_of(options: EngineOptions, together: bool) -> list[str]:
+        engine = await EmbeddedEngine.start(options)
+        try:
+            asked = [grow(engine, QUESTIONS[0], spec, spec.policy) for spec in LEVELS]
+            outcomes = await asyncio.gather(*asked) if together else [await a for a in asked]
+            return [outcome.digest for outcome in outcomes]
+        finally:
+            await engine.close()
+
+    crowded = replace(OFF, batch_limit=64, threads=2, kv_tokens=1_200, prm_kv_tokens=1_200)
+    alone = asyncio.run(all_of(OFF, together=False))
+    assert asyncio.run(all_of(crowded, together=True)) == alone
+    assert len(set(alone)) == len(LEVELS)

@@ -41,7 +41,9 @@ def test_weighted_majority_adds_last_rewards() -> None:
 def test_majority_counts() -> None:
     """Three weak votes outnumber two strong ones; the reply is the class's best by reward."""
     ballot = vote(replies(("a", 0.9), ("a", 0.9), ("b", 0.1), ("b", 0.2), ("b", 0.1)), "majority")
-    assert ballot == Ballot("b", 4, (AnswerClass("b", 3, 3, 4), AnswerClass("a", 2, 2, 1)), "majority")
+    assert ballot == Ballot(
+        "b", 4, (AnswerClass("b", 3, 3, 4), AnswerClass("a", 2, 2, 1)), "majority"
+    )
 
 
 def test_majority_needs_no_rewards() -> None:

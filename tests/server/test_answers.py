@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.tasks import TASKS
-from server.answers import answer_of, generic_answer, normalise
+from server.answers import answer_of, answers_to, generic_answer, maths_answer, normalise
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,32 @@ def test_a_tasks_own_questions_are_answered_by_the_task(name: str) -> None:
         assert answer_of(question) == task.answer
     assert answer_of("What is the capital of France?") is generic_answer
     assert answer_of("") is generic_answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("The answer is x, not 3.", "x, not 3"),
+        ("First 12, then\n= 1,234.5 apples", "1234.5"),
+        ("so it is -3/4", "-3/4"),
+        ("none at all", None),
+    ],
+)
+def test_where_no_answer_is_named_the_last_number_of_maths_counts(
+    reply: str, answer: str | None
+) -> None:
+    """Only where every question is said to be a maths question."""
+    assert maths_answer(reply) == answer
+
+
+def test_answers_are_compared_as_the_rule_says() -> None:
+    """A bundled task has its own spelling; other answers are maths unless only text is wanted."""
+    own = TASKS["game24"].questions("dev", 1)[0]
+    assert answers_to(own, "auto").of == TASKS["game24"].answer
+    assert answers_to(own, "auto").same is None
+    assert answers_to("What?", "text").same is None
+    auto, maths = answers_to("What?", "auto"), answers_to(own, "maths")
+    assert (auto.of, maths.of) == (generic_answer, maths_answer)
+    assert auto.same is not None
+    assert auto.same("0.5", "1/2")
+    assert not auto.same("Paris", "London")

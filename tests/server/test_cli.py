@@ -104,6 +104,40 @@ def test_trees_are_lines_that_replay(tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)["rows"]) == 3
 
 
+def test_any_field_of_a_search_can_be_set() -> None:
+    """``--set`` takes JSON values and plain words, of solve and of eval alike."""
+    dials = ["--set", "vote=majority", "--set", "max_depth=3", "--set", "consensus=certain"]
+    spec = json.loads(run(*SOLVE, "--json", *dials).stdout)["spec"]
+    assert (spec["vote"], spec["max_depth"], spec["consensus"]) == ("majority", 3, "certain")
+    words = [
+        "eval",
+        "--task",
+        "game24",
+        "--limit",
+        "1",
+        "--width",
+        "9",
+        "--policy",
+        "beam",
+        "--json",
+    ]
+    digests = [
+        json.loads(run(*words, *more).stdout)["rows"][0]["tree_digest"]
+        for more in ([], ["--set", "beam_width=3"], ["--set", "beam_width=1"])
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_eval_compares_answers_as_it_is_told() -> None:
+    """The scripted replies give no puzzle's answer of the task, but they name numbers."""
+    words = ["eval", "--task", "game24", "--limit", "1", "--width", "4", "--json"]
+    task, maths = (
+        json.loads(run(*words, *more).stdout)["rows"][0]["tree_digest"]
+        for more in ([], ["--answers", "maths"])
+    )
+    assert task != maths
+
+
 def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
     """Policies times widths, in the order given; the plot is written beside."""
     words = "--task game24 --split dev --limit 3 --policy beam,rebase --width 1,2 --seed 7 --json"
@@ -140,6 +174,12 @@ def test_eval_takes_a_file_and_several_seeds(tmp_path: Path) -> None:
     [
         (["solve", "?", "--policy", "dfs"], "--policy dfs: must be 'best_of_n'"),
         (["solve", "?", "--width", "0"], "--width 0: must be greater than or equal to 1"),
+        (["solve", "?", "--set", "beams=2"], "--set beams=2: must be name=value with one of "),
+        (["solve", "?", "--set", "width=2"], "--set width=2: must be name=value with one of "),
+        (["solve", "?", "--set", "beam_width"], "--set beam_width=: must be a valid integer"),
+        (["solve", "?", "--set", "top_p=2"], "--set top_p=2: must be less than or equal to 1"),
+        (["solve", "?", "--set", "consensus=2"], "--set consensus=2: must be 'certain' or a n"),
+        (["eval", "--task", "game24", "--answers", "x"], "HEDGEROW_ANSWERS = 'x': Input should"),
         (["solve", "?", "--kv-tokens", "1"], "HEDGEROW_KV_TOKENS = '1'"),
         (["solve", "?", "--trees", "/nowhere/x"], "--trees /nowhere/x: No such file"),
         (["eval", "--task", "game24", "--plot", "x.bmp1"], "--plot x.bmp1: the suffix must be"),

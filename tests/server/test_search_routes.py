@@ -35,6 +35,45 @@ async def test_the_document_holds_the_whole_search(http: httpx2.AsyncClient) -> 
     assert found["usage"]["prompt_tokens"] == len("user: What?\n")
 
 
+HALVES = ["The answer is 0.5.", "I do not know.", "The answer is 1/2.", r"Then \boxed{2^{2^{99}}}"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "votes", "unread"),
+    [
+        ({}, {"0.5": 2, "2^{2^{99}}": 1}, 1),
+        ({"answers": "text"}, {"0.5": 1, "1/2": 1, "2^{2^{99}}": 1}, 0),
+    ],
+    indirect=["settings"],
+)
+async def test_equal_answers_vote_together(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, votes: dict[str, int], unread: int
+) -> None:
+    """One half is one answer in two spellings, unless spelling decides; the histogram is whole."""
+    engine.say = lambda branch: HALVES[branch.child]
+    search = {"policy": "best_of_n", "width": 4, "seed": 1, "vote": "majority"}
+    found = (await http.post("/v1/search", json={"question": "What?", "search": search})).json()
+    assert {a["answer"]: a["count"] for a in found["answers"]} == votes
+    assert found["unanswered"] == 1
+    assert sum(votes.values()) + 1 == found["stats"]["finished"]
+    metrics = (await http.get("/metrics")).text
+    assert f"hedgerow_unread_answers_total {unread}.0" in metrics
+
+
+async def test_a_search_stops_by_consensus_where_it_is_asked_to(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Three of four agree at once; what is neither a word nor a probability is refused by name."""
+    engine.say = lambda b: "s\n\n" if b.child == 3 else "The answer is 1."
+    search = {"policy": "self_consistency", "width": 4, "seed": 1, "consensus": "certain"}
+    found = (await http.post("/v1/search", json={"question": "?", "search": search})).json()
+    assert (found["stop_reason"], found["stats"]["finished"]) == ("consensus", 3)
+    search["consensus"] = "sure"
+    said = (await http.post("/v1/search", json={"question": "?", "search": search})).json()["error"]
+    assert said["param"] == "search.consensus"
+    assert "'certain' or a number between 0.5 and 1, both excluded, got 'sure'" in said["message"]
+
+
 async def test_messages_and_question_ask_the_same(http: httpx2.AsyncClient) -> None:
     """A question is one user message; both at once, or neither, is refused."""
     asked = (await http.post("/v1/search", json=BODY)).json()

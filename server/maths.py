@@ -1,0 +1,208 @@
+r"""Whether two answers to a maths question are equal, by ``math-verify``, within stated sizes.
+
+Its time limits are wall-clock ones, which would make an answer depend on the machine's load, and
+they need signals; so they are off, and what could take long is never handed to it. Only LaTeX of
+known commands, a few brackets deep, is parsed, since the parser's time grows exponentially with
+depth and some commands, such as ``\binom``, are worked out as they are read. Only expressions that
+stay small when multiplied out are compared. Any other answers are compared as they are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from functools import cache
+from math import comb, prod
+from zlib import crc32
+
+import sympy
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.numbers import ImaginaryUnit
+from sympy.core.relational import Relational
+from sympy.functions.elementary.trigonometric import (
+    InverseTrigonometricFunction,
+    TrigonometricFunction,
+)
+from sympy.logic.boolalg import BooleanAtom
+
+log = logging.getLogger("hedgerow.maths")
+for library in ("math_verify.parser", "math_verify.grader"):
+    logging.getLogger(library).setLevel(logging.ERROR)  # they warn that their time limits are off
+
+MOST_CHARACTERS = 120
+MOST_BRACKETS = 5
+"""Brackets within brackets."""
+MOST_DIGITS = 40
+MOST_PARTS = 60
+"""Operators, numbers and symbols of an expression."""
+MOST_PARTS_SOLVED = 24
+"""The same of an equation or an inequality: these are solved, so they must be polynomials, too."""
+MOST_POWER_SOLVED = 2
+MOST_TERMS = 60
+"""Terms of an expression when all powers of sums are multiplied out."""
+MOST_POWER = 16
+MOST_COMPARED = 128
+"""Pairs of answers handed to math-verify in one search; beyond them the spelling decides."""
+FAR = 1e-5
+"""Values further apart than this, absolutely and relatively, are not equal to six decimals."""
+
+COMMANDS = frozenset(
+    re.findall(
+        r"\w+",
+        "frac dfrac tfrac sqrt cdot times div left right pi sin cos tan cot sec csc arcsin arccos "
+        "arctan ln log exp infty cup cap in le leq ge geq ne neq lt gt circ alpha beta gamma delta "
+        "theta lambda mu phi omega",
+    )
+)
+SIGNS = re.compile(r"[\d\\+*/^=<>-]")
+WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+NAMED = re.compile(r"\\([a-zA-Z]+)")
+UNSAFE = re.compile(rf"[!$|\n]|\d{{{MOST_DIGITS + 1},}}")
+NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?")
+PLAIN = (
+    sympy.Add,
+    sympy.Mul,
+    sympy.Pow,
+    sympy.Number,
+    sympy.NumberSymbol,
+    sympy.Symbol,
+    sympy.UnevaluatedExpr,
+    ImaginaryUnit,
+    BooleanAtom,
+)
+FUNCTIONS = (sympy.exp, sympy.log, TrigonometricFunction, InverseTrigonometricFunction)
+GROUPS = (sympy.Tuple, sympy.FiniteSet, sympy.Interval, sympy.Union, sympy.Intersection)
+SOLVED = (Relational, sympy.And)
+
+
+class Maths:
+    """The comparisons of one search's answers; each answer is parsed once.
+
+    ``unread``: answers that look like maths but are outside the sizes, or do not parse.
+    """
+
+    def __init__(self) -> None:
+        self.unread = 0
+        self._compared = 0
+        self._read = cache(self._reading)
+
+    def same(self, first: str, other: str) -> bool:
+        """Whether two answers are equal by math-verify, either of them being the reference."""
+        if _far_apart(first, other) or self._compared == MOST_COMPARED:
+            return False
+        one, two = self._read(first), self._read(other)
+        if one is None or two is None or _differ(one, two):
+            return False
+        self._compared += 1
+        pairs = (one, two), (two, one)
+        return any(verify(a.tree, b.tree, timeout_seconds=0) for a, b in pairs)
+
+    def _reading(self, answer: str) -> Expression | None:
+        if not looks_like_maths(answer):
+            return None
+        found = read(answer)
+        if found is None:
+            self.unread += 1
+            log.info("comparing %r as it is written: too large, or not readable", answer)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed answer; its ``value`` where its symbols have fixed ones, None if there is none."""
+
+    tree: sympy.Basic
+    value: complex | None
+
+
+def looks_like_maths(answer: str) -> bool:
+    """Digits, operators or commands, and no words: 'Paris' is no product of five symbols."""
+    return bool(SIGNS.search(answer)) and not WORDS.search(answer)
+
+
+def read(answer: str) -> Expression | None:
+    """The expression, or None if it does not parse or one of the sizes above is exceeded."""
+    if len(answer) > MOST_CHARACTERS or UNSAFE.search(answer) or _depth(answer) > MOST_BRACKETS:
+        return None
+    if not COMMANDS.issuperset(NAMED.findall(answer)):
+        return None
+    found = parse(
+        f"${answer}$",
+        [LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        parsing_timeout=0,  # none
+    )
+    tree = found[0] if found else None
+    if not isinstance(tree, sympy.Basic) or not _small(tree):
+        return None
+    return Expression(tree, _value(tree))
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "({[") - (character in ")}]")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _small(tree: sympy.Basic) -> bool:
+    parts = list(sympy.preorder_traversal(tree))
+    solved = any(isinstance(part, SOLVED) for part in parts)
+    known = PLAIN + GROUPS + (SOLVED if solved else FUNCTIONS)
+    powers = [part for part in parts if isinstance(part, sympy.Pow | sympy.exp)]
+    return (
+        len(parts) <= (MOST_PARTS_SOLVED if solved else MOST_PARTS)
+        and all(isinstance(part, known) for part in parts)
+        and all(_tame(power) for power in powers)
+        and not (
+            solved and any(power.args[1] not in range(MOST_POWER_SOLVED + 1) for power in powers)
+        )
+        and _terms(tree) <= MOST_TERMS
+    )
+
+
+def _tame(power: sympy.Basic) -> bool:
+    """Whether a power can be worked out: a small exponent, and no towers of numbers."""
+    base, exponent = (sympy.E, *power.args) if len(power.args) == 1 else power.args
+    if isinstance(exponent, sympy.Integer) and isinstance(base, sympy.Number):
+        return abs(int(exponent)) * len(str(base)) <= MOST_POWER * MOST_DIGITS
+    if isinstance(exponent, sympy.Rational):
+        return abs(exponent.p) <= MOST_POWER and exponent.q <= MOST_POWER
+    above = [p for p in sympy.preorder_traversal(exponent) if isinstance(p, sympy.Pow | sympy.exp)]
+    return all(power.args[0].is_Symbol for power in above)
+
+
+def _terms(tree: sympy.Basic) -> int:
+    """Terms when everything is multiplied out; at least one."""
+    if isinstance(tree, sympy.Pow) and isinstance(tree.args[1], sympy.Integer):
+        n, power = _terms(tree.args[0]), abs(int(tree.args[1]))
+        return comb(n + power - 1, power)
+    terms = [_terms(part) for part in tree.args] or [1]
+    return prod(terms) if isinstance(tree, sympy.Mul) else sum(terms)
+
+
+def _value(tree: sympy.Basic) -> complex | None:
+    parts = list(sympy.preorder_traversal(tree))
+    if any(isinstance(part, (*GROUPS, *SOLVED, sympy.UnevaluatedExpr)) for part in parts):
+        return None
+    at = {s: sympy.Rational(1 + crc32(str(s).encode()) % 997, 499) for s in tree.free_symbols}
+    try:
+        return complex(tree.subs(at).evalf())  # type: ignore[attr-defined]
+    except (TypeError, ValueError, OverflowError):  # such as 1/0
+        return None
+
+
+def _differ(one: Expression, two: Expression) -> bool:
+    """Whether their values tell that they are not equal; far cheaper than a proof."""
+    if one.value is None or two.value is None:
+        return False
+    return abs(one.value - two.value) > FAR * max(1.0, abs(one.value))
+
+
+def _far_apart(first: str, other: str) -> bool:
+    """The same for plain numbers, without parsing them."""
+    if not NUMBER.fullmatch(first) or not NUMBER.fullmatch(other):
+        return False
+    return abs(float(first) - float(other)) > FAR * max(1.0, abs(float(first)))
