@@ -70,10 +70,10 @@ class GenerateLoop(Twin):
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One padded batch of whole trajectories."""
-        del tree, question
+        del tree
         if self._prm is None:
             raise RewardMissing("the bundled reward model was not loaded")
-        paths = [self._reader.path(prompt, t.steps) for t in trajectories]
+        paths = [list(self._reader.path(prompt, question, t, {})) for t in trajectories]
         logits = _LeftPadded(paths).logits(self._prm)
         return [self._reader.reward(row) for row in logits]
 

@@ -10,7 +10,15 @@ from typing import TypeVar
 
 from search.digest import tree_digest
 from search.embedding import Embeddings
-from search.engine import Engine, EngineError, KvFull, PrefixTooLong, RewardMissing, TreeCost
+from search.engine import (
+    Capabilities,
+    Engine,
+    EngineError,
+    KvFull,
+    PrefixTooLong,
+    RewardMissing,
+    TreeCost,
+)
 from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
 from search.logical_kv import LogicalKV
@@ -78,14 +86,7 @@ async def search(
     context = context_tokens or engine.capabilities.context_tokens
     if len(problem.prompt) >= context:
         raise PrefixTooLong(f"prompt: {len(problem.prompt)} tokens; the context holds {context}")
-    policy = (policy_of or POLICIES[spec.policy])(spec)
-    if isinstance(policy, Comparing):
-        policy = policy.suited_to(engine.capabilities.embeds)
-    scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
-    if scores is not Scores.NONE and not engine.capabilities.scores:
-        name, vote = engine.capabilities.engine, vote_name(spec)
-        needy = f"policy {spec.policy} with vote {vote} needs one"
-        raise RewardMissing(f"engine {name} has no reward model; {needy}")
+    policy, scores = _policy(spec, engine.capabilities, policy_of or POLICIES[spec.policy])
     tree = Tree(problem.prompt)
     frontier = frontier_of(policy)
     growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
@@ -109,6 +110,20 @@ async def search(
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost = await run.to_the_end()
     return run.outcome(stop, cost, emit)
+
+
+def _policy(
+    spec: SearchSpec, able: Capabilities, policy_of: Callable[[SearchSpec], Policy]
+) -> tuple[Policy, Scores]:
+    """The policy, suited to what the engine can do, and which nodes need a reward."""
+    policy = policy_of(spec)
+    if isinstance(policy, Comparing):
+        policy = policy.suited_to(able.embeds)
+    scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
+    if scores is not Scores.NONE and not able.scores:
+        needy = f"policy {spec.policy} with vote {vote_name(spec)} needs one"
+        raise RewardMissing(f"engine {able.engine} has no reward model; {needy}")
+    return policy, scores
 
 
 @dataclass(slots=True)

@@ -5,16 +5,36 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from search.spec import PolicyName, SearchSpec
-from server.answers import AnswerRule
+from search.spec import SearchSpec
+from server.options import (
+    Answers,
+    BatchLimit,
+    Dials,
+    Engine,
+    EngineName,
+    Exact,
+    Json,
+    KvPolicy,
+    KvPolicyName,
+    KvTokens,
+    Model,
+    Policy,
+    Profile,
+    RewardFormat,
+    RewardModel,
+    Seed,
+    Split,
+    Switch,
+    Trees,
+    Url,
+)
 from server.settings import Settings, SettingsError, load_settings
 
 T = TypeVar("T")
@@ -33,62 +53,6 @@ app.add_typer(config, name="config")
 FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130
-
-
-class Switch(StrEnum):
-    """A switch on the command line."""
-
-    ON = "on"
-    OFF = "off"
-
-
-class EngineName(StrEnum):
-    """The engines there are."""
-
-    EMBEDDED = "embedded"
-
-
-class KvPolicyName(StrEnum):
-    """The rules by which KV is given up."""
-
-    FULL = "full"
-    LRU = "lru"
-    ARBORKV = "arborkv"
-
-
-class Split(StrEnum):
-    """The splits of a task."""
-
-    TRAIN = "train"
-    DEV = "dev"
-    TEST = "test"
-
-
-Engine = Annotated[EngineName | None, typer.Option(help="Engine to run on.")]
-KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
-KvPolicy = Annotated[KvPolicyName | None, typer.Option(help="What KV is given up first.")]
-BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
-Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
-RewardFormat = Annotated[
-    str | None, typer.Option(help="How rewards are read: a name, or a .json file.")
-]
-Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
-Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
-Policy = Annotated[str, typer.Option(help=f"Search policy: {', '.join(get_args(PolicyName))}.")]
-Answers = Annotated[
-    str | None, typer.Option(help=f"How answers are compared: {', '.join(get_args(AnswerRule))}.")
-]
-Dials = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any other field of a search, as name=value; may be repeated."),
-]
-Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")]
-Model = Annotated[str | None, typer.Option(help="Policy model: a folder or Hugging Face name.")]
-RewardModel = Annotated[
-    str | None, typer.Option(help="Reward model: a folder, a Hugging Face name, or none.")
-]
-Profile = Annotated[str | None, typer.Option(help="How the policy model writes, such as llama.")]
 
 
 def _version(wanted: bool) -> None:
@@ -199,15 +163,11 @@ def evaluate(
 
     if plot is not None:
         _check_plot(plot)
-    seeds = list(dict.fromkeys(_number("seed", part) for part in _parts(seed)))
-    widths = [_number("width", part) for part in _parts(width)]
-    if not (seeds and widths and _parts(policy)):
-        _fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
-    specs = [_spec(p, w, seeds[0], dials) for p in _parts(policy) for w in widths]
+    specs, seeds = _specs(policy, width, seed, dials)
     graded, questions = _task(task, split, limit, seeds[0])
-    models = _models(model, reward_model, reward_format=reward_format, profile=profile)
-    models |= {"answers": answers}
-    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **models)
+    own = {"reward_format": reward_format, "profile": profile, "answers": answers}
+    own |= _models(model, reward_model)
+    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     wanted = Evaluation(
         graded,
         questions,
@@ -262,7 +222,7 @@ def check(as_json: Json = False) -> None:
     """Say what a server would be started with; exit 2 with one clear line if it could not be."""
     from server.config_check import check as run
 
-    settings = _settings(None, None, None, None)
+    settings = _settings(None, None, None, None, None)
     try:
         found = run(settings)
     except SettingsError as error:
@@ -301,20 +261,19 @@ def _settings(
         _fail(str(error), WRONG_USE)
 
 
-def _models(model: str | None, reward_model: str | None, **more: Any) -> dict[str, Any]:
+def _models(model: str | None, reward_model: str | None) -> dict[str, Any]:
     """Settings of the models that were named."""
     from server.checkpoints import checkpoint
 
     named = {"policy_model": model, "reward_model": reward_model}
     try:
-        found = {
+        return {
             key: name if name == "none" else checkpoint(name)
             for key, name in named.items()
             if name is not None
         }
     except SettingsError as error:
         _fail(str(error), WRONG_USE)
-    return found | more
 
 
 def _task(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[str]]:
@@ -331,6 +290,18 @@ def _task(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[str
     except TaskFileError as error:
         _fail(f"--task {error}", WRONG_USE)
     return own, own.questions(limit)
+
+
+def _specs(
+    policies: str, widths: str, seeds: str, dials: list[str] | None
+) -> tuple[list[SearchSpec], list[int]]:
+    """A search for every policy and width, and the seeds."""
+    numbers = [_number("seed", part) for part in _parts(seeds)]
+    wide = [_number("width", part) for part in _parts(widths)]
+    if not (numbers and wide and _parts(policies)):
+        _fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
+    specs = [_spec(p, w, numbers[0], dials) for p in _parts(policies) for w in wide]
+    return specs, list(dict.fromkeys(numbers))
 
 
 def _spec(policy: str, width: int, seed: int | None, dials: list[str] | None) -> SearchSpec:

@@ -18,6 +18,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.stats import SearchStats
 from server.answers import AnswerRule, Answers, answers_to
+from server.own_task import OwnTask
 from server.room import context_for
 from server.service import ChatText
 from server.shared_draws import Flops, SharedDraws, free
@@ -129,8 +130,9 @@ async def _question(
     seed = item_seed(run_seed, question)
     scores: dict[int, Score] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
-        rule = wanted.answers
-        answers = Answers(wanted.task.answer) if rule == "auto" else answers_to(question, rule)
+        rule, of = wanted.answers, wanted.task.answer
+        bundled = rule == "auto" and not isinstance(wanted.task, OwnTask)
+        answers = Answers(of) if bundled else answers_to(question, rule)
         outcome = await search(
             problem,
             wanted.specs[i].model_copy(update={"seed": seed}),

@@ -68,7 +68,14 @@ def read_task(path: Path) -> OwnTask:
             answers[problem] = answer
     if not answers:
         raise TaskFileError(f"{path}: empty; a JSON object a line is needed")
-    return OwnTask(path.stem, answers)
+    return OwnTask(path.stem, answers, _equal)
+
+
+def _equal(found: str, expected: str) -> bool:
+    """Whether two spellings are the same mathematics."""
+    from server.maths import Maths
+
+    return Maths().same(found, expected)
 
 
 def _entry(line: str, where: str) -> tuple[str, str]:

@@ -4,7 +4,10 @@ import random
 
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK
-from models.train.judge import corrupt, judge_lesson, judge_prompt, judge_reply
+from models.train.batches import IGNORED, encode, load_tokenizer
+from models.train.corpus import Example
+from models.train.judge import corrupt, judge_lesson, judge_prompt, judgement
+from models.train.verdicts import Reply, Verdicts
 
 QUESTION = "Use 4 9 10 13 to make 24."
 STEPS = [
@@ -20,23 +23,46 @@ def test_the_prompt_holds_question_and_steps() -> None:
     assert STEP_BREAK.join((QUESTION, *STEPS[:2])) in prompt
 
 
-def test_the_number_grows_with_certainty() -> None:
+def test_the_reply_goes_through_the_steps_up_to_the_first_fault() -> None:
     game = TASKS["game24"]
-    right = judge_reply(game, QUESTION, STEPS, [])
-    assert right == "The answer is right.\n\nThe number is 10."
-    early = judge_reply(game, QUESTION, STEPS[:1], STEPS[1:])
-    assert early == f"Next: {STEPS[1]}\n\nThe number is 8."
-    dead_end = judge_reply(game, QUESTION, ["13 * 10 = 130 (left: 4 9 130)"], [])
-    assert dead_end == "After step 1 no way leads on.\n\nThe number is 2."
-    illegal = judge_reply(game, QUESTION, [STEPS[0], "10 - 4 = 7 (left: 4 7)"], [])
-    assert illegal == "Step 2 is wrong.\n\nThe number is 1."
+    right = judgement(game, QUESTION, STEPS)
+    assert right.reply == (
+        "Step 1 is good. Step 2 is good. Step 3 is good. The answer is right.\n\nThe number is 10."
+    )
+    assert right.marks == (True,) * 4
+    early = judgement(game, QUESTION, STEPS[:1])
+    assert early.reply == "Step 1 is good.\n\nThe number is 8."
+    dead_end = judgement(game, QUESTION, ["13 * 10 = 130 (left: 4 9 130)", STEPS[1]])
+    assert dead_end.reply == "After step 1 no way leads on.\n\nThe number is 2."
+    assert dead_end.marks == (False, False)
+    illegal = judgement(game, QUESTION, [STEPS[0], "10 - 4 = 7 (left: 4 7)"])
+    assert illegal.reply == "Step 1 is good. Step 2 is wrong.\n\nThe number is 1."
 
 
-def test_lessons_of_both_kinds_occur() -> None:
+def test_lessons_of_all_kinds_occur() -> None:
     rng = random.Random(1)
-    numbers = {judge_lesson(rng)[1].rsplit(" ", 1)[1] for _ in range(200)}
-    assert {"1.", "2.", "10."} <= numbers
-    assert numbers <= {f"{n}." for n in range(1, 11)}
+    numbers = {judge_lesson(rng).reply.rsplit(" ", 1)[1] for _ in range(200)}
+    assert numbers == {"1.", "2.", "8.", "10."}
+
+
+def test_verdicts_are_over_the_policys_own_replies() -> None:
+    """Good prefixes end within the good steps, spoilt ones at the first fault or later."""
+    steps = [STEPS[0], "10 - 4 = 7 (left: 4 7)", "7 * 4 = 28 (left: 28)"]
+    verdicts = Verdicts([Reply("game24", QUESTION, steps, 1)])
+    rng = random.Random(3)
+    replies = [verdicts.lesson(rng).reply for _ in range(60)]
+    assert {reply.splitlines()[0] for reply in replies} == {
+        "Step 1 is good.",
+        "Step 1 is good. Step 2 is wrong.",
+    }
+
+
+def test_after_a_judged_step_the_row_teaches_its_sign() -> None:
+    tokenizer = load_tokenizer()
+    drawn = judgement(TASKS["game24"], QUESTION, [STEPS[0], "10 - 4 = 7 (left: 4 7)"])
+    row = encode(tokenizer, Example("judge", "", *drawn))
+    prompt = row.ids.index(tokenizer.encode("<|assistant|>")[0])
+    assert [tokenizer.decode([x]) for x in row.labels[:prompt] if x != IGNORED] == ["+", "-"]
 
 
 def test_corruption_changes_at_most_one_word() -> None:
