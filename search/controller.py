@@ -23,12 +23,12 @@ from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
 from search.logical_kv import LogicalKV
 from search.outcome import Outcome
-from search.policies.policy import Comparing, Policy, Round, Scores, frontier_of
+from search.policies.policy import Backtracking, Comparing, Policy, Round, Scores, frontier_of
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
 from search.stop import budget_met, consensus_met, why_done
-from search.tree import Tree
+from search.tree import ROOT, Tree
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
@@ -181,10 +181,14 @@ class _Run:
         return StopReason.DEADLINE
 
     def settled(self, plan: Round) -> bool:
-        """Whether the finished trajectories have agreed, so that the round is not needed."""
+        """Whether the finished trajectories have agreed, so that the round is not needed.
+
+        A policy that goes back may in the end grow any node, the root among them.
+        """
         tree = self.growth.tree
-        open_to_it = {node.id for node in self.tally.frontier(tree)}
-        growing = open_to_it - set(plan.prune) | set(plan.expand)
+        growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
+        if isinstance(self.policy, Backtracking):
+            growing.add(ROOT)
         return consensus_met(tree, self.spec, self.classes.of(tree), growing)
 
     async def plan(self) -> Round | None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import comb
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -248,7 +248,7 @@ async def test_the_search_says_why_it_stopped() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     vote=st.sampled_from(sorted(VOTE_SCORES)),
     width=st.integers(1, 12),
@@ -256,6 +256,7 @@ async def test_the_search_says_why_it_stopped() -> None:
     ending=st.integers(10, 80),
     coarse=st.integers(1, 12),
 )
+@example(vote="best_min", width=4, seed=0, ending=15, coarse=2)  # mcts grows an old node again
 async def test_certain_never_changes_the_answer(
     policy: PolicyName, vote: VoteName, width: int, seed: int, ending: int, coarse: int
 ) -> None:
