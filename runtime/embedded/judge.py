@@ -72,10 +72,8 @@ class Bench:
 
     def abort(self, tree: str) -> list[int]:
         """Stop judging for a search; the ids of the calls that get no answer."""
-        stopped = self._scheduler.abort(tree + _JUDGED)
-        for call_id in stopped:
-            self._calls.pop(call_id, None)
-        return stopped
+        self._calls = {call: asked for call, asked in self._calls.items() if asked[0] != tree}
+        return self._scheduler.abort(tree + _JUDGED)
 
     def release(self, tree: str) -> tuple[Account | None, int]:
         """Let go of a search; what judging cost, and its verdicts without a number."""

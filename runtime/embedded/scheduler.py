@@ -376,10 +376,11 @@ class Scheduler:
         mean = run.logprob / count
         text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
         call.steps[run.index] = Step(tuple(run.drawn), text, finish, mean, run.entropy)
-        if finish is Finish.END:
+        if finish is not Finish.END:
+            self.accounts[call.tree].name(run.branch.node, path)
+        if finish is Finish.END or run.branch.node < ROOT:  # a verdict is nobody's parent
             self.cache.retention.drop(call.tree, run.branch.node)
         else:
-            self.accounts[call.tree].name(run.branch.node, path)
             self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path)
         self._logprobs[call.tree][path.tobytes()] = (mean, count)
         if call.done:

@@ -75,6 +75,8 @@ class Worker:
         self._pipe = pipe
         self._options = options
         self._format = reward_format(options.reward_format)
+        models = {"policy": options.policy, "prm": options.prm}
+        context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(options.policy, exact=options.exact, threads=options.cores)
         self._scheduler = _scheduler(options, forward)
         scorer, judge = load_scorer(options), load_judge(options, self._scheduler)
@@ -85,14 +87,13 @@ class Worker:
         self._reported = 0.0
         self._wrong_books = 0
         self._unchecked = False
-        models = {"policy": options.policy, "prm": options.prm}
         self._capabilities = Capabilities(
             engine="embedded",
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=options.exact and options.embedder != "endpoint",
             scores=scoring is not None or not self._format.needs_model,
             embeds=options.embedder,
-            context_tokens=min(Text(path).context for path in models.values() if path is not None),
+            context_tokens=context,
             fingerprint=fingerprint(options),
             score_tokens=scoring[1] if scoring else (0, 0),
         )

@@ -162,7 +162,7 @@ async def test_the_same_verdicts_in_company_and_in_the_twin(options: EngineOptio
         assert usage.decoded_tokens_total == spent.decoded_tokens
         assert crowd.counters["verdicts"] == 18
         assert crowd.counters["unparsed_verdicts"] == spent.unparsed_verdicts
-        assert crowd.counters["rehydrated_tokens"] == 0
+        assert usage.rehydrated_tokens_total == 0
     finally:
         await crowd.close()
     twin = Twin(TwinOptions(options.policy, reward_format=options.reward_format))

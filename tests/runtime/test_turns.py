@@ -118,7 +118,7 @@ def test_scores_do_not_depend_on_the_namespace() -> None:
     engine, model = scorer()
     for call, tree in enumerate(["a/1", "b/1", "1"]):
         before = model.rows
-        engine.score(call, tree, PROMPT, trajectories)
+        engine.score(call, tree, PROMPT, "Q", trajectories)
         rewards.append(finish_scores(engine)[call])
         rows.append(model.rows - before)
     assert rewards[0] == rewards[1] == rewards[2]
