@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,9 @@ from server.search_store import SearchStore
 from server.settings import Settings
 from server.tree_log import TreeLog
 from server.wire import IgnoredFields
+
+DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
+"""Another version of these may break ties of an optimum, or class answers, differently."""
 
 
 class ChatText(Protocol):
@@ -59,10 +63,17 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """``system_fingerprint``: version, model, answer rule and the engine's own fingerprint."""
+        """``system_fingerprint``: version, model, answer rule, libraries, the engine's own."""
         engine = self.forest.engine.capabilities.fingerprint
         settings = self.settings
-        return f"hedgerow-{own_version()}/{settings.model}/{settings.answers}/{engine}"
+        parts = f"hedgerow-{own_version()}", settings.model, settings.answers, libraries(), engine
+        return "/".join(parts)
+
+
+def libraries() -> str:
+    """8 hex digits over the versions of what decides ties and compares answers."""
+    versions = [f"{name} {version(name)}" for name in DECIDING]
+    return hashlib.sha256("\0".join(versions).encode()).hexdigest()[:8]
 
 
 def own_version() -> str:
