@@ -1,5 +1,5 @@
 # make serve   install and serve the bundled models on 127.0.0.1:8000
-# make test    install and run every test
+# make test    install and run every test (JOBS of the quick ones at once)
 # make quick   the quick suite      make lint   style, types, import arrows
 #
 # TORCH_INDEX: the index torch comes from. Empty takes pip's own; on Linux without a GPU, name
@@ -7,6 +7,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 SERVE ?=
+JOBS ?= 2
 
 BIN := .venv/bin
 SERVED := .venv/.served
@@ -17,11 +18,11 @@ READY := .venv/.ready
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
-test: $(READY)
-	$(BIN)/pytest
+test: quick
+	$(BIN)/pytest -m slow
 
 quick: $(READY)
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n $(JOBS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
