@@ -175,28 +175,6 @@ def test_same_seed_same_tree_in_a_pool_of_any_size(
     assert asyncio.run(among_others(options)) == reference
 
 
-@pytest.mark.slow
-def test_what_full_retention_must_end_arborkv_completes() -> None:
-    """A search wants more than 400 tokens: full retention ends it, by worth it comes out whole."""
-    spec = SearchSpec(policy="rebase", width=24, seed=7, max_step_tokens=80)
-
-    async def alone(kv_policy: KvPolicy, kv_tokens: int) -> Outcome:
-        options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
-        engine = await EmbeddedEngine.start(options)
-        try:
-            return await grow(engine, QUESTIONS[3], spec, "wide")
-        finally:
-            await engine.close()
-
-    roomy = asyncio.run(alone("full", 20_000))
-    assert roomy.stats.engine.kv_tokens_peak > 400
-    assert asyncio.run(alone("full", 400)).stop_reason is StopReason.KV
-    small = asyncio.run(alone("arborkv", 400))
-    assert small.digest == roomy.digest
-    assert small.stats.engine.rehydrations > 0
-    assert small.stats.engine.kv_tokens_peak <= 400
-
-
 def test_another_seed_is_another_tree(reference: list[str]) -> None:
     """The digests can differ: the comparison above is not between constants."""
 
@@ -262,6 +240,29 @@ LEVELS = (
     SearchSpec(policy="particle_filter", width=6, seed=7),
     SearchSpec(policy="rebase", width=6, seed=8, vote="majority", consensus="certain"),
 )
+
+
+@pytest.mark.slow
+def test_what_full_retention_must_end_arborkv_completes() -> None:
+    """All open steps take more than the pool: full retention ends the search, which by worth
+    comes out whole."""
+    spec, question = GOING_BACK[0], TASKS["blocksworld"].questions("dev", 1, seed=3)[0]
+
+    async def alone(kv_policy: KvPolicy, kv_tokens: int) -> Outcome:
+        options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
+        engine = await EmbeddedEngine.start(options)
+        try:
+            return await grow(engine, question, spec, "open")
+        finally:
+            await engine.close()
+
+    roomy = asyncio.run(alone("full", 20_000))
+    assert roomy.stats.engine.kv_tokens_peak > SMALL_POOL
+    assert asyncio.run(alone("full", SMALL_POOL)).stop_reason is StopReason.KV
+    small = asyncio.run(alone("arborkv", SMALL_POOL))
+    assert small.digest == roomy.digest
+    assert small.stats.engine.rehydrations > 0
+    assert small.stats.engine.kv_tokens_peak <= SMALL_POOL
 
 
 @pytest.mark.slow
