@@ -37,7 +37,7 @@ class Phase(NamedTuple):
 
 
 PHASES = {
-    "learn": Phase(80, MIXTURE, None, 1.0),
+    "learn": Phase(75, MIXTURE, None, 1.0),
     "refine": Phase(36, REFINED, "policy", 0.6),
     "judge": Phase(18, JUDGING, "policy", 0.5),
 }
