@@ -20,6 +20,7 @@ from models.tasks.task import (
     fail,
     split_of,
     split_steps,
+    stream,
 )
 
 LETTERS = "abcdefgh"
@@ -187,14 +188,13 @@ class Blocksworld:
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
         """An endless stream that the seed decides, cut at `limit`; puzzles never repeat."""
-        limit = DEFAULT_LIMIT if limit is None else limit
-        rng = random.Random(f"blocksworld {split} {seed}")
-        asked: dict[str, str] = {}
-        while len(asked) < limit:
+
+        def draw(rng: random.Random) -> tuple[str, str]:
             puzzle = _draw(rng, split)
-            key = canonical(puzzle.start.stacks, puzzle.goal.stacks)
-            asked.setdefault(key, ask(puzzle))
-        return list(asked.values())
+            return canonical(puzzle.start.stacks, puzzle.goal.stacks), ask(puzzle)
+
+        limit = DEFAULT_LIMIT if limit is None else limit
+        return stream(f"blocksworld {split} {seed}", draw, limit)
 
     def key(self, question: str) -> str:
         """The puzzle up to block names."""

@@ -6,6 +6,7 @@ starts with `ANSWER_PREFIX`. Everything here is pure and needs the standard libr
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -85,6 +86,21 @@ def split_of(key: str) -> Split:
     if bucket < 78:
         return "train"
     return "dev" if bucket < 86 else "test"
+
+
+def stream(
+    label: str, draw: Callable[[random.Random], tuple[str, str] | None], limit: int
+) -> list[str]:
+    """Distinct questions out of an endless stream that `label` seeds, cut at `limit`.
+
+    `draw` gives a puzzle's key and question, or None for one that does not belong to the split.
+    """
+    rng, asked = random.Random(label), {}
+    while len(asked) < limit:
+        drawn = draw(rng)
+        if drawn is not None:
+            asked.setdefault(*drawn)
+    return list(asked.values())
 
 
 def split_steps(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from models.tasks.task import (
     fail,
     split_of,
     split_steps,
+    stream,
 )
 
 CONCLUSIONS = range(3, 10)
@@ -115,15 +116,14 @@ class WordProblem:
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
         """An endless stream that the seed decides, cut at `limit`; stories never repeat."""
-        limit = DEFAULT_LIMIT if limit is None else limit
-        rng = random.Random(f"wordproblem {split} {seed}")
-        asked: dict[str, str] = {}
-        while len(asked) < limit:
+
+        def drawn(rng: random.Random) -> tuple[str, str] | None:
             question = english.story_text(draw(rng))
             key = _canonical(question)
-            if split_of(key) == split:
-                asked.setdefault(key, question)
-        return list(asked.values())
+            return (key, question) if split_of(key) == split else None
+
+        limit = DEFAULT_LIMIT if limit is None else limit
+        return stream(f"wordproblem {split} {seed}", drawn, limit)
 
     def key(self, question: str) -> str:
         """The story up to the names of people and things."""

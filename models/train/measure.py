@@ -9,7 +9,6 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from models.train.checkpoint import load_model
 from models.train.corpus import Example
 from models.train.judge import judge_prompt
 from models.train.network import logits_at
-from models.train.prm_data import Labelled, label
+from models.train.prm_data import Labelled, flat, label
 from models.train.rows import scored_row, sign_ids
 from models.train.sampling import Sampler
 
@@ -48,11 +47,6 @@ def interval(right: int, count: int) -> list[float]:
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
     return [round((centre - spread) / scale, 4), round((centre + spread) / scale, 4)]
-
-
-def flat(steps: list[list[int]]) -> list[int]:
-    """The steps' ids as one list."""
-    return list(chain.from_iterable(steps))
 
 
 class Bench:

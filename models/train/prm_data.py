@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ def load_verdicts(tokenizer: PreTrainedTokenizerBase) -> Verdicts:
 
 
 def _reply(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Reply:
-    steps = split_steps(text_of(tokenizer, [token for step in row.steps for token in step]))
+    steps = split_steps(text_of(tokenizer, flat(row.steps)))
     return Reply(row.task, row.question, steps, sum(row.labels[: len(steps)]))
 
 
@@ -76,13 +77,25 @@ def label(
 ) -> Labelled:
     """The reply's steps with what the checker says; a cut-off last step is never right."""
     (step_break,) = tokenizer.encode(STEP_BREAK)
-    steps = step_ids(reply, step_break)
-    labels = list(task.check(question, text_of(tokenizer, reply)).steps)
+    row = label_steps(tokenizer, task, question, step_ids(reply, step_break))
     if reply[-1] != tokenizer.eos_token_id:
-        labels[-1] = False
+        row.labels[-1] = False
+    return row
+
+
+def label_steps(
+    tokenizer: PreTrainedTokenizerBase, task: Task, question: str, steps: list[list[int]]
+) -> Labelled:
+    """A reply, or the beginning of one, with the checker's word on every step."""
+    labels = list(task.check(question, text_of(tokenizer, flat(steps))).steps)
     # An empty paragraph at either end is a step of tokens but not of text.
     labels = (labels + [False] * len(steps))[: len(steps)]
     return Labelled(task.name, question, steps, labels)
+
+
+def flat(steps: list[list[int]]) -> list[int]:
+    """The steps' ids as one list."""
+    return list(chain.from_iterable(steps))
 
 
 def train_questions(task: Task, rng: random.Random, count: int) -> list[str]:
@@ -122,7 +135,7 @@ class Collector:
         good = [steps for steps, right in zip(row.steps, row.labels, strict=True) if right]
         if len(good) == len(row.steps):
             good = good[: self.rng.randint(1, max(1, len(good) - 2))]
-        return [token for step in good for token in step]
+        return flat(good)
 
     def _spoilt(self, task: Task, question: str) -> tuple[str, list[int]]:
         steps = task.solve(question, self.rng)[:-1]

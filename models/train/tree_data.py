@@ -14,27 +14,14 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from models.tasks import TASKS
-from models.tasks.task import Task
-from models.train.batches import load_tokenizer, text_of
+from models.train.batches import load_tokenizer
 from models.train.checkpoint import CACHE
-from models.train.prm_data import SAMPLES, Labelled
+from models.train.prm_data import SAMPLES, Labelled, label_steps
 from search.tree import Node, Tree
 from search.tree_json import from_json
 
 FOOLED, TRUSTED, OTHERS = 6, 3, 5
 """Leaves a tree: wrong ones by falling reward, right ones by falling reward, at random."""
-
-
-def labelled(
-    tokenizer: PreTrainedTokenizerBase, task: Task, question: str, path: list[Node]
-) -> Labelled:
-    """A path below the root with the checker's word on every step."""
-    steps = [list(node.tokens) for node in path]
-    text = text_of(tokenizer, [token for step in steps for token in step])
-    labels = list(task.check(question, text).steps)
-    # An empty paragraph at either end is a step of tokens but not of text.
-    labels = (labels + [False] * len(steps))[: len(steps)]
-    return Labelled(task.name, question, steps, labels)
 
 
 def chosen(rows: list[tuple[float, Labelled]], rng: random.Random) -> list[Labelled]:
@@ -64,10 +51,11 @@ def rows_of(
 ) -> list[Labelled]:
     """The labelled trajectories of one line of `--trees`."""
     tree, task = from_json(document["tree"]), TASKS[document["task"]]
-    rows = [
-        (node.reward or 0.0, labelled(tokenizer, task, document["question"], tree.chain(node.id)))
-        for node in leaves_of(tree)
-    ]
+    rows = []
+    for leaf in leaves_of(tree):
+        steps = [list(node.tokens) for node in tree.chain(leaf.id)]
+        row = label_steps(tokenizer, task, document["question"], steps)
+        rows.append((leaf.reward or 0.0, row))
     return chosen(rows, rng)
 
 
