@@ -1,0 +1,176 @@
+"""What the searches in flight hold, by what their notes say: which token paths, and how dear.
+
+Pure: notes and token ids in, ranks and doomed paths out. The order is ``kvpolicy.forest``'s, the
+one that the embedded engine keeps; where a path is cached is the radix cache's to know.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvpolicy.forest import Forest, Rank
+from kvpolicy.order import Knobs
+from kvpolicy.value import UNFITTED, Theta
+from runtime.sglang_plugin.wire import Note
+
+ROOT = 0
+KNOBS = Knobs(distance_decay=0.0)
+"""The embedded engine's: best-first search returns to the best open node, however far."""
+SILENT_TURNS = 4096
+"""A search that says nothing for so many turns of others has gone without a word."""
+
+Tokens = array
+
+
+class Namespace(NamedTuple):
+    """What keeps equal tokens of different users apart in SGLang's cache."""
+
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
+class Held(NamedTuple):
+    """A block that its search may come back to.
+
+    ``tokens``: int64 ids from the prompt's start to the block's end; ``parent``: the block above,
+    whose tokens are the first of these.
+    """
+
+    tree: str
+    node: int
+    parent: int
+    tokens: Tokens
+    rank: Rank
+
+
+class Doomed(NamedTuple):
+    """A path that nobody comes back to; ``keep``: its prompt's tokens, which may stay cached."""
+
+    namespace: Namespace
+    tokens: Tokens
+    keep: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """One search: its prompt's length, the last turn heard, and where its blocks end."""
+
+    prompt: int
+    turn: int = 0
+    heard: int = 0
+    namespace: Namespace = field(default_factory=Namespace)
+    paths: dict[int, Tokens] = field(default_factory=dict)
+    parents: dict[int, int] = field(default_factory=dict)
+    closed: dict[int, int] = field(default_factory=dict)
+
+
+class Searches:
+    """The searches in flight on one server."""
+
+    def __init__(self, theta: Theta = UNFITTED) -> None:
+        self._forest = Forest(theta, KNOBS)
+        self._searches: dict[str, _Search] = {}
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return len(self._searches)
+
+    def hear(self, note: Note) -> list[Doomed]:
+        """Take a note; what died by it. A turn that was heard, or an earlier one, says nothing."""
+        doomed = [path for tree in note.over for path in self._end(tree)]
+        if note.tree in note.over:
+            return doomed
+        search = self._searches.get(note.tree)
+        if search is None:
+            self._forest.plant(note.tree, note.prompt)
+            self._forest.transition(note.tree, {}, [ROOT], ())
+            search = self._searches[note.tree] = _Search(note.prompt)
+        if note.turn > search.turn:
+            self._turns += 1
+            search.turn = note.turn
+            self._forest.transition(note.tree, note.values, note.active, note.dead)
+            doomed += self._bury(search, note.dead)
+            self._forget_silent()
+        search.heard = self._turns
+        return doomed
+
+    def read_before(self, note: Note, prefix: int) -> int:
+        """Of a request's ``prefix`` tokens, those that this search had read before this turn.
+
+        The last token of a step that was drawn has been read by nobody.
+        """
+        search = self._searches.get(note.tree)
+        if search is None or note.parent is None or note.parent not in search.paths:
+            return 0
+        if search.closed[note.parent] >= note.turn:
+            return 0
+        return min(len(search.paths[note.parent]), prefix) - 1
+
+    def close(self, note: Note, tokens: Tokens, namespace: Namespace) -> None:
+        """The step that a request was for is complete; ``tokens``: from the prompt to its end.
+
+        One that its search has given up meanwhile, or whose search is over, passes.
+        """
+        search = self._searches.get(note.tree)
+        if search is None or note.node is None or note.parent is None:
+            return
+        search.namespace = namespace
+        if ROOT not in search.paths:
+            search.prompt = min(search.prompt, len(tokens))
+            self._add(search, ROOT, -1, tokens[: search.prompt])
+        above = note.parent
+        path = search.paths.get(above)
+        if path is None or tokens[: len(path)] != path:
+            above = ROOT
+        blocks = self._forest[note.tree]
+        own = max(1, len(tokens) - len(search.paths[above]))
+        self._forest.boundary(note.tree, note.node, above, own)
+        if blocks.alive(note.node) and note.node not in search.paths:
+            self._add(search, note.node, above, tokens)
+
+    def held(self) -> Iterator[tuple[Namespace, Held]]:
+        """Every block that may be visited again, of each search parents first."""
+        rank = self._forest.rank
+        for tree, search in self._searches.items():
+            for node, tokens in search.paths.items():
+                above = search.parents[node]
+                yield search.namespace, Held(tree, node, above, tokens, rank(tree, node))
+
+    def pressure(self, budget: int) -> dict[str, list[int]]:
+        """What kvpolicy's exact mode would keep of every block; see ``Forest.pressure``."""
+        return {tree: kept.tolist() for tree, kept in self._forest.pressure(budget).items()}
+
+    def clear(self) -> None:
+        """Nothing is cached any more; searches go on with what they draw from now on."""
+        for search in self._searches.values():
+            search.paths.clear()
+            search.parents.clear()
+            search.closed.clear()
+
+    def _add(self, search: _Search, node: int, above: int, tokens: Tokens) -> None:
+        search.paths[node] = tokens
+        search.parents[node] = above
+        search.closed[node] = search.turn
+
+    def _bury(self, search: _Search, nodes: Iterable[int]) -> list[Doomed]:
+        doomed = []
+        for node in nodes:
+            tokens = search.paths.pop(node, None)
+            if tokens is not None:
+                del search.parents[node], search.closed[node]
+                doomed.append(Doomed(search.namespace, tokens, search.prompt))
+        return doomed
+
+    def _end(self, tree: str) -> list[Doomed]:
+        search = self._searches.pop(tree, None)
+        self._forest.fell(tree)
+        return [] if search is None else self._bury(search, list(search.paths))
+
+    def _forget_silent(self) -> None:
+        """Searches that have long said nothing hold nothing more; their KV goes by age."""
+        for tree, search in list(self._searches.items()):
+            if self._turns - search.heard > SILENT_TURNS:
+                self._end(tree)
