@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,7 +28,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
 from search.stop import budget_met, consensus_met, why_done
-from search.tree import ROOT, Tree
+from search.tree import ROOT, Node, Tree
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
@@ -70,10 +70,10 @@ async def search(
 
     ``tree_id``: unique among the engine's trees. ``answer_of``: a reply's answer in canonical form,
     or None; ``same_answer``: whether two that are spelled differently are equal (by default none
-    are). ``clock``: seconds; ``deadline``: a time by it, at which the round under way is dropped
-    whole. ``listen`` hears every event. ``context_tokens``: most tokens of prompt and reply, by
-    default what the engine can hold. ``policy_of`` makes the policy, by default the one
-    that the spec names.
+    are), asked in a thread. ``clock``: seconds; ``deadline``: a time by it, at which the round
+    under way is dropped whole. ``listen`` hears every event. ``context_tokens``: most tokens of
+    prompt and reply, by default what the engine can hold. ``policy_of`` makes the policy, by
+    default the one that the spec names.
 
     Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
     it short. Cancelling the awaiting task ends a search early. The engine's tree is released, or
@@ -109,7 +109,7 @@ async def search(
     )
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost = await run.to_the_end()
-    return run.outcome(stop, cost, emit)
+    return await run.outcome(stop, cost, emit)
 
 
 def _policy(
@@ -165,7 +165,7 @@ class _Run:
                 return why_done(tree, self.spec, self.policy)
             if (met := budget_met(tree, self.spec, lambda: self.tally.held(tree))) is not None:
                 return met
-            if self.spec.consensus and self.settled(plan):
+            if self.spec.consensus and await self.settled(plan):
                 return StopReason.CONSENSUS
             self.engine.hint(self.tree_id, self.growth.select(plan))
             try:
@@ -180,7 +180,7 @@ class _Run:
                 return StopReason.MAX_TOKENS
         return StopReason.DEADLINE
 
-    def settled(self, plan: Round) -> bool:
+    async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.
 
         A policy that goes back may in the end grow any node, the root among them.
@@ -189,7 +189,13 @@ class _Run:
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
         if isinstance(self.policy, Backtracking):
             growing.add(ROOT)
-        return consensus_met(tree, self.spec, self.classes.of(tree), growing)
+        return consensus_met(tree, self.spec, await self.answers(), growing)
+
+    async def answers(self) -> Mapping[str, Sequence[Node]]:
+        """The finished trajectories by answer."""
+        if self.classes.compares:
+            return await asyncio.to_thread(self.classes.of, self.growth.tree)
+        return self.classes.of(self.growth.tree)
 
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
@@ -257,10 +263,12 @@ class _Run:
             )
         return {trajectory.node: r for trajectory, r in zip(wanted, given, strict=True)}
 
-    def outcome(self, stop: StopReason, cost: TreeCost, emit: Callable[[Event], None]) -> Outcome:
+    async def outcome(
+        self, stop: StopReason, cost: TreeCost, emit: Callable[[Event], None]
+    ) -> Outcome:
         """Hold the vote and sum up."""
         tree = self.growth.tree
-        ballot = hold_vote(tree, vote_name(self.spec), self.classes.of(tree))
+        ballot = hold_vote(tree, vote_name(self.spec), await self.answers())
         text = "" if ballot.chosen is None else tree.text(ballot.chosen)
         digest = tree_digest(tree, ballot.answer)
         emit(Answered(ballot.chosen, ballot.answer, text, ballot.rule, stop.value, digest))

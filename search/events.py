@@ -119,20 +119,25 @@ def rebuild(events: Iterable[Event]) -> Tree:
         raise ValueError("events: the first one must be started")
     tree = Tree(first.prompt)
     for event in stream:
-        match event:
-            case Expanded():
-                tree.add(
-                    event.parent,
-                    event.tokens,
-                    event.text,
-                    Finish(event.finish),
-                    logprob=event.logprob,
-                    entropy=event.entropy,
-                )
-            case Scored():
-                tree[event.node].reward = event.reward
-            case Pruned():
-                tree.prune(event.node)
-            case _:
-                pass
+        grow(tree, event)
     return tree
+
+
+def grow(tree: Tree, event: Event) -> None:
+    """Do to a tree what the next event tells of."""
+    match event:
+        case Expanded():
+            tree.add(
+                event.parent,
+                event.tokens,
+                event.text,
+                Finish(event.finish),
+                logprob=event.logprob,
+                entropy=event.entropy,
+            )
+        case Scored():
+            tree[event.node].reward = event.reward
+        case Pruned():
+            tree.prune(event.node)
+        case _:
+            pass

@@ -27,7 +27,8 @@ class AnswerClass:
 class Outcome:
     """A searched tree and what was made of it.
 
-    ``chosen``: node id of the trajectory whose ``text`` is the reply, None when nothing finished.
+    ``chosen``: node id of the trajectory whose ``text`` is the reply, None when nothing finished; a
+    node above the last dead one when every branch died.
     ``answer``: the winning class's, None when no answer could be extracted. ``answers``: all
     classes by falling weight. ``vote``: the rule that was applied, a fall-back included.
     """

@@ -72,6 +72,11 @@ class AnswerClasses:
         self._name_of: dict[str, str] = {}
         self._members: dict[str, list[Node]] = {}
 
+    @property
+    def compares(self) -> bool:
+        """Whether answers are compared by more than their spelling, which may take a while."""
+        return self._same is not None
+
     def of(self, tree: Tree) -> Mapping[str, Sequence[Node]]:
         """The classes by now, members in id order; ``tree`` is always the same one, grown."""
         for node in tree.nodes[self._seen :]:
@@ -98,13 +103,14 @@ def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]])
     The reply is the member with the highest last reward (``best_*``: the highest score), then the
     lowest id. If no reply has an answer, the best reply by last reward is taken, by mean
     log-probability where there are no rewards, and the ballot's rule says so; trajectories that
-    ended by themselves come before those that were cut.
+    ended by themselves come before those that were cut. If every branch died empty or looping, what
+    the last of them had said before is the reply.
 
     Raises RewardMissing if the rule needs a reward that is not there.
     """
     finished = tree.finished()
     if not finished:
-        return Ballot(None, None, (), "none (no trajectory finished)")
+        return _dead_end(tree)
     if not classes:
         return _without_answers(tree, finished)
     ranked = sorted(classes, key=lambda a: standing(tree, rule, classes[a]), reverse=True)
@@ -170,6 +176,13 @@ def _without_answers(tree: Tree, finished: Sequence[Node]) -> Ballot:
         return Ballot(None, chosen.id, (), "best_last (no reply has an answer)")
     chosen = min(pool, key=lambda node: (-_mean_logprob(tree, node), node.id))
     return Ballot(None, chosen.id, (), "best_logprob (no reply has an answer)")
+
+
+def _dead_end(tree: Tree) -> Ballot:
+    """Nothing finished: a reply only if nothing is open either, so that all branches have died."""
+    if any(tree.leaves()):
+        return Ballot(None, None, (), "none (no trajectory finished)")
+    return Ballot(None, tree.nodes[-1].parent, (), "last (every branch died)")
 
 
 def _mean_logprob(tree: Tree, node: Node) -> float:

@@ -26,6 +26,7 @@ from server.room import needs_rewards, policy_needs_rewards
 from server.service import Service
 from server.settings import Settings
 from server.shapes import CHAT, PLAIN, Shape
+from server.thoughts import has_begun, split
 from server.wire import (
     BranchRequest,
     ChatRequest,
@@ -54,8 +55,8 @@ class Ask:
     """A request understood. ``spec`` None: plain replies, drawn as ``completions`` say.
 
     ``choices``: how many replies are wanted; ``begun``: steps of an earlier search that it goes on
-    from; ``seconds``: the most time for all of it, the queue
-    included.
+    from; ``seconds``: the most time for all of it, the queue included; ``in_thought``: whether the
+    prompt opens a thought that the reply goes on with, None where nothing is a thought.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Ask:
     include_usage: bool = False
     include_reasoning: bool = False
     begun: Begun | None = None
+    in_thought: bool | None = None
 
     @property
     def tree(self) -> str:
@@ -85,18 +87,24 @@ class Ask:
         end = first_stop(text, self.stop)
         return text[:end], end is not None
 
+    def split(self, text: str) -> tuple[str, str]:
+        """A text's thought and its reply; all of it is the reply where nothing is a thought."""
+        return ("", text) if self.in_thought is None else split(text, begun=self.in_thought)
+
 
 async def ask_chat(request: ChatRequest, service: Service, key: Key) -> Ask:
     """Understand a chat request. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request))
     limit = request.max_completion_tokens or request.max_tokens
-    effort = EFFORT_WIDTH.get(request.reasoning_effort or "none")
+    asked = request.reasoning and request.reasoning.effort
+    effort = EFFORT_WIDTH.get(request.reasoning_effort or asked or "none")
     by_effort = None if effort is None else SearchSpec(policy=EFFORT_POLICY, width=effort)
     spec = _spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     problem = await pose(messages, service, key)
     ask = _ask(request, CHAT, messages, problem, spec, limit, service, key)
-    return replace(ask, include_reasoning=bool(request.include_reasoning))
+    begun = has_begun(problem.prompt, service.text.encode)
+    return replace(ask, include_reasoning=bool(request.include_reasoning), in_thought=begun)
 
 
 async def ask_text(request: TextRequest, service: Service, key: Key) -> Ask:

@@ -13,15 +13,19 @@ from fastapi.responses import JSONResponse
 
 from search.events import Event
 from search.outcome import Outcome
+from search.spec import SearchSpec
 from server.admission import Ticket, seconds_after_turn
 from server.ask import Ask, ask_chat, ask_text
-from server.completion import Completion, PlainReply
+from server.completion import Completion, PlainReply, held_back
 from server.disconnect import run_for
 from server.errors import StreamAborted, translate
+from server.foresight import Foresight
 from server.progress import Progress
 from server.reply import Reply, chunk, search_document, usage_chunk
 from server.service import Service
+from server.shapes import Shape
 from server.stream import DONE, Result, Silence, event, follow, streaming
+from server.thoughts import Saying
 from server.wire import ChatRequest, TextRequest
 
 
@@ -52,13 +56,13 @@ def chat_routes(service: Service) -> APIRouter:
         work = partial(_work, ask, service, request.state.ticket)
         if stream:
             return streaming(_chunks(ask, service, work))
-        reply = await run_for(request, service.forest, work(lambda _: None))
+        reply = await run_for(request, service.forest, work(None))
         return JSONResponse(reply.completion(ask, service.fingerprint))
 
     return router
 
 
-async def _work(ask: Ask, service: Service, ticket: Ticket, tell: Tell) -> Reply:
+async def _work(ask: Ask, service: Service, ticket: Ticket, tell: Tell | None) -> Reply:
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
     seconds = await seconds_after_turn(ticket, ask.seconds)
     if ask.spec is None:
@@ -69,7 +73,9 @@ async def _work(ask: Ask, service: Service, ticket: Ticket, tell: Tell) -> Reply
     return reply
 
 
-async def _draw(ask: Ask, service: Service, seconds: float, tell: Tell) -> Sequence[PlainReply]:
+async def _draw(
+    ask: Ask, service: Service, seconds: float, tell: Tell | None
+) -> Sequence[PlainReply]:
     """Plain replies, side by side."""
 
     def draw(wanted: Completion) -> asyncio.Task[PlainReply]:
@@ -77,7 +83,8 @@ async def _draw(ask: Ask, service: Service, seconds: float, tell: Tell) -> Seque
         timed = replace(wanted, seconds=seconds)
 
         def hear(text: str) -> None:
-            tell(Certain(wanted.draw, text))
+            if tell is not None:
+                tell(Certain(wanted.draw, text))
 
         return asyncio.create_task(service.forest.complete(tree, timed, hear))
 
@@ -90,53 +97,85 @@ async def _draw(ask: Ask, service: Service, seconds: float, tell: Tell) -> Seque
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _search(ask: Ask, service: Service, seconds: float, tell: Tell) -> Outcome:
+async def _search(ask: Ask, service: Service, seconds: float, tell: Tell | None) -> Outcome:
     assert ask.spec is not None, "a plain reply needs no search"
     outcome = await service.forest.search(
-        ask.tree, ask.problem, ask.spec, seconds=seconds, listen=tell
+        ask.tree,
+        ask.problem,
+        ask.spec,
+        seconds=seconds,
+        listen=None if tell is None else _certain(ask, ask.spec, tell),
+        in_thought=bool(ask.in_thought),
     )
     if service.trees.wanted:
         service.trees.write(search_document(ask, outcome, service.fingerprint))
     return outcome
 
 
+def _certain(ask: Ask, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
+    """Tells a search's events, and what of its reply is certain once all of a round are heard."""
+    foresight, sent = Foresight(spec), 0
+    loop, looking = asyncio.get_running_loop(), False
+
+    def look() -> None:
+        nonlocal sent, looking
+        looking = False
+        text, stopped = ask.cut(foresight.text())
+        end = len(text) if stopped else len(text) - held_back(text, ask.stop)
+        tell(Certain(0, text[sent:end]))
+        sent = max(sent, end)
+
+    def hear(event: Event) -> None:
+        nonlocal looking
+        tell(event)
+        foresight.hear(event)
+        if not looking:
+            looking = True
+            loop.call_soon(look)
+
+    return hear
+
+
 async def _chunks(
     ask: Ask, service: Service, work: Callable[[Tell], Coroutine[Any, Any, Reply]]
 ) -> AsyncIterator[bytes]:
     """The stream: roles, text when it is certain (empty deltas meanwhile), reasons, usage, end."""
-    mark, settings, shape = service.fingerprint, service.settings, ask.shape
+    settings, shape = service.settings, ask.shape
+    write = partial(chunk, ask, service.fingerprint)
     progress = Progress() if ask.include_reasoning else None
+    sayings = [Saying(ask.in_thought) for _ in range(ask.choices)]
     for opening in filter(None, map(shape.opening, range(1 if ask.spec else ask.choices))):
-        yield event(chunk(ask, mark, opening))
+        yield event(write(opening))
     try:
         async for item in follow(service.forest, work, settings.keepalive_seconds):
             match item:
                 case Silence():
-                    yield event(chunk(ask, mark, shape.piece(0)))
+                    yield event(write(shape.piece(0)))
                 case Result(reply):
-                    for data in _ending(ask, service, reply):
+                    for data in _ending(ask, service, reply, sayings):
                         yield data
-                case Certain(index, text) if text:
-                    yield event(chunk(ask, mark, shape.piece(index, text)))
+                case Certain(index, text):
+                    for piece in _pieces(shape, index, *sayings[index].more(text)):
+                        yield event(write(piece))
                 case Event() if progress is not None and (line := progress.hear(item)):
                     told = shape.reasoning(line)
                     if told is not None:
-                        yield event(chunk(ask, mark, told))
+                        yield event(write(told))
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         said = translate(error, settings.retry_after_seconds)
         yield event(said.body())
         raise StreamAborted from error
 
 
-def _ending(ask: Ask, service: Service, reply: Reply) -> list[bytes]:
-    """The text of searched choices, why each ended, the seed and the search with the last one."""
+def _ending(ask: Ask, service: Service, reply: Reply, sayings: Sequence[Saying]) -> list[bytes]:
+    """What is left of each text, why it ended, the seed and the search with the last one."""
     mark, shape = service.fingerprint, ask.shape
     events = []
     for index, (text, finish_reason) in enumerate(reply.choices):
-        if reply.search is not None:
-            if index and (opening := shape.opening(index)) is not None:
-                events.append(event(chunk(ask, mark, opening)))
-            events.append(event(chunk(ask, mark, shape.piece(index, text))))
+        if reply.search is not None and index and (opening := shape.opening(index)) is not None:
+            events.append(event(chunk(ask, mark, opening)))
+        for piece in _pieces(shape, index, *sayings[index].rest(text)):
+            events.append(event(chunk(ask, mark, piece)))
         last = chunk(ask, mark, shape.piece(index, None, finish_reason))
         if index == len(reply.choices) - 1:
             last |= {"seed": ask.seed}
@@ -145,3 +184,9 @@ def _ending(ask: Ask, service: Service, reply: Reply) -> list[bytes]:
     if ask.include_usage:
         events.append(event(usage_chunk(ask, mark, reply.usage)))
     return [*events, DONE]
+
+
+def _pieces(shape: Shape, index: int, thought: str, text: str) -> list[dict[str, Any]]:
+    """The chunks' choices for parts of a thought and of a reply, either of which may be empty."""
+    told = shape.reasoning(thought, index) if thought else None
+    return [*([] if told is None else [told]), *([shape.piece(index, text)] if text else [])]

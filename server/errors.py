@@ -109,7 +109,7 @@ def nothing_finished(stop_reason: str, policy: str) -> ApiError:
     code = "deadline_exceeded" if stop_reason == "deadline" else "nothing_finished"
     why = "raise that limit or lower search.width"
     if stop_reason == "width_spent":
-        why = "every branch ended in an empty step or a loop; try another seed or temperature"
+        why = "its expansions were spent; raise search.expansions"
     message = f"the search ({policy}) stopped by {stop_reason} before any reply was finished: {why}"
     return ApiError(504, code, message, headers=NO_RETRY)
 

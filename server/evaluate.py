@@ -155,7 +155,7 @@ def judge(task: Graded, question: str, outcome: Outcome) -> Trial:
         node.id: task.check(question, outcome.tree.text(node.id)).correct
         for node in outcome.tree.finished()
     }
-    correct = outcome.chosen is not None and right[outcome.chosen]
+    correct = outcome.chosen is not None and right.get(outcome.chosen, False)
     return Trial(question, outcome, correct, any(right.values()))
 
 

@@ -18,6 +18,7 @@ from server.completion import Completion, PlainReply, complete
 from server.errors import Deleted, Stopped
 from server.metrics import Metrics
 from server.room import context_for
+from server.thoughts import split
 
 T = TypeVar("T")
 
@@ -59,10 +60,12 @@ class Forest:
         seconds: float,
         listen: Callable[[Event], None] | None = None,
         begun: Begun | None = None,
+        in_thought: bool = False,
     ) -> Outcome:
         """Grow one tree for at most ``seconds`` (or the spec's own deadline, if that is sooner).
 
-        ``begun``: the steps that stand already; ``problem.prompt`` ends with them.
+        ``begun``: the steps that stand already; ``problem.prompt`` ends with them. ``in_thought``:
+        the prompt opens a thought. What is thought holds no answer.
         """
         before = begun.text if begun else ""
         engine = Continued(self.engine, begun) if begun else self.engine
@@ -76,7 +79,7 @@ class Forest:
                     spec,
                     engine,
                     tree_id=tree_id,
-                    answer_of=lambda text: answers.of(before + text),
+                    answer_of=lambda text: answers.of(split(before + text, begun=in_thought)[1]),
                     same_answer=answers.same,
                     clock=time.monotonic,
                     deadline=time.monotonic() + seconds,

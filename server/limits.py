@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from search.policies.policy import Backtracking
+from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from server.errors import bad_value
 from server.keys import Key
@@ -38,9 +40,15 @@ def settle(
 
 
 def most_tokens(spec: SearchSpec) -> int:
-    """The most that a tree can come to: every round as wide as may be, every step as long."""
+    """The most that a tree can come to: every round as wide as may be, every step as long.
+
+    No round draws more children than the width. A policy that goes level by level has a round a
+    level; one that goes back has more of them, but draws no more than its expansions come to.
+    """
     step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
-    most = spec.width * spec.max_depth * step
+    goes_back = isinstance(POLICIES[spec.policy](spec), Backtracking)
+    nodes = spec.expansions * spec.branch if goes_back else spec.width * spec.max_depth
+    most = nodes * step
     return most if spec.max_tokens is None else min(most, spec.max_tokens)
 
 

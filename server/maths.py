@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from math import comb, prod
+from threading import Lock
 from zlib import crc32
 
 import sympy
@@ -44,6 +45,7 @@ MOST_TERMS = 60
 MOST_POWER = 16
 MOST_COMPARED = 128
 """Pairs of answers handed to math-verify in one search; beyond them the spelling decides."""
+ONE_AT_A_TIME = Lock()
 FAR = 1e-5
 """Values further apart than this, absolutely and relatively, are not equal to six decimals."""
 
@@ -88,7 +90,14 @@ class Maths:
         self._read = cache(self._reading)
 
     def same(self, first: str, other: str) -> bool:
-        """Whether two answers are equal by math-verify, either of them being the reference."""
+        """Whether two answers are equal by math-verify, either of them being the reference.
+
+        Searches ask in threads of their own; the parser bears one at a time.
+        """
+        with ONE_AT_A_TIME:
+            return self._same(first, other)
+
+    def _same(self, first: str, other: str) -> bool:
         if _far_apart(first, other) or self._compared == MOST_COMPARED:
             return False
         one, two = self._read(first), self._read(other)

@@ -76,7 +76,10 @@ class Reply:
 
     def completion(self, ask: Ask, fingerprint: str) -> dict[str, Any]:
         """The whole response."""
-        choices = [ask.shape.choice(i, *choice) for i, choice in enumerate(self.choices)]
+        choices = [
+            ask.shape.choice(i, *ask.split(text), ended)
+            for i, (text, ended) in enumerate(self.choices)
+        ]
         body = _head(ask, ask.shape.kind, fingerprint)
         body |= {"choices": choices, "usage": self.usage, "seed": ask.seed}
         return body if self.search is None else body | {"search": self.search}

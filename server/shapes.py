@@ -12,8 +12,8 @@ class Shape(Protocol):
     kind: str
     chunk_kind: str
 
-    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        """A whole choice."""
+    def choice(self, index: int, thought: str, text: str, finish_reason: str) -> dict[str, Any]:
+        """A whole choice; ``thought`` is empty where there is none."""
         ...
 
     def piece(
@@ -26,8 +26,8 @@ class Shape(Protocol):
         """The choice of a stream's first chunk, if it has one of its own."""
         ...
 
-    def reasoning(self, text: str) -> dict[str, Any] | None:
-        """A piece that tells of the search, where the shape has a place for it."""
+    def reasoning(self, text: str, index: int = 0) -> dict[str, Any] | None:
+        """A piece of a thought or of what the search does, where the shape has a place for it."""
         ...
 
 
@@ -38,9 +38,10 @@ class Chat:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+    def choice(self, index: int, thought: str, text: str, finish_reason: str) -> dict[str, Any]:
         """A message."""
         message = {"role": "assistant", "content": text, "refusal": None}
+        message |= {"reasoning_content": thought} if thought else {}
         return _choice(index, finish_reason) | {"message": message}
 
     def piece(
@@ -54,9 +55,9 @@ class Chat:
         """The role."""
         return _choice(index, None) | {"delta": {"role": "assistant", "content": ""}}
 
-    def reasoning(self, text: str) -> dict[str, Any] | None:
+    def reasoning(self, text: str, index: int = 0) -> dict[str, Any] | None:
         """``reasoning_content``, which several clients show apart from the reply."""
-        return _choice(0, None) | {"delta": {"reasoning_content": text}}
+        return _choice(index, None) | {"delta": {"reasoning_content": text}}
 
 
 class Plain:
@@ -66,7 +67,7 @@ class Plain:
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+    def choice(self, index: int, thought: str, text: str, finish_reason: str) -> dict[str, Any]:
         """The text alone."""
         return _choice(index, finish_reason) | {"text": text}
 
@@ -80,7 +81,7 @@ class Plain:
         """None: there are no roles."""
         return None
 
-    def reasoning(self, text: str) -> dict[str, Any] | None:
+    def reasoning(self, text: str, index: int = 0) -> dict[str, Any] | None:
         """None: there is no place for it."""
         return None
 

@@ -108,6 +108,14 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
+class Reasoning(BaseModel):
+    """Another way to ask for an effort, which Open WebUI and OpenRouter's clients take."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    effort: Effort | None = None
+
+
 class GenerationRequest(BaseModel):
     """What chat and text completions share. ``temperature`` and ``top_p`` shape a plain completion
     only: many clients always send 0, and the diversity of a search lives in ``search.temperature``.
@@ -132,7 +140,8 @@ class ChatRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, description="wins")
-    reasoning_effort: Effort | None = None
+    reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
+    reasoning: Reasoning | None = None
     include_reasoning: bool | None = Field(
         default=None, description="a streamed search tells of each round as reasoning_content"
     )

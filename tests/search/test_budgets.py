@@ -12,7 +12,7 @@ from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import path_length
-from search.tree import Finish
+from search.tree import ROOT, Finish
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
 
 PROBLEM = Problem(encode("Q"), "Q")
@@ -72,11 +72,11 @@ async def test_width_spent_by_trajectory_limits() -> None:
 
 
 async def test_width_spent_by_dead_branches() -> None:
-    """Every branch empty: nothing finished, nothing open, nothing chosen."""
+    """Every branch empty: nothing finished, nothing open; the reply is what was said before."""
     outcome = await run(ScriptedEngine(say=lambda _: "\n\n"), width=3)
     assert outcome.stop_reason is StopReason.WIDTH_SPENT
-    assert (outcome.chosen, outcome.answer, outcome.text) == (None, None, "")
-    assert outcome.vote == "none (no trajectory finished)"
+    assert (outcome.chosen, outcome.answer, outcome.text) == (ROOT, None, "")
+    assert outcome.vote == "last (every branch died)"
 
 
 async def test_a_finished_part_of_the_width_is_not_all_of_it() -> None:

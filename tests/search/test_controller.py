@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -274,3 +277,32 @@ def test_a_delimiter_must_be_given() -> None:
     """A step that ends with nothing would never end."""
     with pytest.raises(ValueError, match="delimiter: empty"):
         Problem((1,), "q", "")
+
+
+@pytest.mark.parametrize("consensus", [None, "certain"])
+async def test_comparing_answers_does_not_hold_up_the_loop(consensus: str | None) -> None:
+    """A comparison that waits for the event loop's next turn gets it: it runs beside the loop."""
+    turned = threading.Event()
+    waited: list[bool] = []
+
+    def same(first: str, other: str) -> bool:
+        asyncio.run_coroutine_threadsafe(turn(), loop)
+        waited.append(turned.wait(60))
+        return first == other
+
+    async def turn() -> None:
+        turned.set()
+
+    loop = asyncio.get_running_loop()
+    outcome = await search(
+        PROBLEM,
+        SearchSpec.model_validate({"seed": 7, "width": 9, "consensus": consensus}),
+        ScriptedEngine(),
+        tree_id="t",
+        answer_of=answer_of,
+        same_answer=same,
+        clock=lambda: 0.0,
+    )
+    assert len(outcome.answers) > 1
+    assert all(waited)
+    assert waited

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.spec import SearchSpec, VoteName
-from search.tree import Tree
+from search.tree import Finish, Tree
 from search.vote import AnswerClasses, Ballot, hold_vote, vote_name
 from tests.search.trees import END, LIMIT, STEP, drawn
 
@@ -141,6 +141,13 @@ def test_nothing_finished_chooses_nothing() -> None:
     """An open branch is no reply."""
     ballot = vote(drawn((0, "a", STEP, 0.5)), "weighted_majority")
     assert ballot == Ballot(None, None, (), "none (no trajectory finished)")
+
+
+def test_when_every_branch_has_died_the_last_of_them_speaks() -> None:
+    """One died at once, the other after a step: the step is the reply, the loop below it is not."""
+    died = (0, "\n\n", Finish.EMPTY, None), (2, "a", Finish.LOOP, None)
+    tree = drawn(died[0], (0, "a", STEP, 0.1), died[1])
+    assert vote(tree, "majority") == Ballot(None, 2, (), "last (every branch died)")
 
 
 @pytest.mark.parametrize("rule", ["weighted_majority", "best_last", "best_min"])
