@@ -22,6 +22,7 @@ from server.ledger import Ledger
 from server.metrics import Metrics
 from server.openapi import describe
 from server.ops import ops_routes
+from server.page import page_routes
 from server.search_routes import search_routes
 from server.search_store import SearchStore
 from server.service import ChatText, Service, own_version
@@ -106,7 +107,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         retry_seconds=settings.retry_seconds,
         root_path=settings.root_path,
     )
-    for routes in (chat_routes, search_routes, kept_routes, ops_routes):
+    for routes in (chat_routes, search_routes, kept_routes, ops_routes, page_routes):
         app.include_router(routes(service))
     describe(app)
     app.state.service = service

@@ -18,7 +18,9 @@ from server.keys import Keyring, must_hold
 from server.ledger import Ledger
 from server.settings import Settings
 
-OPEN = frozenset({"/health", "/ready"})
+OPEN = frozenset({"/", "/health", "/ready"})
+PLAYGROUND = "/playground/"
+"""What lies below is open as well: the page has a field for the key."""
 GROWING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/search"})
 """POST to these wants an engine; so does POST to ``/v1/search/ID/branch``."""
 
@@ -68,7 +70,7 @@ class Gate:
         """Raises ApiError for a request that may not come in."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if path in OPEN:
+        if path in OPEN or path.startswith(PLAYGROUND):
             return
         if path == "/metrics":
             must_hold(_secret(self._settings.metrics_key), sent)
