@@ -106,7 +106,9 @@ class Usage:
     """The engine's KV by now, in tokens of the policy and of the reward model.
 
     ``active``: held for trees in flight. ``cached``: evictable prefixes nobody holds.
-    ``running`` and ``waiting`` count branches.
+    ``running`` and ``waiting`` count branches. ``held_evicted``: of the evicted ones, those of
+    trees in flight. ``kv_policy_seconds``: spent on deciding what goes. ``retractions``: branches
+    that gave way. ``wrong_books``: failed checks of the engine's own accounts.
     """
 
     kv_tokens_active: int
@@ -125,6 +127,13 @@ class Usage:
     evicted_tokens_total: int
     rehydrated_tokens_total: int = 0
     rehydrations_total: int = 0
+    prm_kv_tokens_peak: int = 0
+    held_evicted_tokens_total: int = 0
+    prm_evicted_tokens_total: int = 0
+    prm_held_evicted_tokens_total: int = 0
+    kv_policy_seconds_total: float = 0.0
+    retractions_total: int = 0
+    wrong_books_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

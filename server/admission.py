@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.errors import ApiError
@@ -41,11 +42,14 @@ class Ticket:
         """Wait until the tree may grow. Raises ApiError (504) after so many seconds."""
         assert self._granted is None, "a ticket is for one tree"
         self._granted = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
         self._admission.wait(self, self._share)
         try:
             await asyncio.wait_for(asyncio.shield(self._granted), seconds)
         except TimeoutError:
             raise waited_too_long(seconds) from None
+        finally:
+            self._admission.waited(time.monotonic() - began)
 
     def grant(self) -> None:
         """Called by the admission: it is this ticket's turn."""
@@ -67,7 +71,15 @@ class Ticket:
 class Admission:
     """At most ``running`` trees at once and ``queued`` requests beyond them."""
 
-    def __init__(self, running: int, queued: int, retry_after: int) -> None:
+    def __init__(
+        self,
+        running: int,
+        queued: int,
+        retry_after: int,
+        waited: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """``waited`` is told how many seconds each ticket waited, granted in the end or not."""
+        self.waited = waited
         self._most_running = running
         self._most_open = running + queued
         self._retry_after = retry_after

@@ -43,9 +43,15 @@ def create_service(
     Raises SettingsError for API keys that cannot be read.
     """
     ignored = IgnoredFields()
-    metrics = Metrics(ignored)
+    about = {"version": own_version(), "model": settings.model}
+    metrics = Metrics(ignored, **about, engine=engine.capabilities.engine)
     keys = Keyring.load(settings)
-    admission = Admission(settings.max_running, settings.max_queued, settings.retry_after_seconds)
+    admission = Admission(
+        settings.max_running,
+        settings.max_queued,
+        settings.retry_after_seconds,
+        metrics.queue_wait.observe,
+    )
     metrics.queue.set_function(lambda: admission.waiting)
     return Service(
         settings=settings,

@@ -1,17 +1,19 @@
 """What an operator watches: Prometheus series, all prefixed ``hedgerow_``, in base units.
 
-Labels come from closed sets only: policies, stop reasons, routes, models by their part.
+Labels come from closed sets only: policies, stop reasons, routes, models by their part, the names
+of configured keys. ``docs/metrics.md`` says which question each series answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Info,
     disable_created_metrics,
     generate_latest,
 )
@@ -22,6 +24,7 @@ from search.engine import Usage
 from search.outcome import Outcome
 from server.wire import IgnoredFields
 
+WAITS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -31,9 +34,11 @@ ENGINE_COUNTERS = {
     "prefilled_tokens": "Tokens the policy model prefilled, prompts and evicted prefixes alike.",
     "cached_tokens": "Prefix tokens that were found in the KV cache.",
     "prm_tokens": "Tokens the reward model read, or a judge read and wrote.",
-    "evicted_tokens": "Tokens whose KV was dropped under pressure.",
     "rehydrated_tokens": "Tokens whose KV was dropped and computed again.",
     "rehydrations": "Prefills that brought dropped KV back.",
+    "retractions": "Branches that gave way for want of KV, to go on later.",
+    "kv_policy_seconds": "Time spent on deciding which KV goes.",
+    "wrong_books": "Times that the engine's own accounts of its KV did not add up.",
 }
 
 
@@ -43,8 +48,10 @@ disable_created_metrics()  # a second series for each counter and bucket that no
 class Metrics:
     """The series of one server, in a registry of its own."""
 
-    def __init__(self, ignored: IgnoredFields) -> None:
+    def __init__(self, ignored: IgnoredFields, **about: str) -> None:
+        """``about``: labels that tell this server from others, such as its version."""
         self.registry = CollectorRegistry()
+        Info("hedgerow", "What is served, and by what.", registry=self.registry).info(about)
         self.engine = EngineSeries(ignored)
         self.registry.register(self.engine)
         self.searches = self._count("searches", "Searches that ended.", "policy", "stop_reason")
@@ -56,6 +63,7 @@ class Metrics:
             "unread_answers", "Answers like maths that were compared by their spelling alone."
         )
         self.policy_seconds = self._count("policy_seconds", "Time spent on planning.", "policy")
+        self.rounds = self._count("rounds", "Rounds that were planned and grown.", "policy")
         self.solver_fallbacks = self._count(
             "solver_fallbacks", "Rounds planned by a policy's simpler rule.", "policy"
         )
@@ -75,6 +83,9 @@ class Metrics:
         self.key_tokens = self._count("key_tokens", "Tokens used by each key.", "key", "kind")
         self.refusals = self._count("refusals", "Requests turned away at the gate.", "code")
         self.queue = self._gauge("requests_waiting", "Requests that wait for their turn.")
+        self.queue_wait = self._spread(
+            "queue_wait_seconds", "Time that requests waited for their turn.", WAITS
+        )
         self.disconnects = self._count("disconnects", "Clients that left before their answer.")
         self.engine_restarts = self._count("engine_restarts", "Times a dead engine was restarted.")
 
@@ -87,6 +98,7 @@ class Metrics:
         self.kept.inc(kept)
         self.pruned.inc(stats.generated_tokens - kept)
         self.policy_seconds.labels(policy).inc(stats.policy_seconds)
+        self.rounds.labels(policy).inc(stats.rounds)
         self.solver_fallbacks.labels(policy).inc(stats.solver_fallbacks)
         self.search_seconds.labels(policy).observe(stats.seconds)
         self.search_nodes.labels(policy).observe(stats.nodes)
@@ -131,25 +143,43 @@ class EngineSeries(Collector):
 
 
 def _kv(usage: Usage) -> Iterable[Metric]:
-    held = GaugeMetricFamily("hedgerow_kv_tokens", "KV held, in tokens.", labels=["model", "state"])
-    held.add_metric(["policy", "active"], usage.kv_tokens_active)
-    held.add_metric(["policy", "cached"], usage.kv_tokens_cached)
-    held.add_metric(["reward", "active"], usage.prm_kv_tokens_active)
-    held.add_metric(["reward", "cached"], usage.prm_kv_tokens_cached)
-    yield held
-    capacity = GaugeMetricFamily(
-        "hedgerow_kv_capacity_tokens", "Room for KV, in tokens.", labels=["model"]
-    )
-    capacity.add_metric(["policy"], usage.kv_tokens_capacity)
-    capacity.add_metric(["reward"], usage.prm_kv_tokens_capacity)
-    yield capacity
-    yield GaugeMetricFamily(
-        "hedgerow_kv_peak_tokens", "Most KV of the policy model held.", value=usage.kv_tokens_peak
-    )
-    branches = GaugeMetricFamily("hedgerow_branches", "Branches in the engine.", labels=["state"])
-    branches.add_metric(["running"], usage.running)
-    branches.add_metric(["waiting"], usage.waiting)
-    yield branches
+    held, prm_held = usage.held_evicted_tokens_total, usage.prm_held_evicted_tokens_total
+    by_model = ("model",)
+    by_state = ("model", "state")
+    tokens = {
+        ("policy", "active"): usage.kv_tokens_active,
+        ("policy", "cached"): usage.kv_tokens_cached,
+        ("reward", "active"): usage.prm_kv_tokens_active,
+        ("reward", "cached"): usage.prm_kv_tokens_cached,
+    }
+    evicted = {
+        ("policy", "active"): held,
+        ("policy", "cached"): usage.evicted_tokens_total - held,
+        ("reward", "active"): prm_held,
+        ("reward", "cached"): usage.prm_evicted_tokens_total - prm_held,
+    }
+    room = {("policy",): usage.kv_tokens_capacity, ("reward",): usage.prm_kv_tokens_capacity}
+    peak = {("policy",): usage.kv_tokens_peak, ("reward",): usage.prm_kv_tokens_peak}
+    branches = {("running",): usage.running, ("waiting",): usage.waiting}
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    yield _family(gauge, "kv_tokens", "KV held, in tokens.", by_state, tokens)
+    yield _family(gauge, "kv_capacity_tokens", "Room for KV, in tokens.", by_model, room)
+    yield _family(gauge, "kv_peak_tokens", "Most active KV since the start.", by_model, peak)
+    yield _family(counter, "evicted_tokens", "Tokens dropped under pressure.", by_state, evicted)
+    yield _family(gauge, "branches", "Branches in the engine.", ("state",), branches)
+
+
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    what: str,
+    labels: tuple[str, ...],
+    values: Mapping[tuple[str, ...], float],
+) -> Metric:
+    family = kind(f"hedgerow_{name}", what, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
 
 
 def _finished_tokens(outcome: Outcome) -> int:

@@ -87,7 +87,7 @@ class EmbeddedEngine:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counts that ``usage`` has no place for.
+        """Counts for benchmarks, as whole numbers; ``usage`` has most of them.
 
         ``held_evicted_tokens``: of the evicted ones, those of searches in flight; ``trims``: how
         often room was made, ``kv_policy_us``: time spent to decide and do so; ``retractions``:

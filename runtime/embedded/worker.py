@@ -267,6 +267,13 @@ class Worker:
             evicted_tokens_total=cache.evicted_tokens,
             rehydrated_tokens_total=policy.rehydrated_tokens,
             rehydrations_total=policy.rehydrations,
+            prm_kv_tokens_peak=prm_cache.active_peak if prm_cache else 0,
+            held_evicted_tokens_total=cache.radix.held_evicted,
+            prm_evicted_tokens_total=prm_cache.evicted_tokens if prm_cache else 0,
+            prm_held_evicted_tokens_total=prm_cache.radix.held_evicted if prm_cache else 0,
+            kv_policy_seconds_total=cache.retention.seconds,
+            retractions_total=scheduler.retractions,
+            wrong_books_total=self._wrong_books,
         )
         counters = {
             "trims": cache.retention.trims,

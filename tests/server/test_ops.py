@@ -76,8 +76,10 @@ async def test_metrics_count_what_was_done(http: httpx2.AsyncClient) -> None:
     assert found["hedgerow_request_seconds_count", (route, ("status", "400"))] == 1
     assert found["hedgerow_kv_tokens", (("model", "policy"), ("state", "active"))] == 0
     assert found["hedgerow_engine_up", ()] == 1
-    for name in ("decoded", "prefilled", "cached", "evicted", "prm"):
+    for name in ("decoded", "prefilled", "cached", "rehydrated", "prm"):
         assert (f"hedgerow_{name}_tokens_total", ()) in found
+    assert found["hedgerow_queue_wait_seconds_count", ()] == 1
+    assert found["hedgerow_rounds_total", (("policy", "rebase"),)] > 1
 
 
 async def test_labels_do_not_grow_with_what_clients_send(http: httpx2.AsyncClient) -> None:
