@@ -60,7 +60,13 @@ def spec_for(policy: str, width: int, task: str) -> SearchSpec:
 
 
 async def choose(
-    engine: Engine, task: str, widths: Sequence[int], limit: int, seed: int, at_once: int
+    engine: Engine,
+    task: str,
+    widths: Sequence[int],
+    limit: int,
+    seed: int,
+    at_once: int,
+    kept_in: Path | None = None,
 ) -> list[dict[str, Any]]:
     """A row a width, from ``limit`` dev questions. The smallest weight where each loses more."""
     items: list[Item] = items_of(task, "dev", limit, seed)
@@ -71,7 +77,7 @@ async def choose(
         specs = {w: SearchSpec.model_validate(ets | {FIELD: w}) for w in SWEEP}
         methods = [Method(f"ets {weight}", spec) for weight, spec in specs.items()]
         rebase, *swept = await compare(
-            engine, items, [Method("rebase", base), *methods], at_once=at_once
+            engine, items, [Method("rebase", base), *methods], at_once=at_once, kept_in=kept_in
         )
         shares = {w: results.accuracy for w, results in zip(SWEEP, swept, strict=True)}
         weight = largest_harmless(shares, rebase.accuracy)

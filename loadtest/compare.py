@@ -7,8 +7,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from loadtest.decisions import Decisions, noting
+from loadtest.kept import Kept
+from loadtest.result import Result
 from loadtest.searches import SPRIG, Item, Method, grow
 from models.tasks import TASKS
 from runtime.embedded.config import ModelConfig
@@ -20,20 +23,6 @@ from search.policies.policy import Round
 from search.stats import SearchStats
 from server.evaluate import judge
 from server.shared_draws import SharedDraws
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a method made of one item; the tree itself is let go.
-
-    ``rounds``: its decisions, for who wants to repeat them.
-    """
-
-    correct: bool
-    any_correct: bool
-    stats: SearchStats
-    digest: str
-    rounds: tuple[Round, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +60,16 @@ async def compare(
     at_once: int = 8,
     keep_rounds: int = 0,
     done: Callable[[], None] = lambda: None,
+    kept_in: Path | None = None,
 ) -> list[Results]:
     """Every method on every item, in the methods' order; ``done`` hears of every search.
 
-    ``keep_rounds``: of the first so many items the decisions are kept.
+    ``keep_rounds``: of the first so many items the decisions are kept. ``kept_in``: a file of
+    results, from which those known already are taken and to which the others are added.
     """
     text = Text(SPRIG.policy)
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
+    kept = Kept(kept_in, engine.capabilities.fingerprint)
     room = asyncio.Semaphore(at_once)
     widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
 
@@ -86,11 +78,15 @@ async def compare(
             shared = SharedDraws(engine, *costs)
             found: dict[int, Result] = {}
             for i in widest_first:
-                noted = Decisions()
-                policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
-                outcome = await grow(shared, text, item, methods[i], policy_of)
-                rounds = tuple(noted.rounds) if number < keep_rounds else ()
-                found[i] = _result(item, outcome, rounds)
+                known = kept.get(item, methods[i], number < keep_rounds)
+                if known is None:
+                    noted = Decisions()
+                    policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
+                    outcome = await grow(shared, text, item, methods[i], policy_of)
+                    rounds = tuple(noted.rounds) if number < keep_rounds else ()
+                    known = _result(item, outcome, rounds)
+                    kept.put(item, methods[i], known)
+                found[i] = known
                 done()
             return found
 

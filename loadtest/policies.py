@@ -4,7 +4,8 @@
 accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak: problems a second
 with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what the engine holds with
 the fewest searches at once and room for all; the reward model's pool is the same for everybody.
-`--choose` sweeps ETS's budget weight on dev instead, and writes what it chose.
+`--choose` sweeps ETS's budget weight on dev instead, and writes what it chose. With `--keep FILE`
+the comparison, which takes hours, goes on where an earlier run ended.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ PRM_SHARE = 2
 class Plan:
     """What is measured. ``questions`` are compared, the first ``timed`` of them timed as well.
 
-    ``until``: by ``time.monotonic``; no further repeat begins after it.
+    ``until``: by ``time.monotonic``; no further repeat begins after it. ``kept_in``: where results
+    of the comparison are kept.
     """
 
     tasks: Sequence[str]
@@ -59,6 +61,7 @@ class Plan:
     seed: int = 0
     threads: int = 0
     until: float = float("inf")
+    kept_in: Path | None = None
 
     def another(self) -> bool:
         """Whether there is time for another repeat."""
@@ -127,7 +130,13 @@ async def _compared(plan: Plan, task: str, items: Sequence[Item]) -> list[Result
 
     async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=plan.threads) as engine:
         return await compare(
-            engine, items, methods, at_once=SIDE_BY_SIDE, keep_rounds=plan.timed, done=done
+            engine,
+            items,
+            methods,
+            at_once=SIDE_BY_SIDE,
+            keep_rounds=plan.timed,
+            done=done,
+            kept_in=plan.kept_in,
         )
 
 
@@ -162,7 +171,7 @@ async def choose(plan: Plan) -> list[dict[str, Any]]:
     async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=plan.threads) as engine:
         for task in plan.tasks:
             rows += await budget_weight.choose(
-                engine, task, plan.widths, plan.questions, plan.seed, SIDE_BY_SIDE
+                engine, task, plan.widths, plan.questions, plan.seed, SIDE_BY_SIDE, plan.kept_in
             )
     budget_weight.record(rows)
     return rows
@@ -206,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timed", type=int, help="questions timed, of those compared")
     parser.add_argument("--repeats", type=int, help="repeats of every timed run")
     parser.add_argument("--seed", type=int, help="of questions and searches")
+    parser.add_argument("--keep", type=Path, help="take results from this file and add to it")
     parser.add_argument("--threads", type=int, help="of the engine; 0: one a core")
     return parser
 
@@ -217,6 +227,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         plan = replace(plan, **_changes(options))
         if options.plot is not None:
             check_path(options.plot)
+        if options.keep is not None and not options.keep.parent.is_dir():
+            raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
     except ValueError as error:
         sys.exit(f"loadtest.policies: {error}")
     if options.policy is None:
@@ -250,6 +262,8 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         given = getattr(options, name)
         if given is not None:
             changes[field] = _list(name, given, kind)
+    if options.keep is not None:
+        changes["kept_in"] = options.keep
     numbers = {"questions": "limit", "timed": "timed", "repeats": "repeats"}
     for field, name in numbers.items():
         given = getattr(options, name)

@@ -28,6 +28,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["--width", "4,x"], "--width 4,x: must be numbers"),
         (["--pool", "0"], "--pool 0: must be one or more values above 0"),
         (["--plot", "/nowhere/x.png"], "there is no folder /nowhere"),
+        (["--keep", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
     ],
 )

@@ -1,0 +1,58 @@
+"""A comparison that goes on where an earlier one ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadtest.compare import Results, compare
+from loadtest.kept import Kept
+from loadtest.searches import Method, items_of
+from search.spec import SearchSpec
+from tests.search.scripted_engine import ScriptedEngine
+
+REBASE = Method("rebase", SearchSpec(policy="rebase", width=8))
+BEAM = Method("beam", SearchSpec(policy="beam", width=8))
+
+
+async def run(path: Path, methods: list[Method], count: int, rounds: int = 0) -> list[Results]:
+    """Some questions by some methods, results kept in the file."""
+    items = items_of("game24", "dev", count, seed=0)
+    return await compare(ScriptedEngine(), items, methods, keep_rounds=rounds, kept_in=path)
+
+
+async def test_known_results_are_taken_and_others_added(tmp_path: Path) -> None:
+    """Two questions first, then a third and another method: only those are searched."""
+    path = tmp_path / "kept.jsonl"
+    first = await run(path, [REBASE], 2)
+    before = path.read_text()
+    rebase, beam = await run(path, [REBASE, BEAM], 3)
+    after = path.read_text()
+    assert after.startswith(before)
+    assert [len(text.splitlines()) for text in (before, after)] == [2, 6]
+    assert rebase.results[:2] == first[0].results
+    assert len({result.digest for result in beam.results}) == 3
+    assert await run(path, [REBASE, BEAM], 3) == [rebase, beam]
+    assert path.read_text() == after
+
+
+async def test_decisions_that_are_wanted_are_searched_again(tmp_path: Path) -> None:
+    """A result without them serves only who does not want them."""
+    path = tmp_path / "kept.jsonl"
+    await run(path, [REBASE], 1)
+    (with_rounds,) = await run(path, [REBASE], 1, rounds=1)
+    assert with_rounds.results[0].rounds
+    assert await run(path, [REBASE], 1, rounds=1) == [with_rounds]
+    assert await run(path, [REBASE], 1) == [with_rounds]
+
+
+async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -> None:
+    """Nothing is taken that this engine and this spec did not give."""
+    path = tmp_path / "kept.jsonl"
+    (results,) = await run(path, [REBASE], 2)
+    (item, other), mark = items_of("game24", "dev", 2, 0), ScriptedEngine().capabilities.fingerprint
+    assert Kept(path, mark).get(item, REBASE, False) == results.results[0]
+    assert Kept(path, "another").get(item, REBASE, False) is None
+    wider = Method("rebase", SearchSpec(policy="rebase", width=9))
+    assert Kept(path, mark).get(item, wider, False) is None
+    path.write_text(path.read_text()[:-40])
+    assert Kept(path, mark).get(other, REBASE, False) is None
