@@ -43,7 +43,7 @@ from server.wire import (
 
 log = logging.getLogger("hedgerow.ask")
 
-EFFORT_POLICY: PolicyName = "rebase"
+EFFORT_POLICY: PolicyName = "ets"
 """The policy behind ``reasoning_effort``: the one place to change it."""
 EFFORT_WIDTH = {"low": 4, "medium": 16, "high": 64, "xhigh": 256}
 LISTED_WIDTHS = (4, 16, 64)

@@ -12,16 +12,7 @@ from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
 FOLDER = Path(loadtest.__file__ or ".").parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
 
-PENDING = {
-    "engine: sglang",
-    "policy: best_first",
-    "field: branch",
-    "field: expansions",
-    "reward_format: llemma",
-    "reward_format: rlhflow",
-    "reward_format: skywork",
-    "reward_format: generative",
-}
+PENDING = {"engine: sglang"}
 """What recipes name that not every version has."""
 
 KV_POLICIES = {"full", "h2o", "streaming_llm", "thinkv", "extractive"}

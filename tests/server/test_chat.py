@@ -218,13 +218,13 @@ async def test_temperature_shapes_a_plain_completion_only(
 async def test_reasoning_effort_picks_a_width(
     openai: AsyncOpenAI, effort: str, width: int | None
 ) -> None:
-    """Effort is a search by rebase; none and minimal are plain."""
+    """Effort is a search by ets; none and minimal are plain."""
     done = await openai.chat.completions.create(
         model="sprig", messages=question(), extra_body={"reasoning_effort": effort}
     )
     found = (done.model_extra or {}).get("search")
     picked = found and (found["policy"], found["width"])
-    assert picked == (width and ("rebase", width))
+    assert picked == (width and ("ets", width))
 
 
 async def test_an_alias_searches_and_the_field_wins(openai: AsyncOpenAI) -> None:
