@@ -86,7 +86,9 @@ class TreeCost:
     ``flops`` counts multiply and add of every forward pass; ``kv_tokens_peak`` is the policy
     model's. ``prm_tokens``: read by the reward model, or read and written by a judge, whose tokens
     count nowhere else; ``unparsed_verdicts``: a judge's that held no number. ``rehydrated_tokens``
-    were evicted and computed again, in ``rehydrations`` prefills.
+    were evicted and computed again, in ``rehydrations`` prefills. ``target_passes``: the policy's
+    passes that drew something for a branch, each branch's counted; of ``drafted_tokens`` checked in
+    them ``tested_tokens`` were compared with a draw and ``accepted_tokens`` equal to it.
     """
 
     decoded_tokens: int = 0
@@ -99,6 +101,10 @@ class TreeCost:
     unparsed_verdicts: int = 0
     rehydrated_tokens: int = 0
     rehydrations: int = 0
+    target_passes: int = 0
+    drafted_tokens: int = 0
+    tested_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,9 @@ class Usage:
     kv_policy_seconds_total: float = 0.0
     retractions_total: int = 0
     wrong_books_total: int = 0
+    target_passes_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

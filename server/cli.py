@@ -17,6 +17,8 @@ from server.options import (
     Answers,
     BatchLimit,
     Dials,
+    Draft,
+    DraftName,
     Engine,
     EngineName,
     Exact,
@@ -34,6 +36,7 @@ from server.options import (
     Switch,
     Trees,
     Url,
+    VerifyBatch,
 )
 from server.settings import Settings, SettingsError, load_settings
 
@@ -80,6 +83,8 @@ def serve(
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
+    draft: Draft = None,
+    verify_batch: VerifyBatch = None,
     exact: Exact = None,
     reward_format: RewardFormat = None,
     answers: Answers = None,
@@ -90,6 +95,7 @@ def serve(
     from server.tree_log import TreeLog
 
     own = {"host": host, "port": port, "reward_format": reward_format, "answers": answers}
+    own |= _drafts(draft, verify_batch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     with _tree_log(trees, TreeLog) as log:
         _run(run(settings, log))
@@ -106,6 +112,8 @@ def solve(
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
+    draft: Draft = None,
+    verify_batch: VerifyBatch = None,
     exact: Exact = None,
     reward_format: RewardFormat = None,
     trees: Trees = None,
@@ -119,6 +127,7 @@ def solve(
 
     spec = _spec(policy, width, seed, dials)
     own = {"reward_format": reward_format}
+    own |= _drafts(draft, verify_batch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
     with _tree_log(trees, TreeLog) as log:
@@ -144,6 +153,8 @@ def evaluate(
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
+    draft: Draft = None,
+    verify_batch: VerifyBatch = None,
     exact: Exact = None,
     answers: Answers = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way at once.")] = 8,
@@ -167,6 +178,7 @@ def evaluate(
     graded, questions = _task(task, split, limit, seeds[0])
     own = {"reward_format": reward_format, "profile": profile, "answers": answers}
     own |= _models(model, reward_model)
+    own |= _drafts(draft, verify_batch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     wanted = Evaluation(
         graded,
@@ -194,6 +206,8 @@ def replay(
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
+    draft: Draft = None,
+    verify_batch: VerifyBatch = None,
     exact: Exact = None,
     reward_format: RewardFormat = None,
     url: Url = None,
@@ -208,6 +222,7 @@ def replay(
     except RecordError as error:
         _fail(str(error), WRONG_USE)
     own = {"reward_format": reward_format}
+    own |= _drafts(draft, verify_batch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
     found = _run(replay_all(records, settings, console, url))
@@ -259,6 +274,11 @@ def _settings(
         )
     except SettingsError as error:
         _fail(str(error), WRONG_USE)
+
+
+def _drafts(draft: DraftName | None, verify_batch: int | None) -> dict[str, Any]:
+    """Settings of drafting."""
+    return {"draft": None if draft is None else draft.value, "verify_batch": verify_batch}
 
 
 def _models(model: str | None, reward_model: str | None) -> dict[str, Any]:

@@ -33,6 +33,14 @@ class KvPolicyName(StrEnum):
     ARBORKV = "arborkv"
 
 
+class DraftName(StrEnum):
+    """Who is drafted for at once."""
+
+    OFF = "off"
+    SERIAL = "serial"
+    SCHEDULED = "scheduled"
+
+
 class Split(StrEnum):
     """The splits of a task."""
 
@@ -45,6 +53,10 @@ Engine = Annotated[EngineName | None, typer.Option(help="Engine to run on.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
 KvPolicy = Annotated[KvPolicyName | None, typer.Option(help="What KV is given up first.")]
 BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
+Draft = Annotated[DraftName | None, typer.Option(help="Draft ahead of the policy model.")]
+VerifyBatch = Annotated[
+    int | None, typer.Option(help="Branches whose drafts are checked at once; 0: all.")
+]
 Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
 RewardFormat = Annotated[
     str | None, typer.Option(help="How rewards are read: a name, or a .json file.")

@@ -80,6 +80,15 @@ class Settings(BaseSettings):
     )
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
     batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
+    draft: Literal["off", "serial", "scheduled"] = Field(
+        default="off", description="draft ahead of the policy model; changes time alone"
+    )
+    draft_model: OptionalCheckpoint = BUNDLED / "draft"
+    draft_tokens: int = Field(default=0, ge=0, le=15, description="drafted ahead; 0: what pays")
+    draft_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the draft model")
+    verify_batch: int = Field(
+        default=0, ge=0, description="branches whose drafts are checked at once; 0: all"
+    )
     threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
 

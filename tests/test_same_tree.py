@@ -35,6 +35,7 @@ OFF = EngineOptions(
     exact=True,
     strict=True,
 )
+DRAFT = {"draft": "scheduled", "draft_model": f"{SPRIG}/draft"}
 SPECS = (
     SearchSpec(policy="rebase", width=6, seed=1),
     SearchSpec(policy="beam", width=4, seed=2, temperature=0.8, top_p=0.95),
@@ -121,9 +122,15 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
     "engine restarted": (restarted, {}),
     "small pools that evict": (among_others, {"kv_tokens": 1_200, "prm_kv_tokens": 1_200}),
     "a small pool by worth": (among_others, {"kv_policy": "arborkv", "kv_tokens": 1_200}),
+    "drafts one after another": (one_by_one, DRAFT | {"draft": "serial", "batch_limit": 64}),
+    "drafts, checked two at a time, in a small pool": (
+        among_others,
+        DRAFT
+        | {"verify_batch": 2, "draft_kv_tokens": 1_200, "kv_policy": "arborkv", "kv_tokens": 1_200},
+    ),
     "everything": (
         among_others,
-        {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},
+        DRAFT | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},
     ),
 }
 

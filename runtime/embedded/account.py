@@ -16,7 +16,9 @@ class Account:
     A path is the int64 token ids from the prompt to the end of a step.
     ``number`` orders searches by arrival, ``passes`` counts the forward passes it had rows in,
     ``peak`` is the most unique tokens held for it at once. ``rehydrations`` counts the lanes that
-    had to compute ``rehydrated_tokens`` again which an eviction had taken.
+    had to compute ``rehydrated_tokens`` again which an eviction had taken. ``target_passes`` counts
+    a branch's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens`` were
+    compared with the draw (the others came after a wrong one) and ``accepted_tokens`` equal to it.
     """
 
     def __init__(self, number: int) -> None:
@@ -28,6 +30,10 @@ class Account:
         self.rehydrated_tokens = 0
         self.rehydrations = 0
         self.passes = 0
+        self.target_passes = 0
+        self.drafted_tokens = 0
+        self.tested_tokens = 0
+        self.accepted_tokens = 0
         self.flops = 0.0
         self.peak = 0
         self._alive: dict[bytes, set[int]] = {}
@@ -67,6 +73,10 @@ class Account:
         self.rehydrated_tokens += other.rehydrated_tokens
         self.rehydrations += other.rehydrations
         self.passes += other.passes
+        self.target_passes += other.target_passes
+        self.drafted_tokens += other.drafted_tokens
+        self.tested_tokens += other.tested_tokens
+        self.accepted_tokens += other.accepted_tokens
         self.flops += other.flops
 
     @property
@@ -104,7 +114,8 @@ def charge_pass(
     for done in advances:
         account = accounts[done.lane.tree]
         contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
-        account.flops += flops(done.rows, contexts, int(done.logits is not None))
+        logits = 0 if done.logits is None else len(done.logits)
+        account.flops += flops(done.rows, contexts, logits)
         account.prefilled_tokens += done.rows
 
 

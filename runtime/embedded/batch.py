@@ -7,7 +7,7 @@ youngest lane, so the oldest one always gets on. Nothing here can change what a 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -38,8 +38,8 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What an iteration did for a lane: ``rows`` tokens computed after ``start``, and the logits
-    (vocab,) of the last known token once it is reached."""
+    """What an iteration did for a lane: ``rows`` tokens computed after ``start``, and once the last
+    known token is reached the logits (1 + guesses, vocab) of it and of the guesses after it."""
 
     lane: Lane
     start: int
@@ -96,9 +96,10 @@ class Batch:
         self.lanes.remove(lane)
         self.cache.drop(lane)
 
-    def advance(self) -> list[Advance]:
-        """One forward pass over the lanes' next rows; empty if there is nothing to run."""
-        plan = self._plan()
+    def advance(self, held: Set[Lane] = frozenset()) -> list[Advance]:
+        """One forward pass over the next rows of the lanes but for those ``held`` back; empty if
+        there is nothing to run."""
+        plan = self._plan(held)
         if not plan:
             return []
         self.cache.note_peaks()
@@ -107,31 +108,33 @@ class Batch:
         for lane, rows in plan:
             start = lane.computed
             lane.computed += rows
-            reached = lane.missing == 0
-            advances.append(Advance(lane, start, rows, logits[at] if reached else None))
-            at += reached
+            asked = 1 + lane.proposed if lane.missing == 0 else 0
+            advances.append(Advance(lane, start, rows, logits[at : at + asked] if asked else None))
+            at += asked
         assert at == len(logits), "the model returned other rows than were asked for"
         return advances
 
     def _refusal(self, lane: Lane) -> Refusal | None:
         if not self.lanes:
             return None
-        promised = sum(other.length - other.allocated for other in self.lanes)
+        promised = sum(max(0, other.length - other.allocated) for other in self.lanes)
         if self.cache.available < promised + lane.missing + HEADROOM * (len(self.lanes) + 1):
             return Refusal.FULL
         if lane.missing >= WORTH_SHARING and any(_overlap(lane, other) for other in self.lanes):
             return Refusal.SHARED
         return None
 
-    def _plan(self) -> list[tuple[Lane, int]]:
+    def _plan(self, held: Set[Lane]) -> list[tuple[Lane, int]]:
         """(lane, rows) in order, each with its slots reserved."""
         plan = []
-        filling = [lane for lane in self.lanes if lane.missing > 1]
+        filling = [lane for lane in self.lanes if lane.missing - lane.proposed > 1]
         shares = portions([(lane.tree, lane.missing) for lane in filling], self._rows)
         portion = dict(zip(filling, shares, strict=True))
         for lane in list(self.lanes):
-            if lane not in self.cache.lanes:
+            if lane not in self.cache.lanes or lane in held:
                 continue
+            if lane.proposed and not self.cache.has_free(lane, lane.missing):
+                lane.retract()
             rows = portion.get(lane, lane.missing)
             if rows and self._reserve(lane, rows):
                 plan.append((lane, rows))
@@ -193,5 +196,5 @@ def _span(lane: Lane, rows: int) -> Span:
         tokens=lane.tokens[start:end] if start else token_ids(lane.tokens[:end]),
         start=start,
         slots=lane.slots[:end],
-        logits_from=rows - 1 if reached else rows,
+        logits_from=rows - 1 - lane.proposed if reached else rows,
     )

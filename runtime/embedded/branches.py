@@ -34,7 +34,7 @@ class Prefix:
     """A distinct prefix of a call, prefilled once for all branches that start from it.
 
     ``known``: the search has been here before, so all but the last token once had KV. ``logits``
-    (vocab,) are those of its last token; ``used``: a branch has started from them.
+    (1, vocab) are those of its last token; ``used``: a branch has started from them.
     """
 
     tokens: np.ndarray
@@ -57,6 +57,16 @@ class Run:
     drawn: list[int] = field(default_factory=list)
     logprob: float = 0.0
     entropy: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prefix and of what was drawn."""
+        return len(self.prefix.tokens) + len(self.drawn)
+
+    @property
+    def size(self) -> int:
+        """The most tokens it may come to."""
+        return len(self.prefix.tokens) + self.branch.limit
 
     def tokens(self) -> np.ndarray:
         """The prefix and what was drawn, int64."""

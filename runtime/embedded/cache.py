@@ -64,6 +64,10 @@ class Cache:
         self.lanes.add(lane)
         return lane
 
+    def has_free(self, lane: Lane, count: int) -> bool:
+        """Whether the lane's next ``count`` tokens find slots without a trim."""
+        return lane.computed + count - lane.allocated <= self.pool.free
+
     def reserve(self, lane: Lane, count: int) -> bool:
         """Give slots to the lane's next ``count`` tokens, by trimming if need be.
 

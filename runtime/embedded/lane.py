@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from runtime.embedded.radix import Node
@@ -13,8 +15,9 @@ class Lane:
     """One sequence: its first ``shared`` tokens are the radix tree's (locked), the rest is its own.
 
     ``tokens`` and ``slots`` are int64 buffers of the final length; ``length`` tokens are known,
-    ``computed`` of them have keys and values, ``allocated`` have slots. ``order`` says who goes
-    first and who gives way. A lane's private tokens are those from ``shared`` to ``allocated``.
+    ``computed`` of them have keys and values, ``allocated`` have slots. The last ``proposed`` known
+    tokens are guesses that the next pass is to check. ``order`` says who goes first and who gives
+    way. A lane's private tokens are those from ``shared`` to ``allocated``.
     """
 
     __slots__ = (
@@ -24,6 +27,7 @@ class Lane:
         "length",
         "opened",
         "order",
+        "proposed",
         "shared",
         "slots",
         "tokens",
@@ -49,6 +53,7 @@ class Lane:
         self.slots[: len(cached)] = cached
         self.anchor = anchor
         self.length = len(tokens)
+        self.proposed = 0
         self.opened = self.shared = self.computed = self.allocated = len(cached)
 
     @property
@@ -65,3 +70,22 @@ class Lane:
         """Add a token just drawn."""
         self.tokens[self.length] = token
         self.length += 1
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """Add guesses, to be taken back by ``retract`` after the pass that checks them."""
+        end = self.length + len(tokens)
+        self.tokens[self.length : end] = tokens
+        self.length, self.proposed = end, len(tokens)
+
+    def retract(self) -> list[int]:
+        """Take the guesses back, and what was computed of them; the guesses."""
+        known = self.length - self.proposed
+        guesses = self.tokens[known : self.length].tolist()
+        self.length, self.proposed = known, 0
+        self.computed = min(self.computed, known)
+        return guesses
+
+    def confirm(self, token: int) -> None:
+        """Add a token just drawn that equals the guess whose keys and values are still there."""
+        self.append(token)
+        self.computed += 1

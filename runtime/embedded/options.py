@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from runtime.embedded.pace import LONGEST
 from runtime.embedded.retention import KvPolicy
+from runtime.embedded.speculation import DraftMode
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -26,6 +28,11 @@ class EngineOptions:
     process instead of being logged and counted. ``version`` goes into the fingerprint. A process
     that owes an answer and says nothing for ``stall_seconds`` counts as down.
 
+    ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
+    ``runtime.embedded.speculation``; it changes time alone. ``draft_tokens``: how far, 0 to follow
+    what was measured; ``draft_kv_tokens``: the capacity of its KV store; ``verify_batch``: branches
+    whose drafts are checked at once, 0 for all.
+
     ``embedder``: what embeds steps: the policy's hidden states after ``embedder_layer`` layers
     (None: half of them), letters alone, the checkpoint ``encoder``, or the server ``endpoint``.
     """
@@ -37,6 +44,11 @@ class EngineOptions:
     prm_kv_tokens: int = 32_768
     kv_policy: KvPolicy = "arborkv"
     batch_limit: int = 256
+    draft: DraftMode = "off"
+    draft_model: str | Path | None = None
+    draft_tokens: int = 0
+    draft_kv_tokens: int = 32_768
+    verify_batch: int = 0
     threads: int = 0
     exact: bool = True
     strict: bool = False
@@ -48,12 +60,19 @@ class EngineOptions:
     endpoint: EndpointOptions | None = None
 
     def __post_init__(self) -> None:
-        for field in ("kv_tokens", "prm_kv_tokens", "batch_limit"):
+        for field in ("kv_tokens", "prm_kv_tokens", "batch_limit", "draft_kv_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
-        if self.kv_policy not in get_args(KvPolicy):
-            allowed = ", ".join(get_args(KvPolicy))
-            raise ValueError(f"kv_policy: {self.kv_policy!r}; one of {allowed} is needed")
+        for field, known in (("kv_policy", KvPolicy), ("draft", DraftMode)):
+            if getattr(self, field) not in get_args(known):
+                allowed = ", ".join(get_args(known))
+                raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
+        if not 0 <= self.draft_tokens <= LONGEST:
+            raise ValueError(f"draft_tokens: {self.draft_tokens}; from 0 to {LONGEST} is needed")
+        if self.verify_batch < 0:
+            raise ValueError(f"verify_batch: {self.verify_batch}; 0 (all) or more is needed")
+        if self.draft != "off" and self.draft_model is None:
+            raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
         reward_format(self.reward_format)
         if self.threads < 0:
             raise ValueError(f"threads: {self.threads}; 0 (one for each core) or more is needed")

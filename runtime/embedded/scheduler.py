@@ -12,7 +12,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -21,9 +21,12 @@ from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
+from runtime.embedded.draws import Draw, Token, draw_for, must_be_sane
 from runtime.embedded.lane import Lane, Order
+from runtime.embedded.likelihoods import Likelihoods
 from runtime.embedded.namespaces import Namespaces
 from runtime.embedded.retention import KvPolicy
+from runtime.embedded.speculation import Speculation
 from runtime.embedded.stops import Stops
 from runtime.embedded.turns import in_turn
 from runtime.text import Text
@@ -31,19 +34,6 @@ from search.engine import Branch, EngineError, Hint, Sampling, Step
 from search.tree import ROOT, Finish
 
 PREFILL_ROWS = 256
-
-
-class Draw(Protocol):
-    """``runtime.embedded.sampler.draw``: one token, log-probability and entropy a row."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        seeds: np.ndarray,
-        positions: np.ndarray,
-        temperature: np.ndarray,
-        top_p: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +59,11 @@ class Scheduler:
         batch_limit: int,
         flops: Callable[[int, int, int], float],
         kv_policy: KvPolicy = "lru",
+        speculation: Speculation | None = None,
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
-        ``flops(tokens, context_sum, logits)``: the cost of a forward."""
+        ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
+        ahead of the draws, None if nothing does."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = Cache(kv_tokens, kv_policy)
@@ -94,12 +86,13 @@ class Scheduler:
         self._context = context
         self._vocab = vocab
         self._flops = flops
+        self.speculation = speculation
         self._waiting: list[Run] = []
         self._running: dict[Lane, Run | Prefix] = {}
         self._calls: dict[int, Call] = {}
         self._finished: list[Call] = []
         self._stops: dict[tuple[str, ...], Stops] = {}
-        self._logprobs: dict[str, dict[bytes, tuple[float, int]]] = {}
+        self._likelihoods = Likelihoods()
         self._arrivals = 0
         self._namespaces = Namespaces()
 
@@ -131,7 +124,7 @@ class Scheduler:
 
         ``fresh``: its prefixes do not follow from what was drawn here before.
         """
-        _must_be_sane(sampling)
+        must_be_sane(sampling)
         for branch in branches:
             self._must_fit(branch, sampling)
         account = self._account(tree)
@@ -160,7 +153,7 @@ class Scheduler:
         """One iteration: admit, run one forward pass, draw; the calls that are finished."""
         self._admit()
         landed = []
-        advances = self.batch.advance()
+        advances = self._advance()
         self._charge(advances)
         for advance in advances:
             if advance.logits is None:
@@ -172,8 +165,16 @@ class Scheduler:
                 work.logits = advance.logits.clone()
                 self._leave(work)
         self._draw_next(landed)
+        if self.speculation:
+            self.speculation.drawn()
         finished, self._finished = self._finished, []
         return [Drawn(c.id, [s for s in c.steps if s is not None]) for c in finished]
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books of all caches are right."""
+        self.cache.check()
+        if self.speculation:
+            self.speculation.drafter.cache.check()
 
     def starved(self) -> list[int]:
         """The calls that got no answer since the last look, for want of KV."""
@@ -188,27 +189,23 @@ class Scheduler:
         self.cache.retention.hint(tree, hint)
         if account.bury(hint.dead):
             unfinished = [run.tokens() for run in self._waiting if run.call.tree == tree]
-            self.cache.retain(tree, [*account.alive(), *unfinished])
+            wanted = [*account.alive(), *unfinished]
+            self.cache.retain(tree, wanted)
+            if self.speculation:
+                self.speculation.drafter.cache.retain(tree, wanted)
 
     def mean_logprob(
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
     ) -> float:
         """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
-        known = self._logprobs[tree]
         path = self._namespaces.mark(tree, np.asarray(prompt, dtype=np.int64))
-        total, tokens = 0.0, 0
-        for step in steps:
-            path = np.concatenate([path, np.asarray(step, dtype=np.int64)])
-            mean, count = known[path.tobytes()]
-            total, tokens = total + mean * count, tokens + count
-        return total / tokens
+        return self._likelihoods.mean(tree, path, steps)
 
     def abort(self, tree: str) -> list[int]:
         """Stop a search's branches; the ids of the calls that get no answer."""
         self._waiting = [run for run in self._waiting if run.call.tree != tree]
-        for lane in [lane for lane in self._running if lane.tree == tree]:
-            del self._running[lane]
-            self.batch.drop(lane)
+        for work in [work for lane, work in self._running.items() if lane.tree == tree]:
+            self._leave(work, publish=False)
         stopped = [call.id for call in self._calls.values() if call.tree == tree]
         for call_id in stopped:
             del self._calls[call_id]
@@ -217,11 +214,13 @@ class Scheduler:
     def release(self, tree: str) -> Account | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
         account = self.accounts.pop(tree, None)
-        self._logprobs.pop(tree, None)
+        self._likelihoods.forget(tree)
         if account is not None:
             account.peak = self.cache.peaks.get(tree, 0)
-            self.past.charge(account)
             self.cache.release(tree, account.prompt)
+            if self.speculation:
+                account.flops += self.speculation.drafter.release(tree, account.prompt)
+            self.past.charge(account)
         return account
 
     def totals(self) -> Account:
@@ -232,7 +231,6 @@ class Scheduler:
         if tree not in self.accounts:
             self._arrivals += 1
             self.accounts[tree] = Account(self._arrivals)
-            self._logprobs[tree] = {}
         return self.accounts[tree]
 
     def _must_fit(self, branch: Branch, sampling: Sampling) -> None:
@@ -278,6 +276,15 @@ class Scheduler:
         self._waiting = sorted(held_back, key=_order)
         self._draw_next([(r, r.prefix.logits) for r in admitted if not r.drawn])
 
+    def _advance(self) -> list[Advance]:
+        """One forward pass, over the draft's proposals too where there is one."""
+        if self.speculation is None:
+            return self.batch.advance()
+        running = sorted(
+            (work for work in self._running.values() if isinstance(work, Run)), key=_order
+        )
+        return self.speculation.advance(self.batch, running)
+
     def _start_prefix(self, run: Run) -> Refusal | None:
         """Have the prefix of a branch computed, unless it is under way."""
         prefix, tree = run.prefix, run.call.tree
@@ -313,6 +320,8 @@ class Scheduler:
     def _leave(self, work: Run | Prefix, *, publish: bool = True) -> None:
         """Take a lane out of the batch; what it computed is cached unless nothing can follow."""
         assert work.lane is not None, "work without a lane has left already"
+        if self.speculation and isinstance(work, Run):
+            self.speculation.end(work, publish=publish)
         del self._running[work.lane]
         if publish:
             self.batch.publish(work.lane)
@@ -326,6 +335,8 @@ class Scheduler:
         work.lane = None
         self.retractions += 1
         if isinstance(work, Run):
+            if self.speculation:
+                self.speculation.end(work, publish=True)
             self.cache.retention.draws(work.call.tree, work.branch.node, work.tokens())
             insort(self._waiting, work, key=_order)
 
@@ -338,29 +349,35 @@ class Scheduler:
         self.cache.retain(tree, ())
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
-        """Draw each run's next token from its logits (vocab,); end the steps that are complete."""
-        if not rows:
-            return
-        runs = [run for run, _ in rows]
-        drawn = self._draw(
-            torch.stack([logits for _, logits in rows]),
-            np.array([run.branch.seed for run in runs], dtype=np.uint64),
-            np.array([len(run.prefix.tokens) + len(run.drawn) for run in runs], dtype=np.int64),
-            np.array([run.call.sampling.temperature for run in runs]),
-            np.array([run.call.sampling.top_p for run in runs]),
-        )
-        for run, token, logprob, entropy in zip(runs, *drawn, strict=True):
-            assert run.lane is not None, "a run draws without a lane"
-            run.drawn.append(int(token))
-            run.logprob += float(logprob)
-            run.entropy = float(entropy)
-            self.accounts[run.call.tree].decoded_tokens += 1
+        """Draw each run's next tokens from its logits (1 + guesses, vocab)."""
+        for run, draws in draw_for(self._draw, [(run, 0, logits) for run, logits in rows]):
+            self._take(run, draws)
+
+    def _take(self, run: Run, draws: Sequence[Token]) -> None:
+        """Add a run's draws as far as its guesses were right; end the step if it is complete."""
+        lane, account = run.lane, self.accounts[run.call.tree]
+        assert lane is not None, "a run draws without a lane"
+        guesses = lane.retract()
+        account.drafted_tokens += len(guesses)
+        for (token, logprob, entropy), guess in zip_longest(draws, guesses):
+            run.drawn.append(token)
+            run.logprob += logprob
+            run.entropy = entropy
+            account.decoded_tokens += 1
+            right = token == guess
+            if self.speculation and guess is not None:
+                account.tested_tokens += 1
+                account.accepted_tokens += right
+                self.speculation.pace.checked(right)
             finish = self._finish_of(run)
-            if finish is None:
-                run.lane.append(int(token))
-            else:
+            if finish is not None:
                 self._leave(run, publish=finish is not Finish.END)
                 self._end(run, finish)
+                return
+            if not right:
+                lane.append(token)
+                return
+            lane.confirm(token)
 
     def _finish_of(self, run: Run) -> Finish | None:
         """Why the step ends with its last token; None if it goes on."""
@@ -382,26 +399,20 @@ class Scheduler:
             self.cache.retention.drop(call.tree, run.branch.node)
         else:
             self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path)
-        self._logprobs[call.tree][path.tobytes()] = (mean, count)
+        self._likelihoods.note(call.tree, path, mean, count)
         if call.done:
             del self._calls[call.id]
             self._finished.append(call)
 
     def _charge(self, advances: Sequence[Advance]) -> None:
-        """Book a forward pass. A branch's last row decodes, the others are prefill."""
+        """Book a forward pass. A branch's last row and its guesses decode, the others are
+        prefill."""
         charge_pass(self.accounts, advances, self._flops)
         for done in advances:
             if done.logits is not None and isinstance(self._running[done.lane], Run):
-                self.accounts[done.lane.tree].prefilled_tokens -= 1
-
-
-def _must_be_sane(sampling: Sampling) -> None:
-    if not all(sampling.stop):
-        raise EngineError("stop: an empty string; at least one character is needed")
-    if not sampling.temperature >= 0:
-        raise EngineError(f"temperature: {sampling.temperature}; 0 or more is needed")
-    if not 0 < sampling.top_p <= 1:
-        raise EngineError(f"top_p: {sampling.top_p}; more than 0 and at most 1 is needed")
+                account = self.accounts[done.lane.tree]
+                account.prefilled_tokens -= len(done.logits)
+                account.target_passes += 1
 
 
 def _order(run: Run) -> Order:

@@ -216,7 +216,7 @@ class Scorer:
         reading = self._running.pop(advance.lane)
         self.batch.publish(advance.lane)
         key = reading.path.tobytes()
-        self._rewards[reading.tree][key] = self._reader.reward(advance.logits)
+        self._rewards[reading.tree][key] = self._reader.reward(advance.logits[-1])
         for call in [call for call in self._calls.values() if call.tree == reading.tree]:
             call.unread.discard(key)
             self._settle(call)

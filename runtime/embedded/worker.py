@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from runtime.embedded.account import Account
+from runtime.embedded.draft import load_speculation
 from runtime.embedded.embedder import Embedder, Words
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.forward import Forward
@@ -274,12 +275,17 @@ class Worker:
             kv_policy_seconds_total=cache.retention.seconds,
             retractions_total=scheduler.retractions,
             wrong_books_total=self._wrong_books,
+            target_passes_total=policy.target_passes,
+            drafted_tokens_total=policy.drafted_tokens,
+            accepted_tokens_total=policy.accepted_tokens,
         )
         counters = {
             "trims": cache.retention.trims,
             "kv_policy_us": int(1e6 * cache.retention.seconds),
             "held_evicted_tokens": cache.radix.held_evicted,
             "retractions": scheduler.retractions,
+            "tested_tokens": policy.tested_tokens,
+            "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
             "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
             "verdicts": self._judge.verdicts if self._judge else 0,
             "unparsed_verdicts": self._judge.unparsed_verdicts if self._judge else 0,
@@ -290,7 +296,7 @@ class Worker:
     def _check_books(self) -> None:
         """Prove that no slot is lost; wrong books are fatal in strict mode, else counted."""
         try:
-            self._scheduler.cache.check()
+            self._scheduler.check()
             if self._scorer is not None:
                 self._scorer.cache.check()
         except AssertionError:
@@ -313,6 +319,7 @@ def _scheduler(options: EngineOptions, forward: Forward) -> Scheduler:
         batch_limit=options.batch_limit,
         flops=forward.config.flops,
         kv_policy=options.kv_policy,
+        speculation=load_speculation(options, text),
     )
 
 
@@ -327,4 +334,8 @@ def _cost(policy: Account, prm: Account, judged: Account) -> TreeCost:
         kv_tokens_peak=policy.peak,
         rehydrated_tokens=policy.rehydrated_tokens,
         rehydrations=policy.rehydrations,
+        target_passes=policy.target_passes,
+        drafted_tokens=policy.drafted_tokens,
+        tested_tokens=policy.tested_tokens,
+        accepted_tokens=policy.accepted_tokens,
     )

@@ -1,0 +1,43 @@
+"""An engine's draft model and what schedules it, by the engine's options."""
+
+from __future__ import annotations
+
+import time
+
+from runtime.embedded.drafter import Drafter
+from runtime.embedded.forward import Forward
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pace import Pace
+from runtime.embedded.speculation import Speculation
+from runtime.text import Text
+
+
+def load_speculation(options: EngineOptions, policy: Text) -> Speculation | None:
+    """None where nothing is to draft. Raises ValueError for a draft with another tokenizer.
+
+    The draft's arithmetic need not be exact: what it says is never part of an answer.
+    """
+    if options.draft == "off" or options.draft_model is None:
+        return None
+    text = Text(options.draft_model)
+    if text.pieces != policy.pieces:
+        raise ValueError(f"draft_model: {text.checkpoint} has another tokenizer than the policy")
+    forward = Forward(options.draft_model, exact=False, threads=options.cores)
+    pace = Pace(options.draft_tokens)
+    drafter = Drafter(
+        forward,
+        context=text.context,
+        kv_tokens=options.draft_kv_tokens,
+        batch_limit=options.batch_limit,
+        eos=policy.eos,
+        flops=forward.config.flops,
+        timed=pace.draft.add,
+        clock=time.perf_counter,
+    )
+    return Speculation(
+        drafter,
+        pace,
+        serial=options.draft == "serial",
+        verify_batch=options.verify_batch,
+        clock=time.perf_counter,
+    )

@@ -1,0 +1,163 @@
+"""The draft model: proposes how branches may go on, from KV of its own that shares their prefixes.
+
+It proposes its own draw under the noise that the branch will be drawn with. What it says costs or
+saves time; it is never part of an answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from runtime.embedded.batch import Advance, Batch, Forwards
+from runtime.embedded.branches import Run
+from runtime.embedded.cache import Cache
+from runtime.embedded.draws import draw_for
+from runtime.embedded.lane import Lane
+from runtime.embedded.radix import common_prefix
+from runtime.embedded.sampler import draw
+
+PREFILL_ROWS = 256
+
+
+class Drafter:
+    """The branches' continuations in the draft model's cache, a lane for each."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        *,
+        context: int,
+        kv_tokens: int,
+        batch_limit: int,
+        eos: frozenset[int],
+        flops: Callable[[int, int, int], float],
+        timed: Callable[[int, float], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
+        proposals. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
+        each pass: its rows and its seconds by ``clock``."""
+        self.cache = Cache(kv_tokens)
+        self._batch = Batch(
+            forward,
+            self.cache,
+            lanes=2 * batch_limit,
+            rows=PREFILL_ROWS,
+            give_way=self._give_way,
+            starve=_never,
+        )
+        self._room = min(context, kv_tokens)
+        self._eos = eos
+        self._flops = flops
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._timed = timed
+        self._clock = clock
+        self._since = 0.0
+        self._lanes: dict[Run, Lane] = {}
+        self._filling: set[Lane] = set()
+
+    def propose(self, wishes: Mapping[Run, int]) -> dict[Run, list[int]]:
+        """Up to so many tokens (at least 1) for each branch, none after one that ends a step."""
+        self._since = self._clock()
+        fitting = [run for run in wishes if run.size <= self._room]
+        for run in fitting:
+            self._follow(run)
+        self._enter([run for run in fitting if run not in self._lanes])
+        drafting = {self._lanes[run]: run for run in fitting if run in self._lanes}
+        found: dict[Run, list[int]] = {run: [] for run in wishes}
+        while advances := self._batch.advance():
+            rows = [(drafting[a.lane], a.logits) for a in advances if a.logits is not None]
+            asked = [(run, len(found[run]), logits) for run, logits in rows]
+            for run, [(token, *_)] in draw_for(draw, asked):
+                proposed = found[run]
+                if self._ends(run, [*proposed, token]):
+                    continue
+                proposed.append(token)
+                if len(proposed) < wishes[run]:
+                    self._lanes[run].append(token)
+            self._note(advances)
+        return found
+
+    def end(self, run: Run, *, publish: bool) -> None:
+        """A branch has ended or lost its place; its KV stays cached unless nothing can follow."""
+        if run not in self._lanes:
+            return
+        if publish:
+            self._follow(run)
+            self._batch.publish(self._lanes.pop(run))
+        else:
+            self._batch.drop(self._lanes.pop(run))
+
+    def release(self, tree: str, prompt: np.ndarray | None) -> float:
+        """Let go of a search without branches; what drafting for it cost, in flops."""
+        self.cache.release(tree, prompt)
+        return self._spent.pop(tree, 0.0)
+
+    def _follow(self, run: Run) -> None:
+        """Make the branch's lane hold what was drawn, the last token still to be computed."""
+        lane = self._lanes.get(run)
+        if lane is None:
+            return
+        known = run.tokens()
+        same = common_prefix(lane.tokens[: lane.computed], known)
+        lane.tokens[: len(known)] = known
+        lane.length = len(known)
+        lane.computed = min(same, lane.length - 1)
+
+    def _enter(self, runs: Sequence[Run]) -> None:
+        """Lanes for branches that have none, each distinct prefix computed once for all of them."""
+        self._fill(list({run.prefix.tokens.tobytes(): run for run in runs}.values()))
+        for run in runs:
+            tokens = run.tokens()
+            lane = self._batch.enter(
+                run.call.tree, run.order, tokens, size=run.size, upto=len(tokens) - 1
+            )
+            if isinstance(lane, Lane):
+                self._lanes[run] = lane
+
+    def _fill(self, waiting: list[Run]) -> None:
+        """Compute and publish the prefixes of these branches, as far as there is room."""
+        while waiting or self._filling:
+            waiting = [run for run in waiting if not self._start(run)]
+            for lane in [lane for lane in self._filling if not lane.missing]:
+                self._filling.remove(lane)
+                self._batch.publish(lane)
+            if not self._filling:
+                return
+            self._note(self._batch.advance())
+
+    def _start(self, run: Run) -> bool:
+        """Have a branch's prefix computed; False while it has to wait."""
+        prefix = run.prefix.tokens
+        lane = self._batch.enter(
+            run.call.tree, run.order, prefix, size=len(prefix), upto=len(prefix)
+        )
+        if not isinstance(lane, Lane):
+            return False
+        self._filling.add(lane)
+        return True
+
+    def _note(self, advances: Sequence[Advance]) -> None:
+        """Tell the time since the last pass, and book it."""
+        for done in advances:
+            contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
+            self._spent[done.lane.tree] += self._flops(done.rows, contexts, done.logits is not None)
+        before, self._since = self._since, self._clock()
+        self._timed(sum(advance.rows for advance in advances), self._since - before)
+
+    def _ends(self, run: Run, proposed: Sequence[int]) -> bool:
+        """Whether a step would end with the last of these tokens."""
+        return proposed[-1] in self._eos or run.call.stops.ended([*run.drawn, *proposed])
+
+    def _give_way(self, lane: Lane) -> None:
+        """A lane lost its place to older ones: its branch goes without proposals."""
+        self._filling.discard(lane)
+        for run in [run for run, its in self._lanes.items() if its is lane]:
+            del self._lanes[run]
+
+
+def _never() -> None:
+    raise AssertionError("the draft's cache may give up everything")

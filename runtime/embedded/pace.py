@@ -1,0 +1,119 @@
+"""How far to draft ahead: from measured times and measured acceptance, the length that pays most.
+
+With acceptance a, a pass over k proposals yields 1 + a + ... + a^k tokens on average (Leviathan et
+al., equation 1) and costs k draft passes more. Where no length beats plain decoding, drafting
+pauses and is tried again now and then. Only time follows from any of this.
+"""
+
+from __future__ import annotations
+
+LONGEST = 15
+"""Tokens to draft ahead at most: with the drawn one a tile of 16 rows."""
+GAIN = 1.05
+"""Drafting must promise so many times the tokens a second of plain decoding."""
+TRIAL_LENGTH, TRIAL_BRANCHES = 3, 4
+"""What is drafted to measure: so many tokens for so many branches."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 64, 4096
+"""Rounds without drafting before it is tried again; doubled each time it does not pay."""
+TRIED = 3
+"""Passes of a model to see before its times are believed."""
+
+
+class Line:
+    """Seconds of a pass by its rows: a line through what was measured, the old fading."""
+
+    FADE = 0.98
+    OUTLIER = 3.0
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """A pass of ``rows`` took so long. One far above the line counts as just above it."""
+        if self.seen:
+            seconds = min(seconds, self.OUTLIER * self.at(rows))
+        else:  # a weak belief to begin with: most of a small pass does not depend on its rows
+            for x, y in ((0.0, 0.7 * seconds), (2.0 * rows, 1.3 * seconds)):
+                self._weigh(x, y, 0.5)
+        self.seen += 1
+        self._n, self._x, self._y, self._xx, self._xy = (
+            self.FADE * part for part in (self._n, self._x, self._y, self._xx, self._xy)
+        )
+        self._weigh(rows, seconds, 1.0)
+
+    def at(self, rows: float) -> float:
+        """The expected seconds of a pass; a line never falls, and is never below its slope."""
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        spread = self._xx / self._n - mean_x**2
+        slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread) if spread > 0 else 0.0
+        slope = min(slope, mean_y / mean_x)
+        return mean_y + slope * (rows - mean_x)
+
+    def _weigh(self, x: float, y: float, weight: float) -> None:
+        self._n += weight
+        self._x += weight * x
+        self._y += weight * y
+        self._xx += weight * x * x
+        self._xy += weight * x * y
+
+
+class Pace:
+    """The draft length of the moment."""
+
+    FADE = 0.995
+
+    def __init__(self, fixed: int = 0) -> None:
+        """``fixed``: always this length; 0 adapts."""
+        self.target, self.draft = Line(), Line()
+        self.pauses = 0
+        self._fixed = fixed
+        self._tested, self._accepted = 10.0, 8.0
+        self._pause = self._wait = 0
+
+    @property
+    def acceptance(self) -> float:
+        """Recent share of checked proposals that were right."""
+        return self._accepted / self._tested
+
+    def checked(self, right: bool) -> None:
+        """A proposal was compared with what was drawn."""
+        self._tested = self.FADE * self._tested + 1
+        self._accepted = self.FADE * self._accepted + right
+
+    def plan(self, ready: int, together: int, alone: int) -> tuple[int, int]:
+        """(tokens to draft, branches to draft for) with ``ready`` branches, ``together`` of which
+        are verified at once; plain decoding would take ``alone`` at once. (0, 0): do not draft."""
+        if self._fixed:
+            return self._fixed, ready
+        if min(self.target.seen, self.draft.seen) < TRIED:
+            return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
+        length = self.best(together, alone)
+        if length:
+            self._pause = 0
+            return length, ready
+        if not self._pause:
+            self.pauses += 1
+            self._pause = self._wait = SHORTEST_PAUSE
+        self._wait -= 1
+        if self._wait > 0:
+            return 0, 0
+        self._pause = self._wait = min(2 * self._pause, LONGEST_PAUSE)
+        return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
+
+    def best(self, together: int, alone: int) -> int:
+        """The length with the most tokens a second, 0 if plain decoding has about as many."""
+        plain = alone / self.target.at(alone)
+        rate, length = max(
+            (together * self.yield_of(k) / self._seconds(together, k), -k)
+            for k in range(1, LONGEST + 1)
+        )
+        return -length if rate > GAIN * plain else 0
+
+    def yield_of(self, length: int) -> float:
+        """Tokens that a pass over ``length`` proposals gives on average."""
+        return sum(self.acceptance**i for i in range(length + 1))
+
+    def _seconds(self, together: int, length: int) -> float:
+        verify = self.target.at(together * (length + 1))
+        return verify + length * self.draft.at(together)

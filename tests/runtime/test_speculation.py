@@ -1,0 +1,214 @@
+"""Drafts change time, never a step: whatever the draft says, however its proposals are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.embedded.drafter import Drafter
+from runtime.embedded.forward import Span
+from runtime.embedded.pace import Pace
+from runtime.embedded.retention import KvPolicy
+from runtime.embedded.sampler import draw
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.speculation import Speculation
+from search.tree import Finish
+from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, naive_step
+from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish
+
+
+class Likeness(HashModel):
+    """Says what the hash model says, but for one logit row in ``wrong`` something else."""
+
+    def __init__(self, wrong: int) -> None:
+        super().__init__()
+        self._wrong = wrong
+
+    def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
+        """Logits as asked, some of them turned round."""
+        logits = super().run(spans, store)
+        turned = (logits[:, 0] * 2**20).long() % self._wrong == 0
+        logits[turned] = logits[turned].flip(-1)
+        return logits
+
+
+def drafted(
+    *,
+    wrong: int = 4,
+    tokens: int = 3,
+    serial: bool = False,
+    verify_batch: int = 0,
+    kv_tokens: int = 4000,
+    draft_kv_tokens: int = 4000,
+    batch_limit: int = 64,
+    kv_policy: KvPolicy = "arborkv",
+) -> tuple[Scheduler, Likeness, HashModel]:
+    """A scheduler with a draft that is wrong once in so many tokens."""
+    model, draft, ticks = HashModel(), Likeness(wrong), count()
+    pace = Pace(tokens)
+    drafter = Drafter(
+        draft,
+        context=CONTEXT,
+        kv_tokens=draft_kv_tokens,
+        batch_limit=batch_limit,
+        eos=Letters.eos,
+        flops=HashModel.flops,
+        timed=pace.draft.add,
+        clock=lambda: float(next(ticks)),
+    )
+    speculation = Speculation(
+        drafter,
+        pace,
+        serial=serial,
+        verify_batch=verify_batch,
+        clock=lambda: float(next(ticks)),
+    )
+    made = Scheduler(
+        model,
+        draw,
+        Letters(),  # type: ignore[arg-type]
+        context=CONTEXT,
+        vocab=VOCAB,
+        kv_tokens=kv_tokens,
+        batch_limit=batch_limit,
+        flops=model.flops,
+        kv_policy=kv_policy,
+        speculation=speculation,
+    )
+    return made, draft, model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"serial": True},
+        {},
+        {"wrong": 1},
+        {"wrong": 10**9, "tokens": 7, "batch_limit": 1},
+        {"verify_batch": 1},
+        {"verify_batch": 3, "batch_limit": 8, "tokens": 0},
+        {"kv_tokens": 100},
+        {"kv_tokens": 65, "draft_kv_tokens": 70, "kv_policy": "lru", "batch_limit": 7},
+    ],
+    ids=str,
+)
+def test_steps_are_what_naive_decoding_draws(settings: dict) -> None:
+    """Serial or scheduled, a good draft or a bad one, little memory or much: every step is the one
+    drawn alone from nothing, log-probability and entropy included, and the books are right."""
+    engine, *_ = drafted(**settings)
+    grown = Grower(engine).grow({name: PROMPTS[name] for name in ("tree3", "tree5")}, 2, 3)
+    for branch, step in (pair for pairs in grown.values() for pair in pairs):
+        assert step == naive_step(branch, SAMPLING)
+    engine.check()
+    totals = engine.totals()
+    assert 0 <= totals.accepted_tokens <= totals.tested_tokens <= totals.drafted_tokens
+    assert totals.drafted_tokens > 0
+    if settings.get("wrong") == 10**9:
+        assert totals.accepted_tokens == totals.tested_tokens > 0
+
+
+def test_a_draft_that_is_always_right_saves_passes() -> None:
+    """Seven right guesses and the draw after them: eight tokens a pass. Of a step of n tokens the
+    first comes from the prefix's pass; its last one is never proposed."""
+    engine, *_ = drafted(wrong=10**9, tokens=7)
+    steps = Grower(engine).round({"oak": children(PROMPTS["tree5"], 6)})["oak"]
+    totals = engine.totals()
+    assert totals.target_passes == sum(-(-(len(step.tokens) - 1) // 8) for step in steps)
+    assert totals.decoded_tokens == sum(len(step.tokens) for step in steps)
+    assert totals.prefilled_tokens == len(PROMPTS["tree5"])
+
+
+def test_drafts_share_their_prompt() -> None:
+    """Sixteen drafts of one prompt: the draft model reads it once, and their next steps find it."""
+    engine, draft, _ = drafted(wrong=10**9, tokens=2)
+    prompt = PROMPTS["tree5"]
+    grower = Grower(engine)
+    steps = grower.round({"oak": children(prompt, 16)})["oak"]
+    assert draft.rows <= len(prompt) + sum(len(step.tokens) for step in steps)
+    before = draft.rows
+    going_on = next(s.tokens for s in steps if s.finish is not Finish.END)
+    again = grower.round({"oak": children((*prompt, *going_on), 4, parent=1)})["oak"]
+    assert draft.rows - before < 2 + sum(len(step.tokens) for step in again)
+
+
+@pytest.mark.parametrize(("serial", "verify_batch"), [(True, 0), (False, 1)])
+def test_one_is_checked_at_a_time(serial: bool, verify_batch: int) -> None:
+    """The paper's two ways: one branch from start to end, or all in turn; never two in a pass."""
+    engine, draft, model = drafted(serial=serial, verify_batch=verify_batch)
+    Grower(engine).round({"oak": children(PROMPTS["tree1"], 5)})
+    assert model.largest == 1
+    assert (draft.largest > 1) != serial
+
+
+@pytest.mark.parametrize("passes", [1, 3, 5])
+def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
+    """Wherever it comes: only prompts stay cached, in the draft's cache too."""
+    engine, *_ = drafted(verify_batch=2)
+    engine.expand(1, "oak", children(PROMPTS["tree1"], 5), SAMPLING)
+    engine.expand(2, "elm", children(PROMPTS["tree2"], 3), SAMPLING)
+    for _ in range(passes):
+        engine.step()
+    assert engine.abort("oak") == [1]
+    engine.release("oak")
+    engine.check()
+    assert finish(engine)[2] == [
+        naive_step(branch, SAMPLING) for branch in children(PROMPTS["tree2"], 3)
+    ]
+    cost = engine.release("elm")
+    assert cost is not None
+    assert cost.drafted_tokens > 0
+    engine.check()
+    for cache in (engine.cache, engine.speculation.drafter.cache):
+        assert cache.active_tokens == 0
+
+
+class TestPace:
+    """How far to draft."""
+
+    @staticmethod
+    def measured(draft_seconds: float, acceptance: float) -> Pace:
+        """Passes that take 10 and ``draft_seconds`` whatever their rows, up to a hundred rows."""
+        pace = Pace()
+        for rows in (1, 8, 64, 100) * 10:
+            pace.target.add(rows, 10.0)
+            pace.draft.add(rows, draft_seconds)
+        for i in range(4000):
+            pace.checked(int(acceptance * i) != int(acceptance * (i + 1)))
+        return pace
+
+    def test_the_length_that_pays_most(self) -> None:
+        """Acceptance 0.8, a draft of a tenth of the target's time: (1 - 0.8^6) / 0.2 / 1.5 = 2.46
+        tokens a pass's time at length 5, 2.44 at 4, 2.47 at 6; 2.45 at 7."""
+        pace = self.measured(1.0, 0.8)
+        assert pace.acceptance == pytest.approx(0.8, abs=0.01)
+        assert pace.yield_of(5) == pytest.approx(3.69, abs=0.05)
+        assert pace.best(1, 1) in (5, 6, 7)
+
+    def test_a_dear_or_a_wrong_draft_pauses(self) -> None:
+        """Nothing is drafted but for a trial now and then, which get rarer."""
+        for pace in (self.measured(9.0, 0.8), self.measured(1.0, 0.02)):
+            assert pace.best(8, 8) == 0
+            plans = [pace.plan(8, 8, 8) for _ in range(500)]
+            trials = [i for i, plan in enumerate(plans) if plan != (0, 0)]
+            assert trials == [63, 63 + 128, 63 + 128 + 256]
+            assert {plans[i] for i in trials} == {(3, 4)}
+            assert pace.pauses == 1
+
+    def test_many_rows_cost(self) -> None:
+        """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""
+        pace = Pace()
+        for rows in (1, 16, 64, 256) * 10:
+            pace.target.add(rows, 1.0 * rows)
+            pace.draft.add(rows, 0.1 * rows)
+        assert pace.best(64, 64) == 0
+        assert pace.plan(64, 64, 64) == (0, 0)
+
+    def test_a_stray_measurement_counts_little(self) -> None:
+        """A pass that took a thousand times as long moves the line by a few percent."""
+        pace = self.measured(1.0, 0.8)
+        pace.target.add(8, 10_000.0)
+        assert pace.target.at(8) < 13.0
