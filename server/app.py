@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from search.controller import search
 from search.engine import Engine
 from server import errors
 from server.admission import Admission
 from server.chat import chat_routes
+from server.completion import complete
 from server.edge import Edge
 from server.forest import Forest
 from server.gate import Gate
@@ -30,6 +33,9 @@ from server.settings import Settings
 from server.tree_log import TreeLog
 from server.wire import IgnoredFields
 
+if TYPE_CHECKING:  # OpenTelemetry costs its import where it is configured only
+    from server.traces import Traces
+
 
 def create_service(
     settings: Settings,
@@ -37,8 +43,9 @@ def create_service(
     text: ChatText,
     delimiter: str = "\n\n",
     trees: TreeLog | None = None,
+    traces: Traces | None = None,
 ) -> Service:
-    """A server's parts over a running engine, which stays its caller's to close.
+    """A server's parts over a running engine, which stays its caller's to close, as do traces.
 
     Raises SettingsError for API keys that cannot be read.
     """
@@ -55,7 +62,7 @@ def create_service(
     metrics.queue.set_function(lambda: admission.waiting)
     return Service(
         settings=settings,
-        forest=Forest(engine, metrics, settings.answers),
+        forest=_forest(engine, metrics, settings, traces),
         text=text,
         metrics=metrics,
         ignored=ignored,
@@ -65,7 +72,15 @@ def create_service(
         ledger=Ledger(keys.names, metrics),
         admission=admission,
         delimiter=delimiter,
+        traces=traces,
     )
+
+
+def _forest(engine: Engine, metrics: Metrics, settings: Settings, traces: Traces | None) -> Forest:
+    if traces is None:
+        return Forest(engine, metrics, settings.answers)
+    grow, reply = traces.searching(search), traces.completing(complete)
+    return Forest(engine, metrics, settings.answers, grow, reply)
 
 
 async def _nothing() -> None:
@@ -113,6 +128,8 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         retry_seconds=settings.retry_seconds,
         root_path=settings.root_path,
     )
+    if service.traces is not None:
+        app.add_middleware(service.traces.requests)
     for routes in (chat_routes, search_routes, kept_routes, ops_routes, page_routes):
         app.include_router(routes(service))
     describe(app)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -27,6 +28,9 @@ from server.service import ChatText, Service, own_version
 from server.settings import Settings, SettingsError
 from server.shared_draws import Flops, free
 from server.tree_log import TreeLog
+
+if TYPE_CHECKING:
+    from server.traces import Traces
 
 log = logging.getLogger("hedgerow")
 
@@ -48,9 +52,11 @@ class Parts:
     flops: tuple[Flops, ...] = (free, free)
     restartable: Restartable | None = None
 
-    def service(self, settings: Settings, trees: TreeLog | None = None) -> Service:
+    def service(
+        self, settings: Settings, trees: TreeLog | None = None, traces: Traces | None = None
+    ) -> Service:
         """A service over these parts."""
-        return create_service(settings, self.engine, self.text, self.delimiter, trees)
+        return create_service(settings, self.engine, self.text, self.delimiter, trees, traces)
 
 
 @asynccontextmanager
@@ -152,6 +158,19 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def traces_of(settings: Settings) -> Traces | None:
+    """What makes spans, where they have somewhere to go. Raises SettingsError."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        traces = import_module("server.traces")
+    except ModuleNotFoundError as error:
+        wanted = f"HEDGEROW_OTLP_ENDPOINT needs {error.name}: install hedgerow[traces]"
+        raise SettingsError(wanted) from None
+    sent = traces.by_otlp(settings.otlp_endpoint)
+    return traces.Traces(sent, settings.model, own_version())
+
+
 async def serve(settings: Settings, trees: TreeLog) -> None:
     """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
     start_logging(settings.log_level, settings.log_format)
@@ -167,13 +186,16 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
     listener = listen(settings.host, settings.port)
     if settings.answers != "text":
         await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
+    traces = traces_of(settings)
     async with running(settings) as parts:
-        service = parts.service(settings, trees)
+        service = parts.service(settings, trees, traces)
         keeper = asyncio.create_task(_keep(parts, service))
 
         async def end() -> None:
             keeper.cancel()
             await parts.engine.close()
+            if traces is not None:
+                await traces.close()
 
         config.app = create_app(service, end)
         host, port = listener.getsockname()[:2]

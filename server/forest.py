@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from search.controller import Problem, search
@@ -28,8 +28,18 @@ PLAIN = "plain"
 class Forest:
     """Runs trees on one engine, counts them, and knows which are under way."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, answers: AnswerRule = "auto") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        answers: AnswerRule = "auto",
+        search: Callable[..., Awaitable[Outcome]] = search,
+        complete: Callable[..., Awaitable[PlainReply]] = complete,
+    ) -> None:
+        """``search`` and ``complete``: these two, or the same wrapped."""
         self.engine = engine
+        self._search = search
+        self._complete = complete
         self._answers: AnswerRule = answers
         self.metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
@@ -74,7 +84,7 @@ class Forest:
         answers = answers_to(problem.question, self._answers)
         with self.metrics.in_flight.labels(spec.policy).track_inprogress():
             try:
-                outcome = await search(
+                outcome = await self._search(
                     problem,
                     spec,
                     engine,
@@ -103,7 +113,8 @@ class Forest:
         """One plain completion."""
         with self.metrics.in_flight.labels(PLAIN).track_inprogress():
             try:
-                reply = await complete(wanted, self.engine, tree_id, on_text or (lambda _: None))
+                told = on_text or (lambda _: None)
+                reply = await self._complete(wanted, self.engine, tree_id, told)
             except asyncio.CancelledError:
                 self.metrics.searches.labels(PLAIN, "cancelled").inc()
                 raise

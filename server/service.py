@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from server.admission import Admission
 from server.experience import Experience
@@ -20,6 +20,9 @@ from server.search_store import SearchStore
 from server.settings import Settings
 from server.tree_log import TreeLog
 from server.wire import IgnoredFields
+
+if TYPE_CHECKING:
+    from server.traces import Traces
 
 DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
 """Another version of these may break ties of an optimum, or class answers, differently."""
@@ -56,6 +59,7 @@ class Service:
     keys: Keyring
     ledger: Ledger
     admission: Admission
+    traces: Traces | None = None
     experience: Experience = field(default_factory=Experience)
     delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)

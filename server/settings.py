@@ -67,6 +67,9 @@ class Settings(BaseSettings):
     log_prompts: bool = False
     answers: AnswerRule = Field(default="auto", description="how replies' answers are compared")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_endpoint: str | None = Field(
+        default=None, pattern="^https?://", description="where spans go, such as http://host:4318"
+    )
 
     engine: Literal["embedded"] = "embedded"
     model: str = Field(default="sprig", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
