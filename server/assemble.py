@@ -110,6 +110,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         draft=settings.draft,
         draft_model=str(settings.draft_model) if settings.draft_model else None,
         draft_tokens=settings.draft_tokens,
+        k_config=settings.k_config,
         draft_kv_tokens=settings.draft_kv_tokens,
         verify_batch=settings.verify_batch,
         threads=settings.threads,

@@ -46,6 +46,9 @@ def _listed(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Widths = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=4)], ...], Field(max_length=15), BeforeValidator(_listed)
+]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
 Checkpoint = Annotated[Path, AfterValidator(_folder)]
@@ -88,6 +91,7 @@ class Settings(BaseSettings):
     )
     draft_model: OptionalCheckpoint = BUNDLED / "draft"
     draft_tokens: int = Field(default=0, ge=0, le=15, description="drafted ahead; 0: what pays")
+    k_config: Widths = Field(default=(), description="tokens drafted at each depth, such as 2,2,1")
     draft_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the draft model")
     verify_batch: int = Field(
         default=0, ge=0, description="branches whose drafts are checked at once; 0: all"

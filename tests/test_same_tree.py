@@ -126,8 +126,9 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
     "drafts, checked two at a time, in a small pool": (
         among_others,
         DRAFT
-        | {"verify_batch": 2, "draft_kv_tokens": 1_200, "kv_policy": "arborkv", "kv_tokens": 1_200},
+        | {"verify_batch": 2, "batch_limit": 64, "kv_tokens": 1_200, "draft_kv_tokens": 1_200},
     ),
+    "two candidates a draft": (among_others, DRAFT | {"k_config": (2, 2, 1), "batch_limit": 64}),
     "everything": (
         among_others,
         DRAFT | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},

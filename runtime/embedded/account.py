@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from runtime.embedded.batch import Advance
+from runtime.embedded.draws import Taken
 from search.engine import PrefixTooLong
 
 
@@ -65,6 +66,13 @@ class Account:
         self.rehydrated_tokens += tokens
         self.rehydrations += tokens > 0
 
+    def take(self, taken: Taken) -> None:
+        """A branch was given its draws of a pass."""
+        self.decoded_tokens += taken.drawn
+        self.drafted_tokens += taken.guesses.count
+        self.tested_tokens += taken.tested
+        self.accepted_tokens += taken.accepted
+
     def charge(self, other: Account) -> None:
         """Add another search's costs to this one's."""
         self.decoded_tokens += other.decoded_tokens
@@ -113,10 +121,17 @@ def charge_pass(
         accounts[tree].passes += 1
     for done in advances:
         account = accounts[done.lane.tree]
-        contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
-        logits = 0 if done.logits is None else len(done.logits)
-        account.flops += flops(done.rows, contexts, logits)
+        account.flops += pass_flops(done, flops)
         account.prefilled_tokens += done.rows
+
+
+def pass_flops(done: Advance, flops: Callable[[int, int, int], float]) -> float:
+    """What a lane's part of a forward pass cost."""
+    contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
+    logits = 0 if done.logits is None else len(done.logits)
+    beside = done.all_rows - done.rows
+    contexts += beside * (done.start + done.rows)
+    return flops(done.all_rows, contexts, logits + beside)
 
 
 def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:

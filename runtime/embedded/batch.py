@@ -7,7 +7,7 @@ youngest lane, so the oldest one always gets on. Nothing here can change what a 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import torch
 
 from runtime.embedded.cache import Cache
 from runtime.embedded.forward import Span
+from runtime.embedded.guesses import Fork
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.namespaces import token_ids
 from runtime.embedded.radix import common_prefix
@@ -38,13 +39,20 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What an iteration did for a lane: ``rows`` tokens computed after ``start``, and once the last
-    known token is reached the logits (1 + guesses, vocab) of it and of the guesses after it."""
+    """What an iteration did for a lane: ``rows`` tokens computed after ``start``, and the logits
+    (rows from the last known token on, vocab) once that is reached. ``beside``: the forks that had
+    rows, with the logits of each."""
 
     lane: Lane
     start: int
     rows: int
     logits: torch.Tensor | None
+    beside: tuple[tuple[Fork, torch.Tensor], ...] = ()
+
+    @property
+    def all_rows(self) -> int:
+        """Tokens computed, those of forks included."""
+        return self.rows + sum(len(logits) for _, logits in self.beside)
 
 
 class Batch:
@@ -103,14 +111,20 @@ class Batch:
         if not plan:
             return []
         self.cache.note_peaks()
-        logits = self._forward.run([_span(lane, rows) for lane, rows in plan], self._store)
+        spans = [span for lane, rows in plan for span in _spans(lane, rows)]
+        logits = self._forward.run(spans, self._store)
         advances, at = [], 0
         for lane, rows in plan:
-            start = lane.computed
-            lane.computed += rows
-            asked = 1 + lane.proposed if lane.missing == 0 else 0
-            advances.append(Advance(lane, start, rows, logits[at : at + asked] if asked else None))
+            start, asked = lane.computed, rows - _silent(lane, rows)
+            own = logits[at : at + asked] if asked else None
             at += asked
+            lane.computed += rows
+            beside = []
+            for fork in [fork for fork in lane.forks if fork.missing]:
+                beside.append((fork, logits[at : at + fork.missing]))
+                at += fork.missing
+                fork.computed = len(fork.tokens)
+            advances.append(Advance(lane, start, rows, own, tuple(beside)))
         assert at == len(logits), "the model returned other rows than were asked for"
         return advances
 
@@ -134,9 +148,12 @@ class Batch:
             if lane not in self.cache.lanes or lane in held:
                 continue
             if lane.proposed and not self.cache.has_free(lane, lane.missing):
-                lane.retract()
+                self.cache.prune(lane.retract().forks)
             rows = portion.get(lane, lane.missing)
-            if rows and self._reserve(lane, rows):
+            if rows and not self._reserve(lane, rows):
+                continue
+            self.cache.fork(lane)
+            if rows or any(fork.missing for fork in lane.forks):
                 plan.append((lane, rows))
         return plan
 
@@ -189,12 +206,23 @@ def _overlap(lane: Lane, other: Lane) -> bool:
     return shared - lane.shared >= WORTH_SHARING
 
 
-def _span(lane: Lane, rows: int) -> Span:
+def _silent(lane: Lane, rows: int) -> int:
+    """How many of the lane's next rows get no logits: those before its last known token."""
+    return min(rows, max(0, lane.known - 1 - lane.computed))
+
+
+def _spans(lane: Lane, rows: int) -> Iterator[Span]:
+    """The lane's next rows, then those of its forks."""
     start, end = lane.computed, lane.computed + rows
-    reached = end == lane.length
-    return Span(
-        tokens=lane.tokens[start:end] if start else token_ids(lane.tokens[:end]),
-        start=start,
-        slots=lane.slots[:end],
-        logits_from=rows - 1 - lane.proposed if reached else rows,
-    )
+    if rows:
+        yield Span(
+            tokens=lane.tokens[start:end] if start else token_ids(lane.tokens[:end]),
+            start=start,
+            slots=lane.slots[:end],
+            logits_from=_silent(lane, rows),
+        )
+    for fork in lane.forks:
+        if fork.missing:
+            tokens = np.array(fork.tokens[fork.computed :], dtype=np.int64)
+            at = lane.known + fork.at + fork.computed
+            yield Span(tokens, at, lane.way(fork, fork.depth), 0)

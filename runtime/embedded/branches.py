@@ -68,6 +68,11 @@ class Run:
         """The most tokens it may come to."""
         return len(self.prefix.tokens) + self.branch.limit
 
+    @property
+    def left(self) -> int:
+        """The most tokens still to be drawn."""
+        return self.branch.limit - len(self.drawn)
+
     def tokens(self) -> np.ndarray:
         """The prefix and what was drawn, int64."""
         return np.concatenate([self.prefix.tokens, np.asarray(self.drawn, dtype=np.int64)])

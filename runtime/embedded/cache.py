@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from runtime.embedded.guesses import Fork
 from runtime.embedded.lane import Lane, Order
-from runtime.embedded.radix import RadixTree
+from runtime.embedded.radix import EMPTY, RadixTree
 from runtime.embedded.retention import KvPolicy, Retention
 from runtime.embedded.slots import SlotPool
 
@@ -87,6 +88,24 @@ class Cache:
         lane.allocated += wanted
         self._private[lane.tree] += wanted
         return True
+
+    def fork(self, lane: Lane) -> None:
+        """Give slots to the tokens of the lane's forks; forks that find no free ones go."""
+        kept = []
+        for fork in lane.forks:
+            wanted = len(fork.tokens) - len(fork.slots)
+            if wanted > self.pool.free or not (fork.above is None or fork.above in kept):
+                self.prune([fork])
+                continue
+            fork.slots = np.concatenate([fork.slots, self.pool.take(wanted)])
+            kept.append(fork)
+        lane.forks = kept
+
+    def prune(self, forks: Iterable[Fork]) -> None:
+        """Take the slots of forks back."""
+        for fork in forks:
+            self.pool.give(fork.slots)
+            fork.slots, fork.computed = EMPTY, 0
 
     def publish(self, lane: Lane) -> None:
         """End a lane: what it computed becomes the radix tree's, held by its search."""

@@ -23,7 +23,7 @@ def load_speculation(options: EngineOptions, policy: Text) -> Speculation | None
     if text.pieces != policy.pieces:
         raise ValueError(f"draft_model: {text.checkpoint} has another tokenizer than the policy")
     forward = Forward(options.draft_model, exact=False, threads=options.cores)
-    pace = Pace(options.draft_tokens)
+    pace = Pace(options.draft_tokens, options.k_config)
     drafter = Drafter(
         forward,
         context=text.context,

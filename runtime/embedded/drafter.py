@@ -1,7 +1,7 @@
 """The draft model: proposes how branches may go on, from KV of its own that shares their prefixes.
 
-It proposes its own draw under the noise that the branch will be drawn with. What it says costs or
-saves time; it is never part of an answer.
+It proposes what it would draw itself under the noise that the branch will be drawn with. What it
+says costs or saves time; it is never part of an answer.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 
+from runtime.embedded.account import pass_flops
 from runtime.embedded.batch import Advance, Batch, Forwards
 from runtime.embedded.branches import Run
 from runtime.embedded.cache import Cache
-from runtime.embedded.draws import draw_for
+from runtime.embedded.guesses import Fork, Guesses
 from runtime.embedded.lane import Lane
 from runtime.embedded.radix import common_prefix
-from runtime.embedded.sampler import draw
+from runtime.embedded.sampler import foresee
+from runtime.embedded.sketch import Sketch
 
 PREFILL_ROWS = 256
 
@@ -59,27 +62,24 @@ class Drafter:
         self._lanes: dict[Run, Lane] = {}
         self._filling: set[Lane] = set()
 
-    def propose(self, wishes: Mapping[Run, int]) -> dict[Run, list[int]]:
-        """Up to so many tokens (at least 1) for each branch, none after one that ends a step."""
+    def propose(self, wishes: Mapping[Run, Sequence[int]]) -> dict[Run, Guesses]:
+        """Guesses for each branch. A wish says how many tokens to guess after each of the first
+        guess's depths (at least one depth); none comes after one that ends a step."""
         self._since = self._clock()
         fitting = [run for run in wishes if run.size <= self._room]
         for run in fitting:
             self._follow(run)
         self._enter([run for run in fitting if run not in self._lanes])
-        drafting = {self._lanes[run]: run for run in fitting if run in self._lanes}
-        found: dict[Run, list[int]] = {run: [] for run in wishes}
+        drafting = {
+            self._lanes[run]: Sketch(run, self._lanes[run], wishes[run], self._eos)
+            for run in fitting
+            if run in self._lanes
+        }
         while advances := self._batch.advance():
-            rows = [(drafting[a.lane], a.logits) for a in advances if a.logits is not None]
-            asked = [(run, len(found[run]), logits) for run, logits in rows]
-            for run, [(token, *_)] in draw_for(draw, asked):
-                proposed = found[run]
-                if self._ends(run, [*proposed, token]):
-                    continue
-                proposed.append(token)
-                if len(proposed) < wishes[run]:
-                    self._lanes[run].append(token)
+            _grow([(drafting[advance.lane], advance) for advance in advances])
             self._note(advances)
-        return found
+        found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
+        return {run: found.get(run) or Guesses() for run in wishes}
 
     def end(self, run: Run, *, publish: bool) -> None:
         """A branch has ended or lost its place; its KV stays cached unless nothing can follow."""
@@ -143,20 +143,36 @@ class Drafter:
     def _note(self, advances: Sequence[Advance]) -> None:
         """Tell the time since the last pass, and book it."""
         for done in advances:
-            contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
-            self._spent[done.lane.tree] += self._flops(done.rows, contexts, done.logits is not None)
+            self._spent[done.lane.tree] += pass_flops(done, self._flops)
         before, self._since = self._since, self._clock()
-        self._timed(sum(advance.rows for advance in advances), self._since - before)
-
-    def _ends(self, run: Run, proposed: Sequence[int]) -> bool:
-        """Whether a step would end with the last of these tokens."""
-        return proposed[-1] in self._eos or run.call.stops.ended([*run.drawn, *proposed])
+        self._timed(sum(advance.all_rows for advance in advances), self._since - before)
 
     def _give_way(self, lane: Lane) -> None:
         """A lane lost its place to older ones: its branch goes without proposals."""
         self._filling.discard(lane)
         for run in [run for run, its in self._lanes.items() if its is lane]:
             del self._lanes[run]
+
+
+def _grow(passed: Sequence[tuple[Sketch, Advance]]) -> None:
+    """Add to each sketch what the draft model foresees after this pass."""
+    ways: list[tuple[Sketch, Fork | None, torch.Tensor]] = []
+    for sketch, advance in passed:
+        if advance.logits is not None:
+            ways.append((sketch, None, advance.logits[-1:]))
+        ways += [(sketch, fork, logits[-1:]) for fork, logits in advance.beside]
+    if not ways:
+        return
+    ranked = foresee(
+        torch.cat([logits for *_, logits in ways]),
+        np.array([sketch.run.branch.seed for sketch, *_ in ways], dtype=np.uint64),
+        np.array([sketch.position(way) for sketch, way, _ in ways], dtype=np.int64),
+        np.array([sketch.run.call.sampling.temperature for sketch, *_ in ways]),
+        np.array([sketch.run.call.sampling.top_p for sketch, *_ in ways]),
+        max(sketch.width(way) for sketch, way, _ in ways),
+    )
+    for (sketch, way, _), tokens in zip(ways, ranked.tolist(), strict=True):
+        sketch.extend(way, tokens)
 
 
 def _never() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from runtime.embedded.branches import Run
+from runtime.embedded.guesses import Guesses
 from search.engine import EngineError, Sampling
+from search.tree import Finish
 
 Token = tuple[int, float, float]
 """A token with its log-probability and the entropy before it."""
@@ -30,26 +33,62 @@ class Draw(Protocol):
 
 
 def draw_for(
-    draw: Draw, rows: Sequence[tuple[Run, int, torch.Tensor]]
+    draw: Draw, rows: Sequence[tuple[Run, torch.Tensor]]
 ) -> Iterator[tuple[Run, list[Token]]]:
-    """Each branch with its draws.
-
-    ``rows``: a branch, how many tokens after those it has drawn the first draw stands, and logits
-    (n, vocab) for it and the next n - 1.
-    """
+    """Each branch with its draws, one for each row of its logits (1 + guesses, vocab)."""
     if not rows:
         return
-    each = [(run, ahead + i) for run, ahead, logits in rows for i in range(len(logits))]
+    each = [(run, ahead) for run, _ in rows if run.lane is not None for ahead in run.lane.depths()]
     drawn = draw(
-        torch.cat([logits for *_, logits in rows]),
+        torch.cat([logits for _, logits in rows]),
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
         np.array([run.length + ahead for run, ahead in each], dtype=np.int64),
         np.array([run.call.sampling.temperature for run, _ in each]),
         np.array([run.call.sampling.top_p for run, _ in each]),
     )
     tokens = zip(*(np.asarray(part).tolist() for part in drawn), strict=True)
-    for run, _, logits in rows:
+    for run, logits in rows:
         yield run, list(islice(tokens, len(logits)))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a pass's draws: so many ``drawn`` tokens, why the step ended with the last
+    one (None: it goes on), the guesses there were, how many draws had some (``tested``) and how
+    many of those were among them."""
+
+    drawn: int
+    finish: Finish | None
+    guesses: Guesses
+    tested: int
+    accepted: int
+
+
+def take(run: Run, draws: Sequence[Token], finish_of: Callable[[Run], Finish | None]) -> Taken:
+    """Give a branch its draws, as far as each was foreseen and the step goes on.
+
+    ``draws``: one for each row of its guesses, in their order.
+    """
+    lane = run.lane
+    assert lane is not None, "a run draws without a lane"
+    guesses, tested, accepted = lane.retract(), 0, 0
+    way = None
+    for depth in count():
+        token, logprob, entropy = draws[guesses.row(way, depth)]
+        foreseen = dict(guesses.at(way, depth))
+        run.drawn.append(token)
+        run.logprob += logprob
+        run.entropy = entropy
+        tested += bool(foreseen)
+        accepted += token in foreseen
+        finish = finish_of(run)
+        if finish is not None or token not in foreseen:
+            break
+        way = foreseen[token]
+        lane.confirm(token, way, depth)
+    if finish is None:
+        lane.append(token)
+    return Taken(depth + 1, finish, guesses, tested, accepted)
 
 
 def must_be_sane(sampling: Sampling) -> None:

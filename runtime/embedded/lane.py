@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from runtime.embedded.guesses import Fork, Guesses
 from runtime.embedded.radix import Node
 
 Order = tuple[int, int, int]
@@ -16,14 +15,16 @@ class Lane:
 
     ``tokens`` and ``slots`` are int64 buffers of the final length; ``length`` tokens are known,
     ``computed`` of them have keys and values, ``allocated`` have slots. The last ``proposed`` known
-    tokens are guesses that the next pass is to check. ``order`` says who goes first and who gives
-    way. A lane's private tokens are those from ``shared`` to ``allocated``.
+    tokens are guesses that a pass is to check, ``forks`` others beside them. ``order`` says who
+    goes first and who gives way. A lane's private tokens are those from ``shared`` to
+    ``allocated``.
     """
 
     __slots__ = (
         "allocated",
         "anchor",
         "computed",
+        "forks",
         "length",
         "opened",
         "order",
@@ -54,6 +55,7 @@ class Lane:
         self.anchor = anchor
         self.length = len(tokens)
         self.proposed = 0
+        self.forks: list[Fork] = []
         self.opened = self.shared = self.computed = self.allocated = len(cached)
 
     @property
@@ -71,21 +73,47 @@ class Lane:
         self.tokens[self.length] = token
         self.length += 1
 
-    def propose(self, tokens: Sequence[int]) -> None:
-        """Add guesses, to be taken back by ``retract`` after the pass that checks them."""
-        end = self.length + len(tokens)
-        self.tokens[self.length : end] = tokens
-        self.length, self.proposed = end, len(tokens)
+    @property
+    def known(self) -> int:
+        """Tokens that are no guesses."""
+        return self.length - self.proposed
 
-    def retract(self) -> list[int]:
-        """Take the guesses back, and what was computed of them; the guesses."""
-        known = self.length - self.proposed
-        guesses = self.tokens[known : self.length].tolist()
-        self.length, self.proposed = known, 0
+    def guess(self, token: int) -> None:
+        """Add a token that may turn out wrong."""
+        self.append(token)
+        self.proposed += 1
+
+    def propose(self, guesses: Guesses) -> None:
+        """Add guesses, to be taken back by ``retract`` after the pass that checks them."""
+        for token in guesses.tokens:
+            self.guess(token)
+        self.forks = guesses.forks
+
+    def retract(self) -> Guesses:
+        """Take the guesses back, and what was computed of them. The forks' slots go with them."""
+        known = self.known
+        guesses = Guesses(self.tokens[known : self.length].tolist(), self.forks)
+        self.length, self.proposed, self.forks = known, 0, []
         self.computed = min(self.computed, known)
         return guesses
 
-    def confirm(self, token: int) -> None:
-        """Add a token just drawn that equals the guess whose keys and values are still there."""
+    def confirm(self, token: int, fork: Fork | None, depth: int) -> None:
+        """Add a token just drawn that equals the guess after ``depth`` others along a way. Its keys
+        and values are still there: in the lane's own slot, or in the fork's, which is exchanged."""
+        if fork is not None:
+            here, there = self.length, depth - fork.at
+            self.slots[here], fork.slots[there] = fork.slots[there], self.slots[here]
         self.append(token)
         self.computed += 1
+
+    def depths(self) -> list[int]:
+        """How many guesses stand before the draw of each row, in the rows' order."""
+        beside = (fork.at + i for fork in self.forks for i in range(1, len(fork.tokens) + 1))
+        return [*range(1 + self.proposed), *beside]
+
+    def way(self, fork: Fork | None, guesses: int) -> np.ndarray:
+        """The slots of the known tokens and of the first ``guesses`` guesses along a way."""
+        if fork is None:
+            return self.slots[: self.known + guesses]
+        above = self.way(fork.above, fork.at)
+        return np.concatenate([above, fork.slots[: guesses - fork.at]])

@@ -13,6 +13,9 @@ from runtime.embedded.speculation import DraftMode
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
+WIDEST = 4
+"""Candidates at a depth of ``k_config``."""
+
 EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
 
 
@@ -30,7 +33,8 @@ class EngineOptions:
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
     ``runtime.embedded.speculation``; it changes time alone. ``draft_tokens``: how far, 0 to follow
-    what was measured; ``draft_kv_tokens``: the capacity of its KV store; ``verify_batch``: branches
+    what was measured; ``k_config``: how many tokens at each depth after each one before it (deeper
+    it is one); ``draft_kv_tokens``: the capacity of its KV store; ``verify_batch``: branches
     whose drafts are checked at once, 0 for all.
 
     ``embedder``: what embeds steps: the policy's hidden states after ``embedder_layer`` layers
@@ -48,6 +52,7 @@ class EngineOptions:
     draft_model: str | Path | None = None
     draft_tokens: int = 0
     draft_kv_tokens: int = 32_768
+    k_config: tuple[int, ...] = ()
     verify_batch: int = 0
     threads: int = 0
     exact: bool = True
@@ -67,12 +72,7 @@ class EngineOptions:
             if getattr(self, field) not in get_args(known):
                 allowed = ", ".join(get_args(known))
                 raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
-        if not 0 <= self.draft_tokens <= LONGEST:
-            raise ValueError(f"draft_tokens: {self.draft_tokens}; from 0 to {LONGEST} is needed")
-        if self.verify_batch < 0:
-            raise ValueError(f"verify_batch: {self.verify_batch}; 0 (all) or more is needed")
-        if self.draft != "off" and self.draft_model is None:
-            raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
+        self._check_draft()
         reward_format(self.reward_format)
         if self.threads < 0:
             raise ValueError(f"threads: {self.threads}; 0 (one for each core) or more is needed")
@@ -83,6 +83,20 @@ class EngineOptions:
         for needy in ("encoder", "endpoint"):
             if self.embedder == needy and getattr(self, needy) is None:
                 raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
+
+    def _check_draft(self) -> None:
+        if not 0 <= self.draft_tokens <= LONGEST:
+            raise ValueError(f"draft_tokens: {self.draft_tokens}; from 0 to {LONGEST} is needed")
+        if not all(1 <= width <= WIDEST for width in self.k_config):
+            raise ValueError(f"k_config: {self.k_config}; widths from 1 to {WIDEST} are needed")
+        if len(self.k_config) > LONGEST:
+            raise ValueError(
+                f"k_config: {len(self.k_config)} depths; at most {LONGEST} are allowed"
+            )
+        if self.verify_batch < 0:
+            raise ValueError(f"verify_batch: {self.verify_batch}; 0 (all) or more is needed")
+        if self.draft != "off" and self.draft_model is None:
+            raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
 
     @property
     def cores(self) -> int:

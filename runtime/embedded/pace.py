@@ -7,6 +7,10 @@ pauses and is tried again now and then. Only time follows from any of this.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
 LONGEST = 15
 """Tokens to draft ahead at most: with the drawn one a tile of 16 rows."""
 GAIN = 1.05
@@ -63,8 +67,10 @@ class Pace:
 
     FADE = 0.995
 
-    def __init__(self, fixed: int = 0) -> None:
-        """``fixed``: always this length; 0 adapts."""
+    def __init__(self, fixed: int = 0, k_config: Sequence[int] = ()) -> None:
+        """``fixed``: always this length; 0 adapts. ``k_config``: how many tokens to guess at each
+        depth after each guess before it; deeper it is one."""
+        self._k_config = k_config
         self.target, self.draft = Line(), Line()
         self.pauses = 0
         self._fixed = fixed
@@ -76,10 +82,15 @@ class Pace:
         """Recent share of checked proposals that were right."""
         return self._accepted / self._tested
 
-    def checked(self, right: bool) -> None:
-        """A proposal was compared with what was drawn."""
-        self._tested = self.FADE * self._tested + 1
-        self._accepted = self.FADE * self._accepted + right
+    def checked(self, tested: int, accepted: int) -> None:
+        """So many draws had been foreseen, and so many of them rightly."""
+        fade = self.FADE**tested
+        self._tested = fade * self._tested + tested
+        self._accepted = fade * self._accepted + accepted
+
+    def widths(self, length: int) -> tuple[int, ...]:
+        """How many tokens to guess at each depth."""
+        return (*self._k_config[:length], *[1] * (length - len(self._k_config)))
 
     def plan(self, ready: int, together: int, alone: int) -> tuple[int, int]:
         """(tokens to draft, branches to draft for) with ``ready`` branches, ``together`` of which
@@ -115,5 +126,6 @@ class Pace:
         return sum(self.acceptance**i for i in range(length + 1))
 
     def _seconds(self, together: int, length: int) -> float:
-        verify = self.target.at(together * (length + 1))
-        return verify + length * self.draft.at(together)
+        ways = list(accumulate(self.widths(length), mul))
+        verify = self.target.at(together * (1 + sum(ways)))
+        return verify + sum(self.draft.at(together * before) for before in (1, *ways[:-1]))

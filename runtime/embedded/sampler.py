@@ -63,6 +63,36 @@ def draw(
     return Draws(tokens, logprobs[np.arange(rows), tokens], entropies)
 
 
+def foresee(
+    logits: Tensor | NDArray[np.float32],
+    seeds: Sequence[int] | NDArray[np.uint64],
+    positions: Sequence[int] | NDArray[np.int64],
+    temperature: Floats,
+    top_p: Floats,
+    count: int,
+) -> NDArray[np.int64]:
+    """What ``draw`` would draw, and what after that: int64 (rows, count), the likeliest first.
+
+    Arguments as of ``draw``, one temperature and top-p a row. -1 fills up where top-p leaves fewer.
+    """
+    values = logits.numpy() if isinstance(logits, Tensor) else logits
+    warm = temperature > 0
+    tempered = values / np.where(warm, temperature, 1.0)[:, None]
+    perturbed = tempered.copy()
+    rows = np.flatnonzero(warm)
+    if len(rows):
+        noise = gumbel(
+            np.asarray(seeds, np.uint64)[rows], np.asarray(positions)[rows], len(values[0])
+        )
+        perturbed[rows] += noise
+    for row in np.flatnonzero(warm & (top_p < 1.0)):
+        perturbed[row, ~_nucleus(tempered[row], top_p[row])] = -np.inf
+    if count == 1:
+        return perturbed.argmax(-1)[:, None]
+    found = np.argsort(-perturbed, axis=-1, kind="stable")[:, :count]
+    return np.where(np.take_along_axis(perturbed, found, -1) > -np.inf, found, -1)
+
+
 def _per_row(name: str, value: ArrayLike, rows: int) -> Floats:
     given = np.asarray(value, dtype=np.float64)
     if given.ndim and given.shape != (rows,):

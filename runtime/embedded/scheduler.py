@@ -12,7 +12,6 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
-from runtime.embedded.draws import Draw, Token, draw_for, must_be_sane
+from runtime.embedded.draws import Draw, Token, draw_for, must_be_sane, take
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.likelihoods import Likelihoods
 from runtime.embedded.namespaces import Namespaces
@@ -160,7 +159,8 @@ class Scheduler:
                 continue
             work = self._running[advance.lane]
             if isinstance(work, Run):
-                landed.append((work, advance.logits))
+                beside = [logits for _, logits in advance.beside]
+                landed.append((work, torch.cat([advance.logits, *beside])))
             else:
                 work.logits = advance.logits.clone()
                 self._leave(work)
@@ -349,35 +349,20 @@ class Scheduler:
         self.cache.retain(tree, ())
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
-        """Draw each run's next tokens from its logits (1 + guesses, vocab)."""
-        for run, draws in draw_for(self._draw, [(run, 0, logits) for run, logits in rows]):
+        """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order."""
+        for run, draws in draw_for(self._draw, rows):
             self._take(run, draws)
 
     def _take(self, run: Run, draws: Sequence[Token]) -> None:
-        """Add a run's draws as far as its guesses were right; end the step if it is complete."""
-        lane, account = run.lane, self.accounts[run.call.tree]
-        assert lane is not None, "a run draws without a lane"
-        guesses = lane.retract()
-        account.drafted_tokens += len(guesses)
-        for (token, logprob, entropy), guess in zip_longest(draws, guesses):
-            run.drawn.append(token)
-            run.logprob += logprob
-            run.entropy = entropy
-            account.decoded_tokens += 1
-            right = token == guess
-            if self.speculation and guess is not None:
-                account.tested_tokens += 1
-                account.accepted_tokens += right
-                self.speculation.pace.checked(right)
-            finish = self._finish_of(run)
-            if finish is not None:
-                self._leave(run, publish=finish is not Finish.END)
-                self._end(run, finish)
-                return
-            if not right:
-                lane.append(token)
-                return
-            lane.confirm(token)
+        """Add a run's draws as far as they were foreseen; end the step if it is complete."""
+        taken = take(run, draws, self._finish_of)
+        self.cache.prune(taken.guesses.forks)
+        self.accounts[run.call.tree].take(taken)
+        if self.speculation:
+            self.speculation.pace.checked(taken.tested, taken.accepted)
+        if taken.finish is not None:
+            self._leave(run, publish=taken.finish is not Finish.END)
+            self._end(run, taken.finish)
 
     def _finish_of(self, run: Run) -> Finish | None:
         """Why the step ends with its last token; None if it goes on."""

@@ -14,6 +14,7 @@ from typing import Literal
 from runtime.embedded.batch import Advance, Batch
 from runtime.embedded.branches import Run
 from runtime.embedded.drafter import Drafter
+from runtime.embedded.guesses import Guesses
 from runtime.embedded.pace import Pace
 
 DraftMode = Literal["off", "serial", "scheduled"]
@@ -37,7 +38,7 @@ class Speculation:
         self._most = 1 if serial else verify_batch
         self._serial = serial
         self._clock = clock
-        self._queue: dict[Run, list[int]] = {}
+        self._queue: dict[Run, Guesses] = {}
         self._pass: tuple[int, float] | None = None
 
     def advance(self, batch: Batch, running: Sequence[Run]) -> list[Advance]:
@@ -54,7 +55,7 @@ class Speculation:
         advances = batch.advance(held)
         self._pass = None
         if all(advance.logits is not None for advance in advances):
-            self._pass = sum(advance.rows for advance in advances), start
+            self._pass = sum(advance.all_rows for advance in advances), start
         return advances
 
     def drawn(self) -> None:
@@ -73,9 +74,9 @@ class Speculation:
         together = min(self._most or len(ready), len(ready))
         length, branches = self.pace.plan(len(ready), together, 1 if self._serial else len(ready))
         new = [run for run in ready if run not in self._queue]
-        wishes = {run: min(length, run.branch.limit - len(run.drawn) - 1) for run in new[:branches]}
-        found = self.drafter.propose({run: most for run, most in wishes.items() if most > 0})
-        self._queue |= {run: found.get(run, []) for run in new}
+        wishes = {run: self.pace.widths(min(length, run.left - 1)) for run in new[:branches]}
+        found = self.drafter.propose({run: widths for run, widths in wishes.items() if widths})
+        self._queue |= {run: found.get(run) or Guesses() for run in new}
         if branches < len(ready):  # a trial, or none: nobody waits for it
             together = len(ready)
         served = list(self._queue)[:together]

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.embedded.branches import Run
 from runtime.embedded.drafter import Drafter
 from runtime.embedded.forward import Span
 from runtime.embedded.pace import Pace
 from runtime.embedded.retention import KvPolicy
-from runtime.embedded.sampler import draw
+from runtime.embedded.sampler import draw, foresee
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculation import Speculation
 from search.tree import Finish
-from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, naive_step
+from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
 from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish
 
 
@@ -40,6 +41,7 @@ def drafted(
     *,
     wrong: int = 4,
     tokens: int = 3,
+    k_config: tuple[int, ...] = (),
     serial: bool = False,
     verify_batch: int = 0,
     kv_tokens: int = 4000,
@@ -49,7 +51,7 @@ def drafted(
 ) -> tuple[Scheduler, Likeness, HashModel]:
     """A scheduler with a draft that is wrong once in so many tokens."""
     model, draft, ticks = HashModel(), Likeness(wrong), count()
-    pace = Pace(tokens)
+    pace = Pace(tokens, k_config)
     drafter = Drafter(
         draft,
         context=CONTEXT,
@@ -89,7 +91,9 @@ def drafted(
         {},
         {"wrong": 1},
         {"wrong": 10**9, "tokens": 7, "batch_limit": 1},
-        {"verify_batch": 1},
+        {"verify_batch": 1, "k_config": (2, 1, 1)},
+        {"k_config": (2, 2, 1), "wrong": 2, "verify_batch": 3, "batch_limit": 8},
+        {"k_config": (3, 2), "tokens": 0, "kv_tokens": 120, "draft_kv_tokens": 150},
         {"verify_batch": 3, "batch_limit": 8, "tokens": 0},
         {"kv_tokens": 100},
         {"kv_tokens": 65, "draft_kv_tokens": 70, "kv_policy": "lru", "batch_limit": 7},
@@ -135,6 +139,46 @@ def test_drafts_share_their_prompt() -> None:
     assert draft.rows - before < 2 + sum(len(step.tokens) for step in again)
 
 
+def test_candidates_are_the_first_under_the_noise() -> None:
+    """(2, 2, 1) after one token: two, each followed by two, each followed by one. A draft that is
+    right says first what is drawn; the others are forks beside it."""
+    engine, *_ = drafted(wrong=10**9, k_config=(2, 2, 1))
+    assert engine.speculation is not None
+    engine.expand(1, "oak", children(PROMPTS["tree5"], 1), SAMPLING)
+    while not engine.running:
+        engine.step()
+    (run,) = (work for work in engine._running.values() if isinstance(work, Run))
+    guesses = engine.speculation.drafter.propose({run: (2, 2, 1)})[run]
+    wanted = naive_step(run.branch, SAMPLING).tokens
+    drawn = len(run.drawn)
+    assert tuple(guesses.tokens) == wanted[drawn : drawn + 3]
+    assert [(fork.at, len(fork.tokens)) for fork in guesses.forks] == [(0, 3), (1, 2), (1, 2)]
+    assert guesses.count == 2 + 4 + 4
+    firsts = [token for token, _ in guesses.at(None, 0)]
+    assert (
+        firsts
+        == foresee(
+            logits_after(run.tokens().tolist())[None],
+            [run.branch.seed],
+            [run.length],
+            np.array([SAMPLING.temperature]),
+            np.array([SAMPLING.top_p]),
+            2,
+        )[0].tolist()
+    )
+
+
+def test_two_candidates_are_right_more_often() -> None:
+    """A draft whose first guess is wrong every other time has the draw among its two candidates
+    no less often, and takes fewer passes."""
+    alone, both = (drafted(wrong=2, k_config=k_config)[0] for k_config in ((), (2, 2, 1)))
+    for engine in (alone, both):
+        Grower(engine).round({"oak": children(PROMPTS["tree2"], 24)})
+    one, two = alone.totals(), both.totals()
+    assert two.accepted_tokens / two.tested_tokens >= one.accepted_tokens / one.tested_tokens
+    assert two.target_passes <= one.target_passes
+
+
 @pytest.mark.parametrize(("serial", "verify_batch"), [(True, 0), (False, 1)])
 def test_one_is_checked_at_a_time(serial: bool, verify_batch: int) -> None:
     """The paper's two ways: one branch from start to end, or all in turn; never two in a pass."""
@@ -176,8 +220,8 @@ class TestPace:
         for rows in (1, 8, 64, 100) * 10:
             pace.target.add(rows, 10.0)
             pace.draft.add(rows, draft_seconds)
-        for i in range(4000):
-            pace.checked(int(acceptance * i) != int(acceptance * (i + 1)))
+        for _ in range(100):
+            pace.checked(100, round(100 * acceptance))
         return pace
 
     def test_the_length_that_pays_most(self) -> None:
