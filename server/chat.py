@@ -20,6 +20,7 @@ from server.completion import Completion, PlainReply, held_back
 from server.disconnect import run_for
 from server.errors import StreamAborted, translate
 from server.foresight import Foresight
+from server.ledger import Spent
 from server.progress import Progress
 from server.reply import Reply, chunk, search_document, usage_chunk
 from server.service import Service
@@ -65,24 +66,27 @@ def chat_routes(service: Service) -> APIRouter:
 async def _work(ask: Ask, service: Service, ticket: Ticket, tell: Tell | None) -> Reply:
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
     seconds = await seconds_after_turn(ticket, ask.seconds)
-    if ask.spec is None:
-        reply = Reply(ask, await _draw(ask, service, seconds, tell))
-    else:
-        reply = Reply(ask, await _search(ask, service, seconds, tell))
-    service.ledger.used(ask.key, reply.usage, searched=ask.spec is not None)
+    searched = ask.spec is not None
+    with service.ledger.booking(ask.key, len(ask.problem.prompt), searched=searched) as spent:
+        if searched:
+            reply = Reply(ask, await _search(ask, service, seconds, spent, tell))
+        else:
+            reply = Reply(ask, await _draw(ask, service, seconds, spent, tell))
+            spent.completion = reply.usage["completion_tokens"]
     return reply
 
 
 async def _draw(
-    ask: Ask, service: Service, seconds: float, tell: Tell | None
+    ask: Ask, service: Service, seconds: float, spent: Spent, tell: Tell | None
 ) -> Sequence[PlainReply]:
-    """Plain replies, side by side."""
+    """Plain replies, side by side. Until they are done they cost whole pieces."""
 
     def draw(wanted: Completion) -> asyncio.Task[PlainReply]:
         tree = f"{ask.tree}.{wanted.draw}" if wanted.draw else ask.tree
         timed = replace(wanted, seconds=seconds)
 
         def hear(text: str) -> None:
+            spent.completion += wanted.piece
             if tell is not None:
                 tell(Certain(wanted.draw, text))
 
@@ -97,14 +101,23 @@ async def _draw(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _search(ask: Ask, service: Service, seconds: float, tell: Tell | None) -> Outcome:
+async def _search(
+    ask: Ask, service: Service, seconds: float, spent: Spent, tell: Tell | None
+) -> Outcome:
     assert ask.spec is not None, "a plain reply needs no search"
+    certain = None if tell is None else _certain(ask, ask.spec, tell)
+
+    def hear(event: Event) -> None:
+        spent.hear(event)
+        if certain is not None:
+            certain(event)
+
     outcome = await service.forest.search(
         ask.tree,
         ask.problem,
         ask.spec,
         seconds=seconds,
-        listen=None if tell is None else _certain(ask, ask.spec, tell),
+        listen=hear,
         in_thought=bool(ask.in_thought),
     )
     if service.trees.wanted:

@@ -85,6 +85,7 @@ class Gate:
         if scope["method"] == "POST" and (path in GROWING or branch):
             if self._draining.is_set():
                 raise shutting_down(self._settings.retry_after_seconds)
+            self._ledger.must_have_left(state["key"])
             state["ticket"] = self._admission.take(state["key"])
 
 

@@ -26,7 +26,8 @@ class Key(BaseModel):
 
     ``weight``: its share of the places when all are wanted. ``running`` and ``queued``: its trees
     at once, and those that may wait. ``prompt_tokens``, ``tree_tokens``, ``width``, ``depth``: of
-    one request. ``namespace``: whose cached prefixes its trees may use.
+    one request. ``tokens_a_day``, ``tokens_total``: of all its requests, prompts included.
+    ``namespace``: whose cached prefixes its trees may use.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -40,6 +41,8 @@ class Key(BaseModel):
     depth: int = Field(ge=1, le=200)
     prompt_tokens: int = Field(ge=1)
     tree_tokens: int = Field(ge=1)
+    tokens_a_day: int | None = Field(default=None, ge=1)
+    tokens_total: int | None = Field(default=None, ge=1)
 
 
 class Keyring:
@@ -162,6 +165,8 @@ def _key(entry: dict[str, Any], settings: Settings, where: str) -> Key:
         "depth": settings.max_depth,
         "prompt_tokens": settings.max_prompt_tokens,
         "tree_tokens": settings.max_tree_tokens,
+        "tokens_a_day": settings.key_tokens_a_day,
+        "tokens_total": settings.key_tokens_total,
     }
     own = entry["name"] != ANYBODY and not settings.share_cache
     namespace = entry["name"] if own else ""

@@ -85,9 +85,16 @@ async def grow(
     service.store.begin(ask.id, ask.key.name, ask.created, asyncio.current_task(), feed)
     try:
         seconds = await seconds_after_turn(ticket, ask.seconds)
-        outcome = await service.forest.search(
-            ask.tree, ask.problem, spec, seconds=seconds, listen=tell, begun=ask.begun
-        )
+        prompt = len(ask.problem.prompt)
+        with service.ledger.booking(ask.key, prompt, searched=True) as spent:
+
+            def hear(event: Event) -> None:
+                spent.hear(event)
+                tell(event)
+
+            outcome = await service.forest.search(
+                ask.tree, ask.problem, spec, seconds=seconds, listen=hear, begun=ask.begun
+            )
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, spec.policy)
     except BaseException:
@@ -96,7 +103,6 @@ async def grow(
         raise
     document = search_document(ask, outcome, service.fingerprint)
     service.experience.note(outcome)
-    service.ledger.used(ask.key, document["usage"], searched=True)
     service.trees.write(document)
     if feed is not None:
         feed.add("done", _without_tree(document), last=True)

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
 from runtime.reward_format import reward_format
-from server.answers import AnswerRule
+from search.spec import AnswerRule
 
 PREFIX = "HEDGEROW_"
 API_KEY = "api_key"
@@ -143,6 +143,8 @@ class Settings(BaseSettings):
     max_queued: int = Field(default=1024, ge=0, description="requests that may wait")
     key_running: int = Field(default=64, ge=1, description="trees of one key at once")
     key_queued: int = Field(default=1024, ge=0, description="requests of one key that may wait")
+    key_tokens_a_day: int | None = Field(default=None, ge=1, description="of one key, by UTC")
+    key_tokens_total: int | None = Field(default=None, ge=1, description="of one key, since start")
     max_depth: int = Field(default=200, ge=1, le=200)
     max_prompt_tokens: int = Field(default=1 << 20, ge=1)
     max_choices: int = Field(default=16, ge=1, description="n of a request")

@@ -104,6 +104,7 @@ async def test_each_key_sees_what_it_has_used(http: httpx2.AsyncClient) -> None:
         "searches": 0,
         "prompt_tokens": used["prompt_tokens"],
         "completion_tokens": used["completion_tokens"],
+        "tokens_today": used["total_tokens"],
     }
     other = (await http.get("/v1/usage", headers=bearing("second"))).json()
     assert (other["key"], other["requests"]) == ("bob", 0)
