@@ -23,6 +23,7 @@ PolicyName = Literal[
 VoteName = Literal[
     "weighted_majority", "majority", "best_last", "best_min", "best_prod", "best_mean"
 ]
+AnswerRule = Literal["auto", "text", "maths"]
 CostName = Literal["nodes", "tokens"]
 SolverName = Literal["highs", "cbc"]
 
@@ -69,6 +70,10 @@ class SearchSpec(BaseModel):
     deadline_ms: int | None = Field(default=None, ge=1)
     vote: VoteName | None = Field(
         default=None, description="default: weighted majority; majority for self_consistency"
+    )
+    answers: AnswerRule | None = Field(
+        default=None,
+        description="how replies' answers are read and compared; default: the server's",
     )
     consensus: Consensus | None = Field(
         default=None,

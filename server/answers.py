@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from models.tasks import TASKS
+from search.spec import AnswerRule
 
 if TYPE_CHECKING:
     from server.maths import Maths
-
-AnswerRule = Literal["auto", "text", "maths"]
-"""``auto``: a bundled task's question as the task says, any other one's answers as ``text`` reads
-them, compared as maths where they look like it. ``text``: the boxed or named answer, as it is
-spelled. ``maths``: the boxed or named answer, else the reply's last number, compared as maths.
-"""
 
 ANSWER_SENTENCE = re.compile(
     r"\banswer\s*(?:is\s*:?|:)\s*((?:(?!\banswer\b)[^\n])+)", re.IGNORECASE
@@ -46,7 +41,12 @@ class Answers:
 
 
 def answers_to(question: str, rule: AnswerRule) -> Answers:
-    """The answers of one search for this question, by ``rule``."""
+    """The answers of one search for this question, by ``rule``.
+
+    ``auto``: a bundled task's question as the task says, any other one's answers as ``text`` reads
+    them, compared as maths where they look like it. ``text``: the boxed or named answer, as it is
+    spelled. ``maths``: the boxed or named answer, else the reply's last number, compared as maths.
+    """
     of = answer_of(question) if rule == "auto" else generic_answer
     if rule == "text" or of is not generic_answer:
         return Answers(of)

@@ -15,9 +15,9 @@ from search.controller import Problem, search
 from search.digest import combined_digest
 from search.engine import Engine
 from search.outcome import Outcome
-from search.spec import SearchSpec
+from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
-from server.answers import AnswerRule, Answers, answers_to
+from server.answers import Answers, answers_to
 from server.own_task import OwnTask
 from server.room import context_for
 from server.service import ChatText
@@ -130,7 +130,7 @@ async def _question(
     seed = item_seed(run_seed, question)
     scores: dict[int, Score] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
-        rule, of = wanted.answers, wanted.task.answer
+        rule, of = wanted.specs[i].answers or wanted.answers, wanted.task.answer
         bundled = rule == "auto" and not isinstance(wanted.task, OwnTask)
         answers = Answers(of) if bundled else answers_to(question, rule)
         outcome = await search(

@@ -11,8 +11,8 @@ from search.controller import Problem, search
 from search.engine import Engine
 from search.events import Event
 from search.outcome import Outcome
-from search.spec import SearchSpec
-from server.answers import AnswerRule, answers_to
+from search.spec import AnswerRule, SearchSpec
+from server.answers import answers_to
 from server.branch import Begun, Continued
 from server.completion import Completion, PlainReply, complete
 from server.errors import Deleted, Stopped
@@ -81,7 +81,7 @@ class Forest:
         engine = Continued(self.engine, begun) if begun else self.engine
         if spec.deadline_ms is not None:
             seconds = min(seconds, spec.deadline_ms / 1000)
-        answers = answers_to(problem.question, self._answers)
+        answers = answers_to(problem.question, spec.answers or self._answers)
         with self.metrics.in_flight.labels(spec.policy).track_inprogress():
             try:
                 outcome = await self._search(

@@ -8,8 +8,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from search.spec import PolicyName
-from server.answers import AnswerRule
+from search.spec import AnswerRule, PolicyName
 
 
 class Switch(StrEnum):

@@ -137,3 +137,21 @@ async def test_a_search_tells_how_it_gets_on_if_asked(openai: AsyncOpenAI) -> No
     quiet = await deltas({})
     assert not any(getattr(d, "reasoning_content", None) for d in quiet)
     assert [d.content for d in quiet if d.content] == [d.content for d in told if d.content]
+
+
+async def test_a_search_says_how_its_answers_are_read(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """0.5 and 1/2 vote together as maths, and a bare number counts; as text neither is so."""
+    engine.say = lambda branch: ["The answer is 0.5.", "So it is 1/2"][branch.child % 2]
+
+    async def votes(rule: str) -> list[tuple[str, int]]:
+        search = {"policy": "self_consistency", "width": 4, "answers": rule}
+        done = await openai.chat.completions.create(
+            model="sprig", messages=question(), extra_body={"search": search}
+        )
+        found = (done.model_extra or {})["search"]
+        return [(vote["answer"], vote["count"]) for vote in found["votes"]]
+
+    assert await votes("maths") == [("0.5", 4)]
+    assert await votes("text") == [("0.5", 2)]
