@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
-import sglang  # pyright: ignore[reportMissingImports]
-
+from runtime.sglang_plugin.seeding import sample, seeded_batch
 from runtime.sglang_plugin.wire import NAME, parse
 
 OLDEST = (0, 5, 16)
@@ -36,10 +36,8 @@ def register() -> None:
         HookType,
     )
 
-    from runtime.sglang_plugin.seeding import seeded_batch
-
     register_radix_cache_backend(NAME, make_cache)
-    version = version_of(sglang.__version__)
+    version = version_of(_version())
     if not supported(version):
         return
     HookRegistry.register(_VERIFY, refuse_wrong_notes, HookType.AFTER)
@@ -47,6 +45,10 @@ def register() -> None:
     HookRegistry.register(f"{_SCHEDULER}.get_internal_state", tell, HookType.AFTER)
     HookRegistry.register(_BATCH, seeded_batch, HookType.AROUND)
     HookRegistry.register(_SAMPLER, sampler_of(version), HookType.AROUND)
+
+
+def _version() -> str:
+    return metadata.version("sglang")
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -62,11 +64,10 @@ def supported(version: tuple[int, ...]) -> bool:
 
 def make_cache(context: Any) -> Any:
     """The factory of the backend. Raises ValueError for what it cannot serve, naming it."""
-    if not supported(version_of(sglang.__version__)):
+    if not supported(version_of(_version())):
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
         raise ValueError(
-            f"--radix-cache-backend {NAME}: SGLang {sglang.__version__}; "
-            f"{oldest} to {newest} is supported"
+            f"--radix-cache-backend {NAME}: SGLang {_version()}; {oldest} to {newest} is supported"
         )
     for field, flag in (
         ("is_hybrid_swa", "a model with sliding-window attention"),
@@ -103,7 +104,6 @@ def tell(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
 
 def sampler_of(version: tuple[int, ...]) -> Callable[..., Any]:
     """Around ``Sampler._sample_from_probs``, in the shape that this version returns."""
-    from runtime.sglang_plugin.seeding import sample
 
     def around(
         original: Callable[..., Any],
