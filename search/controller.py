@@ -17,10 +17,12 @@ from search.engine import (
     KvFull,
     PrefixTooLong,
     RewardMissing,
+    TellsKv,
     TreeCost,
 )
 from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
+from search.kv_story import KvStory
 from search.logical_kv import LogicalKV
 from search.outcome import Outcome
 from search.policies.policy import Backtracking, Comparing, Policy, Round, Scores, frontier_of
@@ -106,6 +108,7 @@ async def search(
         clock,
         start,
         deadline,
+        None if listen is None else KvStory(tree, listen),
     )
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost = await run.to_the_end()
@@ -142,6 +145,7 @@ class _Run:
     clock: Callable[[], float]
     start: float
     deadline: float | None
+    story: KvStory | None
 
     async def to_the_end(self) -> tuple[StopReason, TreeCost]:
         """Grow, then let go of the engine's tree, whatever happens."""
@@ -167,7 +171,7 @@ class _Run:
                 return met
             if self.spec.consensus and await self.settled(plan):
                 return StopReason.CONSENSUS
-            self.engine.hint(self.tree_id, self.growth.select(plan))
+            self.hint(plan)
             try:
                 drawn = await self.in_time(lambda plan=plan: self.draw(plan))
             except KvFull:
@@ -176,9 +180,25 @@ class _Run:
                 break
             children = self.growth.commit(*drawn)
             self.tally.round(tree, children, self.clock() - self.start)
+            self.tell_kv(plan)
             if len(children) < sum(plan.expand.values()):
                 return StopReason.MAX_TOKENS
         return StopReason.DEADLINE
+
+    def hint(self, plan: Round) -> None:
+        """Begin a round, and tell the engine and who watches its KV."""
+        hint = self.growth.select(plan)
+        self.engine.hint(self.tree_id, hint)
+        if self.story is not None:
+            self.story.dead(self.growth.round, hint.dead)
+
+    def tell_kv(self, plan: Round) -> None:
+        """Tell who watches what became of the KV in this round."""
+        if self.story is None or not isinstance(self.engine, TellsKv):
+            return
+        moved = self.engine.kv_moved(self.tree_id)
+        if moved is not None:
+            self.story.round(self.growth.round, moved, self.tally.kv.tokens(plan.expand))
 
     async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.

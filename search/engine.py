@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from search.tree import Finish
 
@@ -164,6 +164,26 @@ class Capabilities:
     score_tokens: tuple[int, int] = (0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class KvMoved:
+    """What the KV of one tree went through since the last look.
+
+    ``held``: unique tokens that the engine holds for it now, of ``capacity`` in all. ``cached``: of
+    each node that lost KV to make room, or got it back: how many tokens of the path from the
+    prompt's start to the node's end are cached. Nodes that are dead are not spoken of.
+    """
+
+    held: int
+    capacity: int
+    cached: Mapping[int, int] = field(default_factory=dict)
+
+    def after(self, earlier: KvMoved | None) -> KvMoved:
+        """This one and an earlier one at which nobody has looked."""
+        if earlier is None:
+            return self
+        return KvMoved(self.held, self.capacity, {**earlier.cached, **self.cached})
+
+
 class EngineError(Exception):
     """The engine failed a call; the message is fit for a client.
 
@@ -245,4 +265,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop the engine."""
+        ...
+
+
+@runtime_checkable
+class TellsKv(Protocol):
+    """An engine that can say what became of a tree's KV, for who watches."""
+
+    def kv_moved(self, tree: str) -> KvMoved | None:
+        """What happened since the last look; None if nothing was said. Never waits or fails."""
         ...

@@ -3,6 +3,9 @@
 A planned round is reported by ``selected`` and ``pruned``; once its results are whole and in the
 tree, each child in id order by ``expanded``, ``scored`` (if it was), ``finished`` or ``pruned`` (if
 it was born so). A round that a deadline drops has no children to report; nothing is taken back.
+
+What became of the engine's KV is told by ``evicted`` and ``rehydrated``, and by one ``kv`` after
+each round, where the engine says so. It follows from memory and company, not from the seed.
 """
 
 from __future__ import annotations
@@ -82,6 +85,44 @@ class Scored(Event):
     round: int
     node: int
     reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted(Event):
+    """Of the step of ``node`` the engine keeps the KV of ``kept`` tokens, fewer than before.
+
+    ``reason``: ``room`` for others was needed, or the node is ``dead``: nobody may come back to it.
+    """
+
+    name: ClassVar[str] = "evicted"
+    round: int
+    node: int
+    kept: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rehydrated(Event):
+    """KV of the step of ``node`` that was evicted is there again: of ``kept`` tokens by now."""
+
+    name: ClassVar[str] = "rehydrated"
+    round: int
+    node: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Event):
+    """The engine's KV for this search after a round, in tokens of the policy model.
+
+    ``active_tokens``: of the paths that the round grew from; ``inactive_tokens``: of all others.
+    """
+
+    name: ClassVar[str] = "kv"
+    round: int
+    active_tokens: int
+    inactive_tokens: int
+    capacity_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from search.engine import Branch, Capabilities, Engine, Hint, Sampling, Step, Trajectory, TreeCost
+from search.engine import (
+    Branch,
+    Capabilities,
+    Engine,
+    Hint,
+    KvMoved,
+    Sampling,
+    Step,
+    TellsKv,
+    Trajectory,
+    TreeCost,
+)
 from search.engine import Usage as EngineUsage
 from search.tree import ROOT, Finish
 from search.tree_json import from_json
@@ -104,6 +115,10 @@ class Continued:
     def hint(self, tree: str, hint: Hint) -> None:
         """As the engine does."""
         self._engine.hint(tree, hint)
+
+    def kv_moved(self, tree: str) -> KvMoved | None:
+        """As the engine does, if it does."""
+        return self._engine.kv_moved(tree) if isinstance(self._engine, TellsKv) else None
 
     async def release(self, tree: str) -> TreeCost:
         """As the engine does."""

@@ -32,6 +32,7 @@ from search.engine import (
     Capabilities,
     EngineDown,
     Hint,
+    KvMoved,
     Sampling,
     Step,
     Trajectory,
@@ -55,6 +56,7 @@ class EmbeddedEngine:
         self._options = options
         self._calls = count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._moved: dict[str, KvMoved] = {}
         self._link: Link | None = None
         self._started: asyncio.Future[None] | None = None
         self._capabilities: Capabilities | None = None
@@ -127,12 +129,18 @@ class EmbeddedEngine:
         if self._link is not None:
             self._link.send(Hinted(tree, hint))
 
+    def kv_moved(self, tree: str) -> KvMoved | None:
+        """What the KV of a tree went through since the last look, by the engine's last word."""
+        return self._moved.pop(tree, None)
+
     async def release(self, tree: str) -> TreeCost:
         """Let go of a tree and return what it cost; all zero for a tree that was never here."""
+        self._moved.pop(tree, None)
         return await self._ask(lambda call: Release(call, tree))
 
     async def abort(self, tree: str) -> None:
         """Stop everything under way for a tree (those calls raise EngineError) and free its KV."""
+        self._moved.pop(tree, None)
         await self._ask(lambda call: Abort(call, tree))
 
     async def usage(self) -> Usage:
@@ -216,8 +224,10 @@ class EmbeddedEngine:
                 self._settle(self._started, error)
             case Report():
                 self._report = message
-            case Done(call, value, report):
+            case Done(call, value, report, tree, moved):
                 self._report = report
+                if moved is not None and call in self._pending:
+                    self._moved[tree] = moved.after(self._moved.get(tree))
                 self._settle(self._pending.pop(call, None), value)
             case Failed(call, error, report):
                 self._report = report

@@ -10,6 +10,7 @@ from search.engine import (
     Capabilities,
     EngineError,
     Hint,
+    KvMoved,
     Sampling,
     Step,
     Trajectory,
@@ -109,11 +110,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to a call and the state after it."""
+    """The answer to a call, the state after it, and what the KV of ``tree`` went through."""
 
     call: int
     value: list[Step] | list[float] | list[Vector] | TreeCost | None
     report: Report
+    tree: str = ""
+    moved: KvMoved | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class RadixTree:
         self._marked: dict[Mark, Node] = {}
         self._paths: defaultdict[str, dict[Mark, bytes]] = defaultdict(dict)
         self._cut: defaultdict[str, set[Mark]] = defaultdict(set)
+        self._moved: defaultdict[str, set[Mark]] = defaultdict(set)
 
     def match(self, tokens: np.ndarray) -> tuple[Node, np.ndarray]:
         """The node at which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
@@ -165,6 +166,8 @@ class RadixTree:
 
     def mark(self, mark: Mark, path: np.ndarray) -> None:
         """The step ends where ``path`` does; the mark stands where what is cached of it ends."""
+        if mark in self._cut.get(mark[0], ()):
+            self._moved[mark[0]].add(mark)
         self.unmark(mark)
         nodes = self._walk(path)
         node = nodes[-1] if nodes else self.root
@@ -172,7 +175,7 @@ class RadixTree:
         self._marked[mark] = node
         self._paths[mark[0]][mark] = path.tobytes()
         if sum(len(step.tokens) for step in nodes) < len(path):
-            self._cut[mark[0]].add(mark)
+            self._lose(mark)
 
     def unmark(self, mark: Mark) -> None:
         """The step is over; an unknown one passes."""
@@ -188,6 +191,18 @@ class RadixTree:
             self.unmark(mark)
         del self._paths[tree]
         self._cut.pop(tree, None)
+        self._moved.pop(tree, None)
+
+    def moved(self, tree: str) -> dict[int, int]:
+        """The steps of which more or less is cached than at the last call: tokens of their paths.
+
+        By node id; the first call tells of all that were ever cut and are not over.
+        """
+        marks = [mark for mark in self._moved.pop(tree, ()) if mark in self._marked]
+        return {
+            mark[1]: sum(len(step.tokens) for step in self._upward(self._marked[mark]))
+            for mark in marks
+        }
 
     def mend(self, tree: str, path: np.ndarray) -> None:
         """``path`` is cached again: move the marks of the steps on it to where they belong."""
@@ -319,7 +334,7 @@ class RadixTree:
             node.tokens = node.slots = EMPTY
             return
         for mark in node.marks:
-            self._cut[mark[0]].add(mark)
+            self._lose(mark)
         self.size -= count
         self.held_evicted += count if node.holders else 0
         self.unheld -= 0 if node.holders else count
@@ -335,9 +350,13 @@ class RadixTree:
         assert above is not None
         for mark in node.marks:
             self._marked[mark] = above
-            self._cut[mark[0]].add(mark)
+            self._lose(mark)
         above.marks |= node.marks
         node.marks = set()
+
+    def _lose(self, mark: Mark) -> None:
+        self._cut[mark[0]].add(mark)
+        self._moved[mark[0]].add(mark)
 
     def _remove(self, node: Node, doomed: set[Node]) -> None:
         """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""

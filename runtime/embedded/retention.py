@@ -1,8 +1,9 @@
 """Which cached tokens go first when room is short: by age, or by what they are worth to searches.
 
-Under ``arborkv`` a step that has ended is a block of ``kvpolicy.forest`` and a mark in the radix
-tree. A leaf is worth the most of the blocks that end there, over all searches; what is trimmed is
-computed again by the prefill that comes before decoding. Order decides cost, never a result.
+A step that has ended is a mark in the radix tree, unless nothing that is held may go, and under
+``arborkv`` a block of ``kvpolicy.forest`` too. A leaf is worth the most of the blocks that end
+there, over all searches; what is trimmed is computed again by the prefill that comes before
+decoding. Order decides cost, never a result.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Retention:
     def close(self, tree: str, node: int, parent: int, path: np.ndarray) -> None:
         """A step has ended; ``path``: token ids from the prompt's start to the step's end."""
         if self._forest is None:
+            if not self.keeps_held:
+                self._radix.mark((tree, node), path)
             return
         blocks = self._forest[tree]
         if node not in blocks:
@@ -73,19 +76,18 @@ class Retention:
 
     def hint(self, tree: str, hint: Hint) -> None:
         """A search moved on."""
-        if self._forest is None:
-            return
         before = time.perf_counter()
         for node in hint.dead:
             self._radix.unmark((tree, node))
-        self._forest.transition(tree, hint.values, hint.active, hint.dead)
+        if self._forest is not None:
+            self._forest.transition(tree, hint.values, hint.active, hint.dead)
         self.seconds += time.perf_counter() - before
 
     def end(self, tree: str) -> None:
         """A search is over."""
         if self._forest is not None:
             self._forest.fell(tree)
-            self._radix.unmark_all(tree)
+        self._radix.unmark_all(tree)
 
     def trim(self, wanted: int) -> np.ndarray:
         """Slots of at least ``wanted`` tokens, or of all that may go."""

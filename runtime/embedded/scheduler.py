@@ -29,7 +29,7 @@ from runtime.embedded.speculation import Speculation
 from runtime.embedded.stops import Stops
 from runtime.embedded.turns import in_turn
 from runtime.text import Text
-from search.engine import Branch, EngineError, Hint, Sampling, Step
+from search.engine import Branch, EngineError, Hint, KvMoved, Sampling, Step
 from search.tree import ROOT, Finish
 
 PREFILL_ROWS = 256
@@ -37,10 +37,12 @@ PREFILL_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A finished call."""
+    """A finished call, and what the KV of its search went through since the last one."""
 
     call: int
     steps: list[Step]
+    tree: str
+    moved: KvMoved
 
 
 class Scheduler:
@@ -168,7 +170,7 @@ class Scheduler:
         if self.speculation:
             self.speculation.drawn()
         finished, self._finished = self._finished, []
-        return [Drawn(c.id, [s for s in c.steps if s is not None]) for c in finished]
+        return [self._drawn(call) for call in finished]
 
     def check(self) -> None:
         """Raise AssertionError unless the books of all caches are right."""
@@ -347,6 +349,11 @@ class Scheduler:
         tree = max(numbers, key=lambda name: numbers[name])
         self._starved += self.abort(tree)
         self.cache.retain(tree, ())
+
+    def _drawn(self, call: Call) -> Drawn:
+        tree, cache = call.tree, self.cache
+        moved = KvMoved(cache.tokens_of(tree), cache.capacity, cache.radix.moved(tree))
+        return Drawn(call.id, [step for step in call.steps if step is not None], tree, moved)
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
         """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order."""

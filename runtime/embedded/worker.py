@@ -106,7 +106,11 @@ class Worker:
             if self._scheduler.busy:
                 for drawn in self._scheduler.step():
                     ruled = self._judge.rule(drawn) if self._judge else None
-                    self._answer(drawn.call, ruled.rewards if ruled else drawn.steps)
+                    if ruled is not None:
+                        self._answer(drawn.call, ruled.rewards)
+                        continue
+                    said = Done(drawn.call, drawn.steps, self._report(), drawn.tree, drawn.moved)
+                    self._send(said)
                 for call in self._scheduler.starved():
                     said = f"kv_tokens: {self._options.kv_tokens} are all held for searches"
                     self._send(Failed(call, KvFull(said), self._report()))

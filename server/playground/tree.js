@@ -16,7 +16,7 @@ function bud(id, parent, depth) {
     state: "open",
     finish: "step",
     round: 0,
-    kept: null, // tokens of the step whose KV the engine holds; null: it has not said
+    kept: 0, // tokens of the step whose KV the engine holds, if it tells
     back: 0, // the round in which evicted KV was computed again
     released: false,
   };
@@ -96,7 +96,8 @@ export class SearchTree {
     node.entropy = step.entropy;
     node.finish = step.finish;
     node.round = step.round ?? node.depth;
-    node.kept = this.tellsKv ? step.tokens.length : null;
+    node.kept = step.finish === "end" ? 0 : step.tokens.length; // nothing follows an end
+    node.released = step.finish === "end";
     above.children.push(node.id);
     this.nodes.push(node);
     this.version += 1;
@@ -132,7 +133,7 @@ export class SearchTree {
 
   /** Held, partly evicted, evicted, released or just rehydrated; "" where nobody said. */
   kvState(node) {
-    if (node.kept === null || node.id === ROOT) return "";
+    if (!this.tellsKv || node.id === ROOT) return "";
     if (node.back && node.back === this.round) return "just rehydrated";
     if (node.kept >= node.tokens.length) return "held";
     if (node.kept > 0) return "partly evicted";

@@ -105,14 +105,19 @@ def test_marks_stay_with_their_steps_through_splits_and_trims() -> None:
     def order(node: Node) -> tuple[int, int]:
         return HELD, max(first[name] for _, name in node.marks)
 
+    assert tree.moved("ash") == {}
     assert tree.trim(1, order).tolist() == [4]
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
+    assert tree.moved("ash") == {2: 4}
     assert tree.trim(1, order).tolist() == [3]
     assert names_at(tree, 1, 2, 3) == {1, 2}
+    assert tree.moved("ash") == {2: 3}
     tree.extend(tree.match(ids(1, 2, 3))[0], ids(4, 5), ids(7, 8), "ash")
     tree.mend("ash", ids(1, 2, 3, 4, 5))
     assert names_at(tree, 1, 2, 3) == {1}
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
+    assert tree.moved("ash") == {2: 5}
+    assert tree.moved("ash") == {}
     tree.check()
     tree.unmark_all("ash")
     assert names_at(tree, 1, 2, 3) == set()

@@ -196,3 +196,29 @@ def test_a_search_that_backtracks_computes_less_again_than_by_age(seed: int) -> 
     assert steps == small == again
     assert 4 * by_worth <= by_age
     assert prefills > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["lru", "arborkv"])
+def test_what_is_told_of_a_step_is_what_is_cached_of_it(
+    policy: KvPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every call, for every step that may be visited again."""
+    told: dict[int, int] = {}
+    lost = []
+    tell = RadixTree.moved
+
+    def moved(radix: RadixTree, tree: str) -> dict[int, int]:
+        told.update(tell(radix, tree))
+        for (_, node), path in radix._paths[tree].items():
+            whole = np.frombuffer(path, dtype=np.int64)
+            above = len(whole) - STEPS.max_step_tokens
+            cached = max(len(radix.match(whole)[1]) - above, 0)
+            kept = max(told.get(node, len(whole)) - above, 0)
+            assert kept <= cached <= kept + 3  # a sibling may begin alike
+            lost.append(STEPS.max_step_tokens - cached)
+        return {}
+
+    monkeypatch.setattr(RadixTree, "moved", moved)
+    best_first(policy, 600, 2)
+    assert {0, STEPS.max_step_tokens} < set(lost)
