@@ -142,6 +142,12 @@ class SearchSpec(BaseModel):
         default=None, ge=1, description="tot_bfs: leaves kept a level; default: width / branch"
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """JSON knows one kind of number: 16.0 is an integer."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
     @field_validator("consensus", mode="plain", json_schema_input_type=Consensus | None)
     @classmethod
     def _known_consensus(cls, value: Any, others: ValidationInfo) -> Consensus | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -17,6 +19,7 @@ from server.admission import Admission
 from server.chat import chat_routes
 from server.completion import complete
 from server.edge import Edge
+from server.experience import Experience
 from server.forest import Forest
 from server.gate import Gate
 from server.kept_routes import kept_routes
@@ -76,6 +79,22 @@ def create_service(
     )
 
 
+def add_model(
+    service: Service, settings: Settings, engine: Engine, text: ChatText, delimiter: str = "\n\n"
+) -> None:
+    """Let a service serve one more model, ``settings.model``, beside its own."""
+    service.others[settings.model] = replace(
+        service,
+        settings=settings,
+        forest=_forest(engine, service.metrics, settings, service.traces),
+        text=text,
+        delimiter=delimiter,
+        experience=Experience(),
+        tokenizing=asyncio.Lock(),
+        others={},
+    )
+
+
 def _forest(engine: Engine, metrics: Metrics, settings: Settings, traces: Traces | None) -> Forest:
     if traces is None:
         return Forest(engine, metrics, settings.answers)
@@ -93,7 +112,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.forest.close()
+        await service.close()
         await at_end()
 
     settings = service.settings

@@ -143,6 +143,7 @@ async def ask_search(
         seed=spec.seed or 0,
         spec=spec,
         seconds=_seconds(spec, settings),
+        in_thought=has_begun(problem.prompt, service.text.encode),
     )
     return ask, spec
 
@@ -153,6 +154,7 @@ def ask_branch(
     """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
     begun = begun_at(document, request.node)
     kept = json.loads(document)
+    service = service.serving(kept["model"])
     context = service.forest.engine.capabilities.context_tokens
     if len(begun.tokens) >= context:
         raise prompt_too_long(len(begun.tokens), context, "node")
@@ -171,6 +173,7 @@ def ask_branch(
         spec=spec,
         seconds=_seconds(spec, service.settings),
         begun=begun,
+        in_thought=has_begun(begun.prompt, service.text.encode),
     )
     return ask, spec
 

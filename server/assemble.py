@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,8 +20,9 @@ from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
-from server.app import create_app, create_service
+from server.app import add_model, create_app, create_service
 from server.drain import DrainingServer
+from server.further_models import further_models
 from server.keeper import Restartable, keep_up
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
@@ -188,13 +189,18 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
     if settings.answers != "text":
         await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
     traces = traces_of(settings)
-    async with running(settings) as parts:
-        service = parts.service(settings, trees, traces)
-        keeper = asyncio.create_task(_keep(parts, service))
+    further = further_models(settings)
+    async with AsyncExitStack() as engines:
+        grown = [await engines.enter_async_context(running(s)) for s in (settings, *further)]
+        service = grown[0].service(settings, trees, traces)
+        for own, parts in zip(further, grown[1:], strict=True):
+            add_model(service, own, parts.engine, parts.text, parts.delimiter)
+        keepers = [asyncio.create_task(_keep(parts, service)) for parts in grown]
 
         async def end() -> None:
-            keeper.cancel()
-            await parts.engine.close()
+            for keeper, parts in zip(keepers, grown, strict=True):
+                keeper.cancel()
+                await parts.engine.close()
             if traces is not None:
                 await traces.close()
 
@@ -202,6 +208,8 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
+        for own in further:
+            log.info("serving %s too", own.model)
         await DrainingServer(config, service).serve(sockets=[listener])
 
 

@@ -47,18 +47,27 @@ def chat_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(await ask_chat(body, service, request.state.key), body.stream, request)
+        return await answer(
+            await ask_chat(body, service.serving(body.model), request.state.key),
+            body.stream,
+            request,
+        )
 
     @router.post("/v1/completions")
     async def completions(body: TextRequest, request: Request) -> Response:
-        return await answer(await ask_text(body, service, request.state.key), body.stream, request)
+        return await answer(
+            await ask_text(body, service.serving(body.model), request.state.key),
+            body.stream,
+            request,
+        )
 
     async def answer(ask: Ask, stream: bool | None, request: Request) -> Response:
-        work = partial(_work, ask, service, request.state.ticket)
+        own = service.serving(ask.model)
+        work = partial(_work, ask, own, request.state.ticket)
         if stream:
-            return streaming(_chunks(ask, service, work))
-        reply = await run_for(request, service.forest, work(None))
-        return JSONResponse(reply.completion(ask, service.fingerprint))
+            return streaming(_chunks(ask, own, work))
+        reply = await run_for(request, own.forest, work(None))
+        return JSONResponse(reply.completion(ask, own.fingerprint))
 
     return router
 

@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
+from server.further_models import further_models
 from server.keys import Keyring
 from server.settings import PREFIX, Settings, SettingsError
 
@@ -24,9 +25,10 @@ def check(settings: Settings) -> dict[str, Any]:
         raise SettingsError(f"HEDGEROW_PROFILE = {settings.profile!r}: known are {known}")
     keys = Keyring.load(settings)
     try:
-        reward_format(settings.reward_format)
-        engine_options(settings)
-        model_flops(settings)
+        for model in (settings, *further_models(settings)):
+            reward_format(model.reward_format)
+            engine_options(model)
+            model_flops(model)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
     names = sorted(Settings.model_fields)

@@ -42,5 +42,5 @@ class DrainingServer(uvicorn.Server):
             log.info("draining: %d requests under way", self._service.admission.open)
         if self._service.admission.open and time.monotonic() < self._until:
             return False
-        await self._service.forest.close()
+        await self._service.close()
         return True

@@ -24,12 +24,13 @@ def ops_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        listed = [_model(name) for name in model_names(service.settings)]
+        served = [each.settings for each in service.models]
+        listed = [_model(name) for settings in served for name in model_names(settings)]
         return JSONResponse({"object": "list", "data": listed})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        resolve_model(name, service.settings)
+        resolve_model(name, service.serving(name).settings)
         return JSONResponse(_model(name))
 
     @router.get("/v1/usage")
@@ -50,7 +51,8 @@ def ops_routes(service: Service) -> APIRouter:
             raise shutting_down(service.settings.retry_after_seconds)
         try:
             async with asyncio.timeout(service.settings.ready_seconds):
-                await service.forest.engine.health()
+                for each in service.models:
+                    await each.forest.engine.health()
         except TimeoutError:
             raise EngineDown("the engine does not answer") from None
         return JSONResponse({"status": "ready"})

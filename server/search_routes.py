@@ -40,9 +40,10 @@ def search_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/search")
     async def start(body: SearchRequest, request: Request) -> Response:
-        ask, spec = await ask_search(body, service, request.state.key)
+        own = service.serving(body.model)
+        ask, spec = await ask_search(body, own, request.state.key)
         if body.dry_run:
-            return JSONResponse(estimate(ask, service))
+            return JSONResponse(estimate(ask, own))
         return await answer(ask, spec, body, request)
 
     @router.post("/v1/search/{search_id}/branch")
@@ -56,19 +57,19 @@ def search_routes(service: Service) -> APIRouter:
     async def answer(
         ask: Ask, spec: SearchSpec, body: SearchRequest | BranchRequest, request: Request
     ) -> Response:
-        ticket = request.state.ticket
+        ticket, own = request.state.ticket, service.serving(ask.model)
         if body.background:
             request.state.kept = True
             feed = Feed()
-            work = grow(ask, spec, service, partial(_record, feed, ask), ticket, feed)
-            in_background(work, ask, service, ticket, feed)
+            work = grow(ask, spec, own, partial(_record, feed, ask), ticket, feed)
+            in_background(work, ask, own, ticket, feed)
             if body.stream:
                 return streaming(feed.read(-1, service.settings.keepalive_seconds))
             return JSONResponse(running(ask.id, ask.created), 202)
         if body.stream:
-            return streaming(_events(ask, spec, service, ticket))
-        work = grow(ask, spec, service, lambda _: None, ticket)
-        return JSONResponse(await run_for(request, service.forest, work))
+            return streaming(_events(ask, spec, own, ticket))
+        work = grow(ask, spec, own, lambda _: None, ticket)
+        return JSONResponse(await run_for(request, own.forest, work))
 
     return router
 
@@ -93,7 +94,13 @@ async def grow(
                 tell(event)
 
             outcome = await service.forest.search(
-                ask.tree, ask.problem, spec, seconds=seconds, listen=hear, begun=ask.begun
+                ask.tree,
+                ask.problem,
+                spec,
+                seconds=seconds,
+                listen=hear,
+                begun=ask.begun,
+                in_thought=bool(ask.in_thought),
             )
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, spec.policy)

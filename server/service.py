@@ -46,7 +46,8 @@ class Service:
 
     ``delimiter`` ends a step of the policy model's replies. ``draining`` is set once the server has
     been told to end. ``tokenizing`` is held while the tokenizer works in a thread: it bears one
-    user at a time.
+    user at a time. ``others``: further models by name, each with an engine and a text of its own;
+    all else they share.
     """
 
     settings: Settings
@@ -64,6 +65,20 @@ class Service:
     delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    others: dict[str, Service] = field(default_factory=dict)
+
+    def serving(self, model: str | None) -> Service:
+        """The service of the model that a name or an alias begins with; for unknown ones this."""
+        return self.others.get((model or "").partition(":")[0], self)
+
+    @property
+    def models(self) -> list[Service]:
+        """This service, and those of the further models."""
+        return [self, *self.others.values()]
+
+    async def close(self) -> None:
+        """Cancel what is under way, on any model, and wait until it has let go of its trees."""
+        await asyncio.gather(*(service.forest.close() for service in self.models))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     reward_model: OptionalCheckpoint = BUNDLED / "prm"
     reward_format: FormatName = Field(default="math-shepherd", description="or a .json file")
     profile: str = "sprig"
+    models_file: OptionalPath = Field(default=None, description="TOML, a table a further model")
     kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
     kv_policy: Literal["full", "lru", "arborkv"] = Field(
         default="arborkv", description="what the policy model's KV gives up first"

@@ -153,10 +153,21 @@ class TextRequest(GenerationRequest):
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
 
 
+_QUESTION_OR_MESSAGES: dict[str, Any] = {
+    "oneOf": [
+        {
+            "required": [given],
+            "properties": {given: {"not": {"type": "null"}}, other: {"type": "null"}},
+        }
+        for given, other in (("question", "messages"), ("messages", "question"))
+    ]
+}
+
+
 class SearchRequest(BaseModel):
     """``POST /v1/search``: a question or whole messages, and how to search."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_QUESTION_OR_MESSAGES)
 
     model: str | None = None
     question: str | None = Field(default=None, min_length=1)

@@ -69,7 +69,7 @@ class Server:
 
     def wait(self) -> int:
         """The exit status; every line of the log has been read by then."""
-        status = self.process.wait(timeout=30)
+        status = self.process.wait(timeout=120)
         self._reader.shutdown()
         return status
 

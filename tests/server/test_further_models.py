@@ -1,0 +1,100 @@
+"""Several models in one server: each has its own engine, all else they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from server.app import add_model, create_app, create_service
+from server.further_models import further_models
+from server.settings import BUNDLED, Settings, SettingsError
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import BASE, PlainText, question
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def oak() -> ScriptedEngine:
+    """The second model's engine, which says something else."""
+    return ScriptedEngine(lambda _: "I am the oak. The answer is 7.")
+
+
+@pytest.fixture
+async def two(engine: ScriptedEngine, oak: ScriptedEngine) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a server with the models sprig and oak."""
+    service = create_service(Settings(), engine, PlainText())
+    add_model(service, Settings(model="oak", step_tokens=64), oak, PlainText())
+    transport = httpx2.ASGITransport(app=create_app(service))
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+        yield client
+
+
+async def test_the_models_name_picks_the_engine(
+    two: httpx2.AsyncClient, engine: ScriptedEngine, oak: ScriptedEngine
+) -> None:
+    """Plain, by alias, as a text, as a search and as its branch; all of them are listed."""
+    body = {"model": "oak", "messages": question(), "seed": 1}
+    for path, change in (
+        (CHAT, {}),
+        (CHAT, {"model": "oak:rebase-4"}),
+        ("/v1/completions", {"prompt": "?"}),
+    ):
+        answer = (await two.post(path, json=body | change)).json()
+        assert "I am the oak" in str(answer["choices"][0])
+        assert "/oak/" in answer["system_fingerprint"]
+    found = (await two.post("/v1/search", json={"model": "oak", "question": "?"})).json()
+    assert found["answer"] == "7"
+    calls = len(oak.expanded)
+    branched = await two.post(f"/v1/search/{found['id']}/branch", json={"node": 0})
+    assert branched.json()["model"] == "oak"
+    assert len(oak.expanded) > calls
+    assert not engine.expanded
+    listed = {model["id"] for model in (await two.get("/v1/models")).json()["data"]}
+    assert {"sprig", "sprig:beam-4", "oak", "oak:beam-4"} <= listed
+    assert (await two.get("/v1/models/oak:mcts-4")).status_code == 200
+    assert (await two.post(CHAT, json=body | {"model": "elm"})).status_code == 404
+
+
+async def test_one_engine_that_is_down_makes_the_server_unready(
+    two: httpx2.AsyncClient, oak: ScriptedEngine
+) -> None:
+    """The other model still answers."""
+    oak.down = True
+    assert (await two.get("/ready")).status_code == 503
+    body = {"model": "sprig", "messages": question()}
+    assert (await two.post(CHAT, json=body)).status_code == 200
+    assert (await two.post(CHAT, json=body | {"model": "oak"})).status_code == 503
+
+
+def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:
+    """Everything else is the server's own setting."""
+    path = tmp_path / "models.toml"
+    path.write_text(f'[draft]\npolicy_model = "{BUNDLED / "draft"}"\nreward_model = "none"\n')
+    (draft,) = further_models(Settings(models_file=path, kv_tokens=4096))
+    assert (draft.model, draft.reward_model, draft.kv_tokens) == ("draft", None, 4096)
+    assert draft.policy_model == BUNDLED / "draft"
+    assert further_models(Settings()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[sprig]", "HEDGEROW_MODEL's own name"),
+        ("oak = 1", "[oak]: must be a table"),
+        ("[oak]\nport = 1", "port: not a model's"),
+        ('[oak]\npolicy_model = "/nowhere"', "policy_model = '/nowhere': there is no such folder"),
+        ('["an oak"]', "model = 'an oak'"),
+        ("[oak", "models.toml"),
+    ],
+)
+def test_a_wrong_table_is_named(tmp_path: Path, text: str, words: str) -> None:
+    """By file, table and field."""
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as told:
+        further_models(Settings(models_file=path))
+    assert words in str(told.value)
