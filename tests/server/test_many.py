@@ -1,0 +1,196 @@
+"""Many clients at once, many that leave, and an engine that keeps dying: nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from threading import Event
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from server.app import create_app
+from server.assemble import listen, running
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question, saying
+from tests.server.test_process import QUESTION, Server, engine_pid
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+CHAT = "/v1/chat/completions"
+STREAMS = 500
+LEAVERS = int(os.environ.get("LEAVERS", "1000"))
+KILLS = int(os.environ.get("ENGINE_KILLS", "2"))
+"""Of the engine, under load; 50 take some minutes."""
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[int]:
+    """The app behind a socket of this machine; its port."""
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await task
+
+
+async def asked(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
+    """A connection on which a chat request has been sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    sent = json.dumps({"model": "sprig"} | body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(sent)}\r\n\r\n"
+    writer.write(head.encode() + sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine) -> None:
+    """None is lost, each is whole and in order, and ends as it should."""
+    reply = "".join(f"{i}," for i in range(100))
+    engine.say = saying(reply)
+
+    async def one(number: int) -> bytes:
+        body = {"messages": question(f"{number}"), "stream": True, "seed": number}
+        reader, writer = await asked(port, body)
+        said = await reader.read()
+        writer.close()
+        return said
+
+    async with serving(app) as port:
+        everything = await asyncio.gather(*(one(number) for number in range(STREAMS)))
+    for said in everything:
+        assert b"data: [DONE]" in said
+        assert "".join(re.findall(r'"content":"([^"]*)"', said.decode())) == reply
+    assert not engine.live
+
+
+async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
+    """Plain, searched, streamed, in the queue or running: whenever they go, no KV and no task of
+    theirs stays behind, and the server answers as before."""
+    draw = random.Random(0)
+    settings = Settings(threads=1, kv_tokens=8192, prm_kv_tokens=8192, max_running=16)
+    messages = [{"role": "user", "content": QUESTION}]
+    room = asyncio.Semaphore(40)
+
+    async def one(port: int, number: int) -> None:
+        body: dict[str, Any] = {"messages": messages, "stream": bool(number % 2), "seed": number}
+        body |= {"search": {"width": draw.choice([1, 4, 32])}} if number % 3 else {}
+        async with room:
+            reader, writer = await asked(port, body)
+            async with asyncio.timeout(None) as patience:
+                patience.reschedule(asyncio.get_running_loop().time() + draw.random() * 0.2)
+                await reader.read()
+            writer.transport.abort()
+
+    async with running(settings) as parts:
+        service = parts.service(settings)
+        async with serving(create_app(service)) as port:
+            before = asyncio.all_tasks()
+            await asyncio.gather(
+                *(one(port, number) for number in range(LEAVERS)), return_exceptions=True
+            )
+            while service.admission.open or service.forest.under_way:
+                await asyncio.sleep(0.05)
+            usage = await parts.engine.usage()
+            while asyncio.all_tasks() - before:
+                await asyncio.sleep(0.05)
+            reader, _ = await asked(port, {"messages": messages, "max_tokens": 8})
+            assert b"200 OK" in await reader.read()
+    assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
+    assert usage.running == usage.waiting == 0
+
+
+KNOWN: list[dict[str, Any]] = [
+    {"model": "sprig", "messages": [{"role": "user", "content": QUESTION}]} | more
+    for more in ({"seed": 5}, {"search": {"width": 4, "seed": 5}})
+]
+"""Requests whose replies are the same every time."""
+
+
+class Load:
+    """Clients that ask what is ``KNOWN`` until they are told to stop, and count what they got."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.stop = Event()
+        self.answered = 0
+        self.failed = 0
+        with httpx2.Client(base_url=url, timeout=300) as http:
+            self.expected = [whole(http, body) for body in KNOWN]
+
+    def client(self, number: int) -> None:
+        """One client; every second one of each kind streams. Raises for anything but the right
+        answer or an error in OpenAI's shape."""
+        kind, ask = number % 2, streamed if number % 4 > 1 else whole
+        with httpx2.Client(base_url=self.url, timeout=300) as http:
+            while not self.stop.is_set():
+                found = ask(http, KNOWN[kind])
+                assert found in (None, self.expected[kind])
+                if found is None:
+                    self.failed += 1
+                else:
+                    self.answered += 1
+
+
+def whole(http: httpx2.Client, body: dict[str, Any]) -> str | None:
+    """What was replied; None if the engine was said to be down."""
+    answer = http.post(CHAT, json=body)
+    if answer.status_code == 200:
+        return answer.json()["choices"][0]["message"]["content"]
+    assert answer.json()["error"]["code"] == "engine_unavailable"
+    return None
+
+
+def streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
+    """The same of a stream, which ends with [DONE], or with an error event and is cut."""
+    said: list[str] = []
+    with (
+        http.stream("POST", CHAT, json=body | {"stream": True}) as lines,
+        suppress(httpx2.RemoteProtocolError),
+    ):
+        for line in lines.iter_lines():
+            said += [line.removeprefix("data: ")] if line else []
+    if said[-1] != "[DONE]":
+        assert json.loads(said[-1])["error"]["code"] == "engine_unavailable"
+        return None
+    deltas = [c["delta"] for line in said[:-1] for c in json.loads(line)["choices"]]
+    return "".join(delta.get("content", "") for delta in deltas)
+
+
+def test_the_engine_is_killed_under_load() -> None:
+    """Again and again: every request gets its answer, the right one, or an error that says what
+    happened; readiness turns red and green again."""
+    server = Server(keeper_seconds="0.2")
+    load = Load(server.url)
+    with httpx2.Client(base_url=server.url, timeout=300) as http, ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(load.client, number) for number in range(4)]
+        try:
+            for _ in range(KILLS):
+                answered = load.answered
+                while load.answered < answered + 4 and not any(c.done() for c in clients):
+                    assert http.get("/health").status_code == 200
+                os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+                for status in (503, 200):
+                    while http.get("/ready").status_code != status:
+                        pass
+        finally:
+            load.stop.set()
+        for client in clients:
+            client.result()
+    assert server.stop() == 0
+    assert load.failed > 0
