@@ -110,6 +110,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         batch_limit=settings.batch_limit,
         draft=settings.draft,
         draft_model=str(settings.draft_model) if settings.draft_model else None,
+        draft_rule=settings.draft_rule,
         draft_tokens=settings.draft_tokens,
         k_config=settings.k_config,
         draft_kv_tokens=settings.draft_kv_tokens,

@@ -91,6 +91,9 @@ class Settings(BaseSettings):
         default="off", description="draft ahead of the policy model; changes time alone"
     )
     draft_model: OptionalCheckpoint = BUNDLED / "draft"
+    draft_rule: Literal["coupled", "leviathan"] = Field(
+        default="coupled", description="leviathan: by rejection; trees keep no digests"
+    )
     draft_tokens: int = Field(default=0, ge=0, le=15, description="drafted ahead; 0: what pays")
     k_config: Widths = Field(default=(), description="tokens drafted at each depth, such as 2,2,1")
     draft_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the draft model")

@@ -33,6 +33,7 @@ def load_speculation(options: EngineOptions, policy: Text) -> Speculation | None
         flops=forward.config.flops,
         timed=pace.draft.add,
         clock=time.perf_counter,
+        rule=options.draft_rule,
     )
     return Speculation(
         drafter,

@@ -18,6 +18,7 @@ from runtime.embedded.branches import Run
 from runtime.embedded.cache import Cache
 from runtime.embedded.guesses import Fork, Guesses
 from runtime.embedded.lane import Lane
+from runtime.embedded.leviathan import DraftRule, candidate_seeds, distribution
 from runtime.embedded.radix import common_prefix
 from runtime.embedded.sampler import foresee
 from runtime.embedded.sketch import Sketch
@@ -39,10 +40,12 @@ class Drafter:
         flops: Callable[[int, int, int], float],
         timed: Callable[[int, float], None],
         clock: Callable[[], float],
+        rule: DraftRule = "coupled",
     ) -> None:
         """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
         proposals. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
-        each pass: its rows and its seconds by ``clock``."""
+        each pass: its rows and its seconds by ``clock``. ``rule``: under ``leviathan`` what is
+        guessed is drawn by noise of its own, and goes with the distribution it was drawn from."""
         self.cache = Cache(kv_tokens)
         self._batch = Batch(
             forward,
@@ -55,6 +58,7 @@ class Drafter:
         self._room = min(context, kv_tokens)
         self._eos = eos
         self._flops = flops
+        self._rejects = rule == "leviathan"
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._timed = timed
         self._clock = clock
@@ -76,7 +80,7 @@ class Drafter:
             if run in self._lanes
         }
         while advances := self._batch.advance():
-            _grow([(drafting[advance.lane], advance) for advance in advances])
+            self._grow([(drafting[advance.lane], advance) for advance in advances])
             self._note(advances)
         found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
         return {run: found.get(run) or Guesses() for run in wishes}
@@ -147,32 +151,38 @@ class Drafter:
         before, self._since = self._since, self._clock()
         self._timed(sum(advance.all_rows for advance in advances), self._since - before)
 
+    def _grow(self, passed: Sequence[tuple[Sketch, Advance]]) -> None:
+        """Add to each sketch what the draft model foresees after this pass."""
+        ways: list[tuple[Sketch, Fork | None, torch.Tensor]] = []
+        for sketch, advance in passed:
+            if advance.logits is not None:
+                ways.append((sketch, None, advance.logits[-1:]))
+            ways += [(sketch, fork, logits[-1:]) for fork, logits in advance.beside]
+        if not ways:
+            return
+        seeds = [sketch.run.branch.seed for sketch, *_ in ways]
+        samplings = [sketch.run.call.sampling for sketch, *_ in ways]
+        logits = torch.cat([logits for *_, logits in ways]).numpy()
+        ranked = foresee(
+            logits,
+            candidate_seeds(seeds) if self._rejects else np.array(seeds, dtype=np.uint64),
+            np.array([sketch.position(way) for sketch, way, _ in ways], dtype=np.int64),
+            np.array([sampling.temperature for sampling in samplings]),
+            np.array([sampling.top_p for sampling in samplings]),
+            max(sketch.width(way) for sketch, way, _ in ways),
+        ).tolist()
+        for i, (sketch, way, _) in enumerate(ways):
+            if self._rejects:
+                sampling = samplings[i]
+                q = distribution(logits[i], sampling.temperature, sampling.top_p)
+                sketch.offer(way, ranked[i], q)
+            sketch.extend(way, ranked[i])
+
     def _give_way(self, lane: Lane) -> None:
         """A lane lost its place to older ones: its branch goes without proposals."""
         self._filling.discard(lane)
         for run in [run for run, its in self._lanes.items() if its is lane]:
             del self._lanes[run]
-
-
-def _grow(passed: Sequence[tuple[Sketch, Advance]]) -> None:
-    """Add to each sketch what the draft model foresees after this pass."""
-    ways: list[tuple[Sketch, Fork | None, torch.Tensor]] = []
-    for sketch, advance in passed:
-        if advance.logits is not None:
-            ways.append((sketch, None, advance.logits[-1:]))
-        ways += [(sketch, fork, logits[-1:]) for fork, logits in advance.beside]
-    if not ways:
-        return
-    ranked = foresee(
-        torch.cat([logits for *_, logits in ways]),
-        np.array([sketch.run.branch.seed for sketch, *_ in ways], dtype=np.uint64),
-        np.array([sketch.position(way) for sketch, way, _ in ways], dtype=np.int64),
-        np.array([sketch.run.call.sampling.temperature for sketch, *_ in ways]),
-        np.array([sketch.run.call.sampling.top_p for sketch, *_ in ways]),
-        max(sketch.width(way) for sketch, way, _ in ways),
-    )
-    for (sketch, way, _), tokens in zip(ways, ranked.tolist(), strict=True):
-        sketch.extend(way, tokens)
 
 
 def _never() -> None:

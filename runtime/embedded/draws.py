@@ -12,6 +12,7 @@ import torch
 
 from runtime.embedded.branches import Run
 from runtime.embedded.guesses import Guesses
+from runtime.embedded.leviathan import Offer, choose, distribution
 from search.engine import EngineError, Sampling
 from search.tree import Finish
 
@@ -34,8 +35,8 @@ class Draw(Protocol):
 
 def draw_for(
     draw: Draw, rows: Sequence[tuple[Run, torch.Tensor]]
-) -> Iterator[tuple[Run, list[Token]]]:
-    """Each branch with its draws, one for each row of its logits (1 + guesses, vocab)."""
+) -> Iterator[tuple[Run, torch.Tensor, list[Token]]]:
+    """Each branch with its logits (1 + guesses, vocab) and its draws, one for each row."""
     if not rows:
         return
     each = [(run, ahead) for run, _ in rows if run.lane is not None for ahead in run.lane.depths()]
@@ -48,7 +49,7 @@ def draw_for(
     )
     tokens = zip(*(np.asarray(part).tolist() for part in drawn), strict=True)
     for run, logits in rows:
-        yield run, list(islice(tokens, len(logits)))
+        yield run, logits, list(islice(tokens, len(logits)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +65,34 @@ class Taken:
     accepted: int
 
 
-def take(run: Run, draws: Sequence[Token], finish_of: Callable[[Run], Finish | None]) -> Taken:
+def take(
+    run: Run,
+    logits: torch.Tensor,
+    draws: Sequence[Token],
+    finish_of: Callable[[Run], Finish | None],
+) -> Taken:
     """Give a branch its draws, as far as each was foreseen and the step goes on.
 
-    ``draws``: one for each row of its guesses, in their order.
+    ``logits`` (rows, vocab) and ``draws``: one for each row of its guesses, in their order. Where a
+    guess was an offer, the draw is made by rejection instead.
     """
     lane = run.lane
     assert lane is not None, "a run draws without a lane"
     guesses, tested, accepted = lane.retract(), 0, 0
     way = None
     for depth in count():
-        token, logprob, entropy = draws[guesses.row(way, depth)]
+        row = guesses.row(way, depth)
+        token, logprob, entropy = draws[row]
         foreseen = dict(guesses.at(way, depth))
+        offer = guesses.offers.get((way, depth))
+        if offer is not None:
+            token, logprob = _by_rejection(run, logits[row], offer)
         run.drawn.append(token)
         run.logprob += logprob
         run.entropy = entropy
-        tested += bool(foreseen)
-        accepted += token in foreseen
+        candidates = foreseen if offer is None else offer.candidates
+        tested += bool(candidates)
+        accepted += token in candidates
         finish = finish_of(run)
         if finish is not None or token not in foreseen:
             break
@@ -89,6 +101,14 @@ def take(run: Run, draws: Sequence[Token], finish_of: Callable[[Run], Finish | N
     if finish is None:
         lane.append(token)
     return Taken(depth + 1, finish, guesses, tested, accepted)
+
+
+def _by_rejection(run: Run, logits: torch.Tensor, offer: Offer) -> tuple[int, float]:
+    """The branch's next token and its log-probability, from logits (vocab,)."""
+    sampling = run.call.sampling
+    p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
+    token = choose(p, offer, run.branch.seed, run.length)
+    return token, float(logits.double().log_softmax(-1)[token])
 
 
 def must_be_sane(sampling: Sampling) -> None:

@@ -21,6 +21,7 @@ def fingerprint(options: EngineOptions) -> str:
         options.version,
         repr(reward_format(options.reward_format)),
         _embedder(options),
+        *_draft(options),
         "exact" if options.exact else "plain",
         str(options.cores),
         torch.__version__,
@@ -31,6 +32,13 @@ def fingerprint(options: EngineOptions) -> str:
         if checkpoint is not None:
             _add_files(digest, Path(checkpoint))
     return f"hedgerow-{digest.hexdigest()[:16]}"
+
+
+def _draft(options: EngineOptions) -> list[str]:
+    """What drafting has to do with the trees: nothing, unless draws are made by rejection."""
+    if options.draft == "off" or options.draft_rule == "coupled":
+        return []
+    return [options.draft_rule, str(options.draft_model), repr(options.k_config)]
 
 
 def _embedder(options: EngineOptions) -> str:

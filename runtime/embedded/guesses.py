@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from runtime.embedded.leviathan import Offer
 from runtime.embedded.radix import EMPTY
 
 
@@ -34,16 +35,21 @@ class Fork:
         return self.at + len(self.tokens)
 
 
+Offers = dict[tuple[Fork | None, int], Offer]
+"""By the way and the depth of a draw, what rejection sampling needs to know."""
+
+
 @dataclass(slots=True, eq=False)
 class Guesses:
     """``tokens``: the likeliest way on; ``forks``: others, each after the one it leaves.
 
     The rows of a pass that checks them stand in this order: what was known last, the chain, the
-    forks.
+    forks. ``offers`` are for rejection sampling only.
     """
 
     tokens: list[int] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
+    offers: Offers = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -68,11 +74,15 @@ class Guesses:
         return sum(len(fork.tokens) for fork in before) + len(self.tokens) + depth - way.at
 
 
-def trimmed(tokens: Sequence[int], forks: Sequence[Fork]) -> Guesses:
+def trimmed(
+    tokens: Sequence[int],
+    forks: Sequence[Fork],
+    offers: Offers,
+) -> Guesses:
     """Guesses whose forks go no deeper than the chain, so that they fit the chain's places."""
     kept: list[Fork] = []
     for fork in forks:
         fork.tokens = fork.tokens[: max(0, len(tokens) - fork.at)]
         if fork.tokens and (fork.above is None or fork.above in kept):
             kept.append(fork)
-    return Guesses(list(tokens), kept)
+    return Guesses(list(tokens), kept, offers)

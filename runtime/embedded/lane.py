@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.embedded.guesses import Fork, Guesses
+from runtime.embedded.guesses import Fork, Guesses, Offers
 from runtime.embedded.radix import Node
 
 Order = tuple[int, int, int]
@@ -26,6 +26,7 @@ class Lane:
         "computed",
         "forks",
         "length",
+        "offers",
         "opened",
         "order",
         "proposed",
@@ -56,6 +57,7 @@ class Lane:
         self.length = len(tokens)
         self.proposed = 0
         self.forks: list[Fork] = []
+        self.offers: Offers = {}
         self.opened = self.shared = self.computed = self.allocated = len(cached)
 
     @property
@@ -87,13 +89,13 @@ class Lane:
         """Add guesses, to be taken back by ``retract`` after the pass that checks them."""
         for token in guesses.tokens:
             self.guess(token)
-        self.forks = guesses.forks
+        self.forks, self.offers = guesses.forks, guesses.offers
 
     def retract(self) -> Guesses:
         """Take the guesses back, and what was computed of them. The forks' slots go with them."""
         known = self.known
-        guesses = Guesses(self.tokens[known : self.length].tolist(), self.forks)
-        self.length, self.proposed, self.forks = known, 0, []
+        guesses = Guesses(self.tokens[known : self.length].tolist(), self.forks, self.offers)
+        self.length, self.proposed, self.forks, self.offers = known, 0, [], {}
         self.computed = min(self.computed, known)
         return guesses
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from runtime.embedded.leviathan import DraftRule
 from runtime.embedded.pace import LONGEST
 from runtime.embedded.retention import KvPolicy
 from runtime.embedded.speculation import DraftMode
@@ -32,10 +33,11 @@ class EngineOptions:
     that owes an answer and says nothing for ``stall_seconds`` counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
-    ``runtime.embedded.speculation``; it changes time alone. ``draft_tokens``: how far, 0 to follow
-    what was measured; ``k_config``: how many tokens at each depth after each one before it (deeper
-    it is one); ``draft_kv_tokens``: the capacity of its KV store; ``verify_batch``: branches
-    whose drafts are checked at once, 0 for all.
+    ``runtime.embedded.speculation``; under the ``draft_rule`` ``coupled`` it changes time alone,
+    under ``leviathan`` trees keep their distribution but not their digests.
+    ``draft_tokens``: how far, 0 to follow what was measured; ``k_config``: how many tokens at each
+    depth after each one before it (deeper it is one); ``draft_kv_tokens``: the capacity of its KV
+    store; ``verify_batch``: branches whose drafts are checked at once, 0 for all.
 
     ``embedder``: what embeds steps: the policy's hidden states after ``embedder_layer`` layers
     (None: half of them), letters alone, the checkpoint ``encoder``, or the server ``endpoint``.
@@ -50,6 +52,7 @@ class EngineOptions:
     batch_limit: int = 256
     draft: DraftMode = "off"
     draft_model: str | Path | None = None
+    draft_rule: DraftRule = "coupled"
     draft_tokens: int = 0
     draft_kv_tokens: int = 32_768
     k_config: tuple[int, ...] = ()
@@ -68,7 +71,8 @@ class EngineOptions:
         for field in ("kv_tokens", "prm_kv_tokens", "batch_limit", "draft_kv_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
-        for field, known in (("kv_policy", KvPolicy), ("draft", DraftMode)):
+        modes = {"kv_policy": KvPolicy, "draft": DraftMode, "draft_rule": DraftRule}
+        for field, known in modes.items():
             if getattr(self, field) not in get_args(known):
                 allowed = ", ".join(get_args(known))
                 raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
@@ -97,6 +101,12 @@ class EngineOptions:
             raise ValueError(f"verify_batch: {self.verify_batch}; 0 (all) or more is needed")
         if self.draft != "off" and self.draft_model is None:
             raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
+
+    @property
+    def same_trees(self) -> bool:
+        """Whether trees follow from their requests, bit for bit."""
+        lossy = self.draft != "off" and self.draft_rule == "leviathan"
+        return self.exact and self.embedder != "endpoint" and not lossy
 
     @property
     def cores(self) -> int:

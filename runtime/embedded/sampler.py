@@ -48,18 +48,18 @@ def draw(
     values = logits.numpy() if isinstance(logits, Tensor) else logits
     rows, vocab = values.shape
     heat = _per_row("temperature", temperature, rows)
-    nucleus = _per_row("top_p", top_p, rows)
+    mass = _per_row("top_p", top_p, rows)
     if (heat < 0).any():
         raise ValueError(f"temperature: {heat.min()}; at least 0 is needed")
-    if ((nucleus <= 0) | (nucleus > 1)).any():
-        raise ValueError(f"top_p: {nucleus}; more than 0 and at most 1 is allowed")
+    if ((mass <= 0) | (mass > 1)).any():
+        raise ValueError(f"top_p: {mass}; more than 0 and at most 1 is allowed")
     logprobs, entropies = _log_softmax(values.astype(np.float64))
     tokens = values.argmax(-1)
     warm = np.flatnonzero(heat > 0)
     if len(warm):
         picked = logprobs if len(warm) == rows else logprobs[warm]
         noise = gumbel(np.asarray(seeds, np.uint64)[warm], np.asarray(positions)[warm], vocab)
-        tokens[warm] = _perturbed_argmax(picked, noise, heat[warm], nucleus[warm])
+        tokens[warm] = _perturbed_argmax(picked, noise, heat[warm], mass[warm])
     return Draws(tokens, logprobs[np.arange(rows), tokens], entropies)
 
 
@@ -86,7 +86,7 @@ def foresee(
         )
         perturbed[rows] += noise
     for row in np.flatnonzero(warm & (top_p < 1.0)):
-        perturbed[row, ~_nucleus(tempered[row], top_p[row])] = -np.inf
+        perturbed[row, ~nucleus(tempered[row], top_p[row])] = -np.inf
     if count == 1:
         return perturbed.argmax(-1)[:, None]
     found = np.argsort(-perturbed, axis=-1, kind="stable")[:, :count]
@@ -116,17 +116,17 @@ def _log_softmax(x: Floats) -> tuple[Floats, Floats]:
 
 
 def _perturbed_argmax(
-    logprobs: Floats, noise: Floats, heat: Floats, nucleus: Floats
+    logprobs: Floats, noise: Floats, heat: Floats, mass: Floats
 ) -> NDArray[np.int64]:
     """argmax of log-probability / temperature + noise within the nucleus; overwrites ``noise``."""
     tempered = logprobs if (heat == 1.0).all() else logprobs / heat[:, None]
     noise += tempered
-    for row in np.flatnonzero(nucleus < 1.0):
-        noise[row, ~_nucleus(tempered[row], nucleus[row])] = -np.inf
+    for row in np.flatnonzero(mass < 1.0):
+        noise[row, ~nucleus(tempered[row], mass[row])] = -np.inf
     return noise.argmax(-1)
 
 
-def _nucleus(tempered: Floats, top_p: float) -> NDArray[np.bool_]:
+def nucleus(tempered: Floats, top_p: float) -> NDArray[np.bool_]:
     """The fewest likeliest tokens whose probabilities reach ``top_p``; ties by id. (vocab,)"""
     weight = np.exp(tempered - tempered.max())
     total = weight.sum()

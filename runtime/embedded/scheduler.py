@@ -20,7 +20,7 @@ from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
-from runtime.embedded.draws import Draw, Token, draw_for, must_be_sane, take
+from runtime.embedded.draws import Draw, Taken, draw_for, must_be_sane, take
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.likelihoods import Likelihoods
 from runtime.embedded.namespaces import Namespaces
@@ -357,12 +357,11 @@ class Scheduler:
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
         """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order."""
-        for run, draws in draw_for(self._draw, rows):
-            self._take(run, draws)
+        for run, logits, draws in draw_for(self._draw, rows):
+            self._take(run, take(run, logits, draws, self._finish_of))
 
-    def _take(self, run: Run, draws: Sequence[Token]) -> None:
-        """Add a run's draws as far as they were foreseen; end the step if it is complete."""
-        taken = take(run, draws, self._finish_of)
+    def _take(self, run: Run, taken: Taken) -> None:
+        """Book what a run was given; end the step if it is complete."""
         self.cache.prune(taken.guesses.forks)
         self.accounts[run.call.tree].take(taken)
         if self.speculation:

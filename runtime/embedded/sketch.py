@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from runtime.embedded.branches import Run
 from runtime.embedded.cache import Cache
-from runtime.embedded.guesses import Fork, Guesses, trimmed
+from runtime.embedded.guesses import Fork, Guesses, Offers, trimmed
 from runtime.embedded.lane import Lane
+from runtime.embedded.leviathan import Floats, Offer
 
 
 class Sketch:
@@ -21,6 +22,7 @@ class Sketch:
         self._eos = eos
         self._last: dict[Fork | None, int] = {}
         self._tips: list[Fork] = []
+        self._offers: Offers = {}
 
     def position(self, way: Fork | None) -> int:
         """The absolute position of the token that comes next on a way."""
@@ -29,6 +31,11 @@ class Sketch:
     def width(self, way: Fork | None) -> int:
         """How many tokens to guess next on a way."""
         return self._widths[self._depth(way)]
+
+    def offer(self, way: Fork | None, ranked: Sequence[int], q: Floats) -> None:
+        """Note what the next candidates on a way were drawn from, those that end the step too."""
+        wanted = tuple(token for token in ranked[: self.width(way)] if token >= 0)
+        self._offers[way, self._depth(way)] = Offer(wanted, q)
 
     def extend(self, way: Fork | None, ranked: Sequence[int]) -> None:
         """The likeliest of ``ranked`` lengthens the way, the others fork off, as many as are
@@ -57,7 +64,7 @@ class Sketch:
         lane.forks, lane.proposed = [], 0
         for way, token in self._last.items():
             (tokens if way is None else way.tokens).append(token)
-        return trimmed(tokens, [*forks, *self._tips])
+        return trimmed(tokens, [*forks, *self._tips], self._offers)
 
     def _depth(self, way: Fork | None) -> int:
         return self._lane.proposed if way is None else way.depth

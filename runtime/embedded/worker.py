@@ -91,7 +91,7 @@ class Worker:
         self._capabilities = Capabilities(
             engine="embedded",
             models={name: str(path) for name, path in models.items() if path is not None},
-            exact=options.exact and options.embedder != "endpoint",
+            exact=options.same_trees,
             scores=scoring is not None or not self._format.needs_model,
             embeds=options.embedder,
             context_tokens=context,
