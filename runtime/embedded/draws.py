@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -79,8 +79,8 @@ def take(
     lane = run.lane
     assert lane is not None, "a run draws without a lane"
     guesses, tested, accepted = lane.retract(), 0, 0
-    way = None
-    for depth in count():
+    way, depth = None, 0
+    while True:
         row = guesses.row(way, depth)
         token, logprob, entropy = draws[row]
         foreseen = dict(guesses.at(way, depth))
@@ -98,6 +98,7 @@ def take(
             break
         way = foreseen[token]
         lane.confirm(token, way, depth)
+        depth += 1
     if finish is None:
         lane.append(token)
     return Taken(depth + 1, finish, guesses, tested, accepted)

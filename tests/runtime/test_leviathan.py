@@ -29,7 +29,7 @@ VOCAB = 4
 
 def orders(q: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
     """What can be drawn from q without replacement, each with its probability."""
-    for drawn in permutations(np.flatnonzero(q).tolist(), min(count, np.count_nonzero(q))):
+    for drawn in permutations(np.flatnonzero(q).tolist(), min(count, int(np.count_nonzero(q)))):
         left, chance = q.copy(), 1.0
         for token in drawn:
             chance *= q[token] / left.sum()
