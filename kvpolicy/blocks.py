@@ -70,7 +70,7 @@ class Blocks:
         self._dead: set[int] = set()
         self._active: tuple[int, ...] = ()
         self._now: tuple[Floats, Bools] | None = None
-        self._listed: tuple[list[bool], list[float]] | None = None
+        self._fresh: dict[int, float] = {}
         self.close(ROOT, -1, prompt_tokens)
 
     def __contains__(self, node: int) -> bool:
@@ -125,7 +125,9 @@ class Blocks:
         if depth == len(self._levels):
             self._levels.append(Level())
         self._levels[depth].append(node, parent)
-        self._touch(node)
+        self._stale.add(node)
+        if self._now is None or not self._joins(node, parent):
+            self._now = None
 
     def rate(self, values: Mapping[int, float]) -> None:
         """Rewards of some blocks, in [0, 1]; unscored blocks below them inherit. Unknown ids pass.
@@ -180,23 +182,42 @@ class Blocks:
         A block weighs the most of the open leaves at or below it; minus infinity where there is
         none. Path* is the union of the active leaves' ancestor chains, themselves included.
         """
-        if self._now is None:
+        if self._now is None or self._fresh:
+            self._fresh.clear()
             self._now = self._weigh()
-            self._listed = None
         return self._now
 
     def standing(self, node: int) -> tuple[bool, float]:
-        """Whether a block is on Path*, and its weight: for few blocks of many."""
+        """Whether a block is on Path*, and its weight: for few blocks of many.
+
+        A block that closed below Path* since the last time all were weighed has been weighed by
+        itself: those above it are on Path*, whatever they weigh.
+        """
+        if node in self._fresh:
+            return False, self._fresh[node]
+        weight, on_path = self._now or self.weights()
+        return bool(on_path[node]), float(weight[node])
+
+    def standing_of(self, nodes: Ints) -> tuple[Bools, Floats]:
+        """``standing`` of many (n,): 0 on Path*; a step without a block counts as on its path."""
         weight, on_path = self.weights()
-        if self._listed is None:
-            self._listed = on_path.tolist(), weight.tolist()
-        return self._listed[0][node], self._listed[1][node]
+        known = (nodes >= ROOT) & (nodes < len(weight))
+        rows = np.where(known, nodes, ROOT)
+        known &= self._tokens[rows] > 0
+        ahead = ~known | on_path[rows]
+        return ahead, np.where(ahead, 0.0, weight[rows])
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing has changed since all blocks were weighed, but for new ones below
+        Path*."""
+        return self._now is not None
 
     def own_weights(self) -> tuple[Floats, Bools]:
         """Equation (2) without α for each block by itself, and Path*, both (rows,): paper mode."""
         self._score()
-        distance, on_path = self.distances()
-        return weigh(self._merit[: len(distance)], ~on_path, distance, self._knobs), on_path
+        distance, on_path = self._reach()
+        return weigh(self._merit[: len(on_path)], ~on_path, distance, self._knobs), on_path
 
     def distances(self) -> tuple[Ints, Bools]:
         """Edges from each block to the nearest active leaf, and who is on Path*; both (rows,).
@@ -219,6 +240,31 @@ class Blocks:
             below = level.rows
             beyond[below] = np.minimum(beyond[below], beyond[level.parents])
         return beyond + depth, on_path
+
+    def _reach(self) -> tuple[Ints, Bools]:
+        """``distances``, or zeros for Δ where the weights do not ask for it."""
+        if self._knobs.distance_decay:
+            return self.distances()
+        on_path = np.zeros(len(self._parent), dtype=np.bool_)
+        for node in self._active:
+            while node >= ROOT and not on_path[node]:
+                on_path[node] = True
+                node = self._parent[node]
+        return np.zeros(1, dtype=np.int64), on_path
+
+    def _joins(self, node: int, parent: int) -> bool:
+        """Weigh a block that just closed below Path*; False if it stands elsewhere."""
+        assert self._now is not None, "nothing has been weighed that it could join"
+        on_path = self._now[1]
+        if not self._active or parent >= len(on_path) or not on_path[parent]:
+            return False
+        self._score()
+        decay = self._knobs.distance_decay
+        away = self._near()[parent] + 1 if decay else 0
+        off = np.ones(1, dtype=np.bool_)
+        own = weigh(self._merit[node : node + 1], off, np.array([away]), self._knobs)
+        self._fresh[node] = float(own[0])
+        return True
 
     def _near(self) -> dict[int, int]:
         """Distance to the nearest active leaf of every block on Path*."""

@@ -7,7 +7,7 @@ cache's to recognise; it gives such a block the highest of its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Forest:
 
     def __getitem__(self, tree: str) -> Blocks:
         return self._trees[tree]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, in order of arrival."""
+        return iter(self._trees)
 
     def plant(self, tree: str, prompt_tokens: int) -> None:
         """A search begins; its prompt is block 0. Raises ValueError if the name is taken."""

@@ -25,6 +25,28 @@ CONFIG_L = CONFIG_S.model_copy(
 """ArborKV's scaling test: B = 5, D = 8, 256 expansions; the width is the largest there is."""
 
 
+STEP_TOKENS = {"game24": 32, "countdown": 32, "blocksworld": 32, "wordproblem": 96}
+"""Tokens a node that the bundled models' longest steps fit in."""
+
+
+def scaled(config: SearchSpec, task: str, parallel: int) -> SearchSpec:
+    """A configuration for the bundled models: as many expansions, all of them spent.
+
+    Their steps are shorter and their paths deeper than the paper's; at temperature 0.7 they repeat
+    themselves, and a search of few distinct nodes has no KV to save. ``parallel`` leaves a round:
+    the paper expands one at a time.
+    """
+    changes = {
+        "max_depth": 16,
+        "max_step_tokens": STEP_TOKENS[task],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "enough_answers": config.width,
+        "parallel": parallel,
+    }
+    return SearchSpec.model_validate(config.model_dump() | changes)
+
+
 def with_policy(config: SearchSpec, policy: str, seed: int) -> SearchSpec:
     """A configuration for ``best_first`` or ``mcts``. Raises ValidationError for unknown names."""
     return SearchSpec.model_validate(config.model_dump() | {"policy": policy, "seed": seed})

@@ -13,17 +13,17 @@ import numpy as np
 from runtime.embedded.guesses import Fork
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.radix import EMPTY, RadixTree
-from runtime.embedded.retention import KvPolicy, Retention
+from runtime.embedded.retention import WORTH, KvPolicy, Retention, Worth
 from runtime.embedded.slots import SlotPool
 
 
 class Cache:
     """The books of a KV store with ``capacity`` token slots."""
 
-    def __init__(self, capacity: int, policy: KvPolicy = "lru") -> None:
+    def __init__(self, capacity: int, policy: KvPolicy = "lru", worth: Worth = WORTH) -> None:
         self.pool = SlotPool(capacity)
         self.radix = RadixTree()
-        self.retention = Retention(self.radix, policy, capacity)
+        self.retention = Retention(self.radix, policy, capacity, worth)
         self.lanes: set[Lane] = set()
         self.evicted_tokens = 0
         self.active_peak = 0
@@ -115,7 +115,7 @@ class Cache:
         )
         self.pool.give(spare)
         self.pool.give(lane.slots[last : lane.allocated])
-        self.radix.mend(lane.tree, lane.tokens[:last])
+        self.radix.mend(lane.tree, lane.tokens[:last], lane.opened)
         self._end(lane)
 
     def drop(self, lane: Lane) -> None:

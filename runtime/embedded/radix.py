@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import Any
 
 import numpy as np
 
-EMPTY = np.empty(0, dtype=np.int64)
-UNHELD, HELD, NEXT = range(3)
-"""Who goes in a trim, in turn: what nobody holds, what is held, what a search is about to read."""
+from runtime.embedded.marks import Mark, Marks
 
-Mark = tuple[str, int]
-"""A step by its search's name and its node's id."""
-TrimOrder = Callable[["Node"], tuple[Any, ...]]
-"""A leaf's place in a trim, lowest first: UNHELD, HELD or NEXT, and whatever decides among equals
-(the serial at last)."""
+EMPTY = np.empty(0, dtype=np.int64)
+UNHELD, HELD = range(2)
+"""Who goes in a trim, in turn: what nobody holds, what is held."""
 
 
 class Node:
@@ -77,10 +72,7 @@ class RadixTree:
         self.held_tokens: Counter[str] = Counter()
         self._held: defaultdict[str, set[Node]] = defaultdict(set)
         self._leaves: set[Node] = set()
-        self._marked: dict[Mark, Node] = {}
-        self._paths: defaultdict[str, dict[Mark, bytes]] = defaultdict(dict)
-        self._cut: defaultdict[str, set[Mark]] = defaultdict(set)
-        self._moved: defaultdict[str, set[Mark]] = defaultdict(set)
+        self.marks = Marks()
 
     def match(self, tokens: np.ndarray) -> tuple[Node, np.ndarray]:
         """The node at which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
@@ -164,88 +156,71 @@ class RadixTree:
             self._remove(node, doomed)
         return np.concatenate([EMPTY, *(node.slots for node in doomed)])
 
-    def mark(self, mark: Mark, path: np.ndarray) -> None:
-        """The step ends where ``path`` does; the mark stands where what is cached of it ends."""
-        if mark in self._cut.get(mark[0], ()):
-            self._moved[mark[0]].add(mark)
-        self.unmark(mark)
-        nodes = self._walk(path)
-        node = nodes[-1] if nodes else self.root
-        node.marks.add(mark)
-        self._marked[mark] = node
-        self._paths[mark[0]][mark] = path.tobytes()
-        if sum(len(step.tokens) for step in nodes) < len(path):
-            self._lose(mark)
-
-    def unmark(self, mark: Mark) -> None:
-        """The step is over; an unknown one passes."""
-        node = self._marked.pop(mark, None)
-        if node is not None:
-            node.marks.remove(mark)
-            del self._paths[mark[0]][mark]
-            self._cut[mark[0]].discard(mark)
-
-    def unmark_all(self, tree: str) -> None:
-        """The search is over."""
-        for mark in list(self._paths[tree]):
-            self.unmark(mark)
-        del self._paths[tree]
-        self._cut.pop(tree, None)
-        self._moved.pop(tree, None)
+    def mark(self, mark: Mark, path: np.ndarray, above: Mark | None = None) -> None:
+        """The step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
+        end, known = self.root, 0
+        if above is not None and self.marks.whole(above):
+            end, known = self.marks.where(above) or end, self.marks.length(above)
+        for node in self._walk(path[known:], end):
+            known += len(node.tokens)
+            end = node
+        self.marks.put(mark, path.tobytes(), end, known)
 
     def moved(self, tree: str) -> dict[int, int]:
         """The steps of which more or less is cached than at the last call: tokens of their paths.
 
         By node id; the first call tells of all that were ever cut and are not over.
         """
-        marks = [mark for mark in self._moved.pop(tree, ()) if mark in self._marked]
+        paths = self.marks.moved(tree)
         return {
-            mark[1]: sum(len(step.tokens) for step in self._upward(self._marked[mark]))
-            for mark in marks
+            mark[1]: sum(len(n.tokens) for n in self._walk(np.frombuffer(path, dtype=np.int64)))
+            for mark, path in paths.items()
         }
 
-    def mend(self, tree: str, path: np.ndarray) -> None:
-        """``path`` is cached again: move the marks of the steps on it to where they belong."""
-        cut = self._cut.get(tree)
-        if not cut:
-            return
-        whole = path.tobytes()
-        for mark in [mark for mark in cut if whole.startswith(self._paths[tree][mark])]:
-            self.mark(mark, np.frombuffer(self._paths[tree][mark], dtype=np.int64))
+    def mend(self, tree: str, path: np.ndarray, since: int) -> None:
+        """``path`` is cached again after ``since`` tokens: the marks of the steps that end there
+        move to where they belong."""
+        for mark, own in self.marks.regained(tree, path.tobytes(), since):
+            self.mark(mark, np.frombuffer(own, dtype=np.int64))
 
-    def trim(
-        self,
-        wanted: int,
-        order: TrimOrder | None = None,
-        *,
-        margin: int = 0,
-        held: bool = True,
-    ) -> np.ndarray:
+    def trim(self, wanted: int, *, held: bool = True) -> np.ndarray:
         """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.
 
-        By default what nobody holds goes first, then what was used longest ago. Once at it, up to
-        ``margin`` more go of what is not NEXT. ``held``: whether what a search holds may go at all.
+        What nobody holds goes first, then what was used longest ago. ``held``: whether what a
+        search holds may go at all.
         """
-        order = order or oldest_first
-        heap = [(order(node), node) for node in self._leaves if not node.locks]
+        heap = [(oldest_first(node), node) for node in self._leaves if not node.locks]
         heapq.heapify(heap)
         freed = [EMPTY]
-        count = 0
-        while heap:
+        left = wanted
+        while heap and left > 0:
             (tier, *_), node = heapq.heappop(heap)
             if tier > UNHELD and not held:
                 break
-            left = wanted - count + (margin if tier < NEXT else 0)
-            if left <= 0:
-                break
-            taken = min(left, len(node.tokens))
-            count += taken
-            freed.append(node.slots[len(node.slots) - taken :])
-            self._shrink(node, taken)
             parent = node.parent
+            freed.append(self.cut(node, left))
+            left -= len(freed[-1])
             if not len(node.tokens) and parent in self._leaves and not parent.locks:
-                heapq.heappush(heap, (order(parent), parent))
+                heapq.heappush(heap, (oldest_first(parent), parent))
         return np.concatenate(freed)
+
+    def cut(self, leaf: Node, wanted: int) -> np.ndarray:
+        """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
+        assert not leaf.children, "a node is cut that is no leaf"
+        assert not leaf.locks, "a node is cut that is being read"
+        taken = min(wanted, len(leaf.tokens))
+        slots = leaf.slots[len(leaf.slots) - taken :]
+        self._shrink(leaf, taken)
+        return slots
+
+    def is_leaf(self, node: Node) -> bool:
+        """Whether a node is there, not the root, and nothing below it."""
+        return node in self._leaves
+
+    @property
+    def leaves(self) -> Iterable[Node]:
+        """Every node with nothing below it. Not to be kept over a change."""
+        return self._leaves
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root."""
@@ -278,13 +253,11 @@ class RadixTree:
         assert {t: s for t, s in self._held.items() if s} == {
             tree: {n for n in nodes if tree in n.holders} for tree in held
         }, "nodes held by tree"
-        marked = {mark: node for node in (self.root, *nodes) for mark in node.marks}
-        assert marked == self._marked, "marks"
-        assert set(marked) == {mark for paths in self._paths.values() for mark in paths}, "paths"
+        self.marks.check((self.root, *nodes))
 
-    def _walk(self, tokens: np.ndarray) -> list[Node]:
+    def _walk(self, tokens: np.ndarray, start: Node | None = None) -> list[Node]:
         """The nodes that make up the longest cached prefix, the last one split where it ends."""
-        node, at, path = self.root, 0, []
+        node, at, path = start or self.root, 0, []
         while at < len(tokens):
             child = node.children.get(int(tokens[at]))
             if child is None:
@@ -334,7 +307,7 @@ class RadixTree:
             node.tokens = node.slots = EMPTY
             return
         for mark in node.marks:
-            self._lose(mark)
+            self.marks.lose(mark)
         self.size -= count
         self.held_evicted += count if node.holders else 0
         self.unheld -= 0 if node.holders else count
@@ -348,15 +321,7 @@ class RadixTree:
         while above in doomed:
             above = above.parent
         assert above is not None
-        for mark in node.marks:
-            self._marked[mark] = above
-            self._lose(mark)
-        above.marks |= node.marks
-        node.marks = set()
-
-    def _lose(self, mark: Mark) -> None:
-        self._cut[mark[0]].add(mark)
-        self._moved[mark[0]].add(mark)
+        self.marks.lift(node, above)
 
     def _remove(self, node: Node, doomed: set[Node]) -> None:
         """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""

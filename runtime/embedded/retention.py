@@ -9,14 +9,15 @@ decoding. Order decides cost, never a result.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kvpolicy.forest import Forest, Rank
+from kvpolicy.forest import Forest
 from kvpolicy.order import Knobs
 from kvpolicy.value import UNFITTED, Theta
-from runtime.embedded.radix import HELD, NEXT, UNHELD, Node, RadixTree
+from runtime.embedded.radix import EMPTY, RadixTree
+from runtime.embedded.victims import Victims
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -28,21 +29,35 @@ MARGIN = 0.02
 """Share of the capacity that a trim frees beyond what is wanted, so that trims are few."""
 KNOBS = Knobs(distance_decay=0.0)
 """Best-first search returns to the best open node, however far: a decay by distance lost to lru."""
-_NOBODYS: Rank = (False, -np.inf, 0, 0)
+
+
+class Worth(NamedTuple):
+    """How ``arborkv`` values a block: the estimator's coefficients and equation (2)'s constants."""
+
+    theta: Theta = UNFITTED
+    knobs: Knobs = KNOBS
+
+
+WORTH = Worth()
 
 
 class Retention:
     """The KV policy of one radix tree: it hears what searches do and says what to give up."""
 
     def __init__(
-        self, radix: RadixTree, policy: KvPolicy, capacity: int, theta: Theta = UNFITTED
+        self,
+        radix: RadixTree,
+        policy: KvPolicy,
+        capacity: int,
+        worth: Worth = WORTH,
     ) -> None:
         """``capacity``: of the KV store, in tokens."""
         self.keeps_held = policy == "full"
         self.seconds = 0.0
         self.trims = 0
         self._radix = radix
-        self._forest = Forest(theta, KNOBS) if policy == "arborkv" else None
+        self._forest = Forest(worth.theta, worth.knobs) if policy == "arborkv" else None
+        self._victims = Victims(radix, self._forest) if self._forest is not None else None
         self._margin = int(MARGIN * capacity)
 
     def begin(self, tree: str, prompt: np.ndarray) -> None:
@@ -51,60 +66,76 @@ class Retention:
             self._forest.plant(tree, len(prompt))
             self._forest.transition(tree, {}, [ROOT], ())
             self._radix.mark((tree, ROOT), prompt)
+            self._moved()
 
     def close(self, tree: str, node: int, parent: int, path: np.ndarray) -> None:
         """A step has ended; ``path``: token ids from the prompt's start to the step's end."""
-        if self._forest is None:
+        if self._forest is None or self._victims is None:
             if not self.keeps_held:
-                self._radix.mark((tree, node), path)
+                self._radix.mark((tree, node), path, (tree, parent))
             return
+        before = time.perf_counter()
         blocks = self._forest[tree]
         if node not in blocks:
             above = parent if parent in blocks else ROOT
             self._forest.boundary(tree, node, above, max(1, len(path) - blocks.ends(above)))
+        if not blocks.settled:
+            self._moved()
         if blocks.alive(node):
-            self._radix.mark((tree, node), path)
+            self._radix.mark((tree, node), path, (tree, parent))
+            self._victims.join((tree, node))
+        self.seconds += time.perf_counter() - before
 
     def draws(self, tree: str, node: int, path: np.ndarray) -> None:
         """A step under way lost its place: its tokens so far will be read when it goes on."""
-        if self._forest is not None:
+        if self._victims is not None:
             self._radix.mark((tree, node), path)
+            self._victims.join((tree, node))
 
     def drop(self, tree: str, node: int) -> None:
         """A step ended the reply: nothing will be drawn from there."""
-        self._radix.unmark((tree, node))
+        self._radix.marks.remove((tree, node))
 
     def hint(self, tree: str, hint: Hint) -> None:
         """A search moved on."""
         before = time.perf_counter()
         for node in hint.dead:
-            self._radix.unmark((tree, node))
+            self._radix.marks.remove((tree, node))
         if self._forest is not None:
             self._forest.transition(tree, hint.values, hint.active, hint.dead)
+            self._moved()
         self.seconds += time.perf_counter() - before
 
     def end(self, tree: str) -> None:
         """A search is over."""
         if self._forest is not None:
             self._forest.fell(tree)
-        self._radix.unmark_all(tree)
+            self._moved()
+        self._radix.marks.remove_all(tree)
 
     def trim(self, wanted: int) -> np.ndarray:
         """Slots of at least ``wanted`` tokens, or of all that may go."""
         before = time.perf_counter()
-        if self._forest is None:
+        if self._victims is None:
             freed = self._radix.trim(wanted, held=not self.keeps_held)
         else:
-            freed = self._radix.trim(wanted, self._order, margin=self._margin)
+            freed = self._trim_by_worth(wanted, self._victims)
         self.trims += 1
         self.seconds += time.perf_counter() - before
         return freed
 
-    def _order(self, leaf: Node) -> tuple[Any, ...]:
-        """What nobody holds by age, then by rank."""
-        assert self._forest is not None
-        if not leaf.holders:
-            return UNHELD, leaf.stamp, leaf.serial
-        rank = self._forest.rank
-        on_path, *rest = max((rank(*mark) for mark in leaf.marks), default=_NOBODYS)
-        return (NEXT if on_path else HELD, *rest, leaf.serial)
+    def _trim_by_worth(self, wanted: int, victims: Victims) -> np.ndarray:
+        """Once at it, some more of what no search is about to read goes as well."""
+        freed, count = [EMPTY], 0
+        while (found := victims.lowest()) is not None:
+            read_next, leaf = found
+            left = wanted - count + (0 if read_next else self._margin)
+            if left <= 0:
+                break
+            freed.append(victims.cut(leaf, left))
+            count += len(freed[-1])
+        return np.concatenate(freed)
+
+    def _moved(self) -> None:
+        if self._victims is not None:
+            self._victims.outdate()

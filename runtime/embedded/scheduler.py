@@ -24,7 +24,7 @@ from runtime.embedded.draws import Draw, Taken, draw_for, must_be_sane, take
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.likelihoods import Likelihoods
 from runtime.embedded.namespaces import Namespaces
-from runtime.embedded.retention import KvPolicy
+from runtime.embedded.retention import WORTH, KvPolicy, Worth
 from runtime.embedded.speculation import Speculation
 from runtime.embedded.stops import Stops
 from runtime.embedded.turns import in_turn
@@ -61,13 +61,14 @@ class Scheduler:
         flops: Callable[[int, int, int], float],
         kv_policy: KvPolicy = "lru",
         speculation: Speculation | None = None,
+        worth: Worth = WORTH,
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
         ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
         ahead of the draws, None if nothing does."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
-        self.cache = Cache(kv_tokens, kv_policy)
+        self.cache = Cache(kv_tokens, kv_policy, worth)
         self.batch = Batch(
             forward,
             self.cache,

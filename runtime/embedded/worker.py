@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 import torch
 
 from runtime.embedded.account import Account
+from runtime.embedded.batch import Forwards
+from runtime.embedded.config import ModelConfig
 from runtime.embedded.draft import load_speculation
 from runtime.embedded.embedder import Embedder, Words
 from runtime.embedded.fingerprint import fingerprint
@@ -79,7 +81,7 @@ class Worker:
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(options.policy, exact=options.exact, threads=options.cores)
-        self._scheduler = _scheduler(options, forward)
+        self._scheduler = scheduler_for(options, forward, forward.config)
         scorer, judge = load_scorer(options), load_judge(options, self._scheduler)
         self._scorer = scorer[0] if scorer else None
         self._judge = judge[0] if judge else None
@@ -311,17 +313,18 @@ class Worker:
         self._unchecked = False
 
 
-def _scheduler(options: EngineOptions, forward: Forward) -> Scheduler:
+def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) -> Scheduler:
+    """The branches of a policy model with this configuration, none as yet."""
     text = Text(options.policy)
     return Scheduler(
-        forward,
+        model,
         draw,
         text,
         context=text.context,
-        vocab=forward.config.vocab,
+        vocab=config.vocab,
         kv_tokens=options.kv_tokens,
         batch_limit=options.batch_limit,
-        flops=forward.config.flops,
+        flops=config.flops,
         kv_policy=options.kv_policy,
         speculation=load_speculation(options, text),
     )

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.embedded.radix import HELD, NEXT, Node, RadixTree, common_prefix
+from runtime.embedded.radix import RadixTree, common_prefix
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 TREES = st.sampled_from(["ash", "oak", "elm"])
@@ -100,40 +100,39 @@ def test_marks_stay_with_their_steps_through_splits_and_trims() -> None:
     assert names_at(tree, 1, 2, 3) == {1}
     tree.match(ids(1, 2))
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
-    first = {2: 0, 3: 1, 1: 2}
-
-    def order(node: Node) -> tuple[int, int]:
-        return HELD, max(first[name] for _, name in node.marks)
-
+    leaf, _ = tree.match(ids(1, 2, 3, 4, 5))
     assert tree.moved("ash") == {}
-    assert tree.trim(1, order).tolist() == [4]
+    assert tree.cut(leaf, 1).tolist() == [4]
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
     assert tree.moved("ash") == {2: 4}
-    assert tree.trim(1, order).tolist() == [3]
-    assert names_at(tree, 1, 2, 3) == {1, 2}
+    assert tree.cut(leaf, 5).tolist() == [3]
     assert tree.moved("ash") == {2: 3}
+    assert names_at(tree, 1, 2, 3) == {1}, "a whole step speaks for those that are gone"
+    tree.check()
     tree.extend(tree.match(ids(1, 2, 3))[0], ids(4, 5), ids(7, 8), "ash")
-    tree.mend("ash", ids(1, 2, 3, 4, 5))
+    tree.mend("ash", ids(1, 2, 3, 4, 5), 3)
     assert names_at(tree, 1, 2, 3) == {1}
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
     assert tree.moved("ash") == {2: 5}
     assert tree.moved("ash") == {}
     tree.check()
-    tree.unmark_all("ash")
+    tree.marks.remove_all("ash")
     assert names_at(tree, 1, 2, 3) == set()
     tree.check()
 
 
-def test_a_trim_follows_the_order_it_is_given_and_spares_what_is_read_next() -> None:
-    """The margin takes more of what is held, and nothing of what a search is about to read."""
-    tree = steps_of_two_searches()
-
-    def order(node: Node) -> tuple[int, int]:
-        read_next = any(name in (1, 2) for _, name in node.marks)
-        return NEXT if read_next else HELD, node.serial
-
-    assert tree.trim(1, order, margin=3).tolist() == [5]
-    assert tree.trim(1, order, margin=3).tolist() == [4]
+def test_a_step_that_shares_its_beginning_is_lifted_to_where_that_ends() -> None:
+    """No step ends at 1 2: what is left of two that share it still stands for them."""
+    tree = RadixTree()
+    tree.extend(tree.root, ids(1, 2, 3), ids(0, 1, 2), "ash")
+    tree.extend(tree.root, ids(1, 2, 4), ids(9, 9, 3), "ash")
+    tree.mark(("ash", 1), ids(1, 2, 3))
+    tree.mark(("ash", 2), ids(1, 2, 4))
+    for path in ((1, 2, 3), (1, 2, 4)):
+        tree.cut(tree.match(ids(*path))[0], 1)
+    assert names_at(tree, 1, 2) == {1, 2}
+    tree.mark(("ash", 3), ids(1, 2, 4, 5), ("ash", 2))
+    assert names_at(tree, 1, 2) == {1, 2, 3}
     tree.check()
 
 
@@ -228,20 +227,22 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(name=TREES, node=st.integers(0, 3))
     def unmark(self, name: str, node: int) -> None:
         """A step is over, if there was one."""
-        self.tree.unmark((name, node))
+        self.tree.marks.remove((name, node))
         self.marks.pop((name, node), None)
 
     @rule(name=TREES, path=PATHS)
     def mend(self, name: str, path: tuple[int, ...]) -> None:
         """The search's marks on the path stand where what is cached ends."""
-        self.tree.mend(name, ids(*path))
+        self.tree.mend(name, ids(*path), 0)
         for (tree, node), ends in self.marks.items():
             if tree == name and path[: len(ends)] == ends:
                 assert self.end_of((tree, node)) == ends[: self.cached(ends)]
 
-    def end_of(self, mark: tuple[str, int]) -> tuple[int, ...]:
-        """The token path down to where a mark stands."""
-        node = next(n for n in (self.tree.root, *self.tree.nodes()) if mark in n.marks)
+    def end_of(self, mark: tuple[str, int]) -> tuple[int, ...] | None:
+        """The token path down to where a mark stands; None if another speaks for it."""
+        node = self.tree.marks.where(mark)
+        if node is None:
+            return None
         tokens: tuple[int, ...] = ()
         while node.parent is not None:
             tokens = (*node.tokens.tolist(), *tokens)
@@ -276,6 +277,9 @@ class RadixMachine(RuleBasedStateMachine):
         assert +self.tree.held_tokens == held
         for mark, path in self.marks.items():
             end = self.end_of(mark)
+            if end is None:
+                assert self.cached(path) < len(path), "a whole step has no mark"
+                continue
             assert path[: len(end)] == end, "a mark left its step's path"
 
 

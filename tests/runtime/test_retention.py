@@ -210,7 +210,7 @@ def test_what_is_told_of_a_step_is_what_is_cached_of_it(
 
     def moved(radix: RadixTree, tree: str) -> dict[int, int]:
         told.update(tell(radix, tree))
-        for (_, node), path in radix._paths[tree].items():
+        for (_, node), path in radix.marks._paths[tree].items():
             whole = np.frombuffer(path, dtype=np.int64)
             above = len(whole) - STEPS.max_step_tokens
             cached = max(len(radix.match(whole)[1]) - above, 0)

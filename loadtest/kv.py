@@ -1,0 +1,291 @@
+"""What does a quarter of the KV cost? ArborKV's budget sweep and scaling test.
+
+`python -m loadtest.kv [--quick] [--json] [--plot FILE]`. Every search runs at full retention first;
+then each policy has a budget that is a share (rho) of what it held at most, but never less than its
+longest path and that path's next step. Searches run one at a time, as in the paper, in this process
+(`loadtest.in_process`): KV is looked at after every step, and every search has a budget of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
+from loadtest.figure3 import Moment, draw
+from loadtest.in_process import InProcess, Models
+from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.policy_events import event_us
+from loadtest.report import publish, say, shown
+from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from models.tasks import TASKS
+from runtime.embedded.retention import KvPolicy
+from runtime.embedded.scheduler import Scheduler
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec, StopReason
+from server.evaluate import judge
+from server.plot import check_path
+
+CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}
+FULL_RETENTION: KvPolicy = "full"
+ROOMY = 16_384
+"""KV tokens that hold any of these searches whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: every policy at every budget on every search of every task.
+
+    ``expansions``: in place of the configurations'.
+    """
+
+    tasks: Sequence[str] = ("blocksworld", "wordproblem")
+    searches: Sequence[str] = ("best_first", "mcts", "rebase")
+    configs: Sequence[str] = ("S", "L")
+    policies: Sequence[str] = ("full", "lru", "arborkv")
+    rhos: Sequence[float] = (1.0, 0.5, 0.25, 0.125)
+    parallel: Sequence[int] = (1, 4)
+    questions: int = 200
+    expansions: int | None = None
+    seed: int = 0
+    threads: int = 0
+
+
+QUICK = Plan(
+    searches=("best_first", "mcts"),
+    configs=("S",),
+    rhos=(0.25, 0.125),
+    parallel=(1,),
+    questions=2,
+)
+LEVEL_WIDTH = 64
+"""Trajectories of a policy that works level by level: there waves are what saves memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One search on one task's questions."""
+
+    task: str
+    search: str
+    config: str
+    spec: SearchSpec
+
+
+def cases_of(plan: Plan) -> list[Case]:
+    """Every search of the plan; those that work level by level have no configuration."""
+    found = []
+    for task in plan.tasks:
+        for name in plan.searches:
+            if name not in ("best_first", "mcts"):
+                spec = SearchSpec(policy=name, width=LEVEL_WIDTH)  # type: ignore[arg-type]
+                limit = scaled(CONFIG_S, task, 1).max_step_tokens
+                spec = spec.model_copy(update={"max_step_tokens": limit})
+                found.append(Case(task, name, "level", spec))
+                continue
+            for config in plan.configs:
+                for parallel in plan.parallel:
+                    spec = with_policy(scaled(CONFIGS[config], task, parallel), name, plan.seed)
+                    if plan.expansions is not None:
+                        spec = spec.model_copy(update={"expansions": plan.expansions})
+                    found.append(Case(task, name, config, spec))
+    return found
+
+
+async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str, Any]]:
+    """All rows, case by case; ``moments`` takes the KV over time of the first question."""
+    options = replace(SPRIG, kv_tokens=ROOMY, prm_kv_tokens=8 * ROOMY, threads=plan.threads)
+    models = Models(options)
+    token_bytes = models.policy.new_store(1).nbytes() // 2
+    events = {name: event_us(name) for name in plan.policies}
+    rows = []
+    for case in cases_of(plan):
+        cells = await _cells(plan, models, case, moments)
+        full = cells[FULL_RETENTION, 1.0]
+        for (policy, rho), runs in cells.items():
+            found = row(runs, full) | events[policy]
+            rows.append(
+                {
+                    "policy": policy,
+                    "rho": rho,
+                    "task": case.task,
+                    "search": case.search,
+                    "config": case.config,
+                    "parallel": case.spec.parallel,
+                    "expansions": case.spec.expansions,
+                    "seed": plan.seed,
+                    "peak_kv_bytes": token_bytes * found["peak_kv_tokens"],
+                }
+                | found
+            )
+            say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
+    return rows
+
+
+async def _cells(
+    plan: Plan, models: Models, case: Case, moments: dict[str, list[Moment]]
+) -> dict[tuple[str, float], list[Run]]:
+    """A search's runs by policy and rho, full retention's first."""
+    cells: dict[tuple[str, float], list[Run]] = {(FULL_RETENTION, 1.0): []}
+    for number, item in enumerate(items_of(case.task, "test", plan.questions, plan.seed)):
+        found = await _one(plan, models, case, item, backwards=number % 2 == 1, moments=moments)
+        for cell, run in found.items():
+            cells.setdefault(cell, []).append(run)
+        say(f"{case.task} {case.search} {case.config}: {number + 1} of {plan.questions}")
+    return cells
+
+
+async def _one(
+    plan: Plan,
+    models: Models,
+    case: Case,
+    item: Item,
+    *,
+    backwards: bool,
+    moments: dict[str, list[Moment]],
+) -> dict[tuple[str, float], Run]:
+    """One question at full retention, then by every policy in every budget."""
+    reference, rounds, seen = await _run(models, case, item, FULL_RETENTION, ROOMY)
+    moments.setdefault(FULL_RETENTION, seen)
+    branches = [branch for each in rounds for branch in each.branches]
+    least = max(len(branch.tokens) + branch.limit for branch in branches)
+    cells = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
+    found = dict.fromkeys([(FULL_RETENTION, 1.0), *cells], reference)
+    for policy, rho in cells[::-1] if backwards else cells:
+        if (policy, rho) == (FULL_RETENTION, 1.0):
+            continue
+        budget = max(math.ceil(rho * reference.peak), least)
+        found[policy, rho], _, seen = await _run(models, case, item, policy, budget)
+        moments.setdefault(f"{policy} at {rho:g}", seen)
+    return found
+
+
+async def _run(
+    models: Models, case: Case, item: Item, policy: str, budget: int
+) -> tuple[Run, list[Any], list[Moment]]:
+    """One search in a budget: what came of it, its rounds, and the KV after every step."""
+    seen: list[Moment] = []
+
+    def watch(scheduler: Scheduler) -> None:
+        cache = scheduler.cache
+        reading = cache.radix.locked + sum(len(lane.private) for lane in cache.lanes)
+        seen.append(Moment(engine.clocked.passes, reading, cache.active_tokens))
+
+    engine = InProcess(models, watch, kv_policy=policy, kv_tokens=budget)
+    start = time.perf_counter()
+    outcome = await grow(engine, models.text, item, Method(policy, case.spec))
+    seconds = time.perf_counter() - start
+    cost, cache = outcome.stats.engine, engine.scheduler.cache
+    trial = judge(TASKS[item.task], item.question, outcome)
+    run = Run(
+        correct=trial.correct,
+        completed=outcome.stop_reason is not StopReason.KV,
+        digest=outcome.digest,
+        budget=budget,
+        peak=cache.active_peak,
+        active=max(moment.active for moment in seen),
+        rehydrations=cost.rehydrations,
+        recomputed=cost.rehydrated_tokens,
+        decoded=cost.decoded_tokens,
+        again_seconds=engine.clocked.again_seconds,
+        policy_seconds=cache.retention.seconds,
+        seconds=seconds,
+    )
+    return run, engine.rounds, seen
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``."""
+    options = _parser().parse_args()
+    plan = _plan(options)
+    start = time.monotonic()
+    moments: dict[str, list[Moment]] = {}
+    rows = asyncio.run(measure(plan, moments))
+    document = {
+        "rows": rows,
+        "threads": plan.threads or os.cpu_count(),
+        "seconds": time.monotonic() - start,
+    }
+    publish(document, options.json, "ArborKV: KV budgets", COLUMNS)
+    if options.plot is not None:
+        draw(moments, options.plot)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.kv", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="few questions, minutes")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--plot", type=Path, help="draw figure 3 to this file")
+    parser.add_argument("--task", help="tasks, separated by commas")
+    parser.add_argument("--search", help="search policies, separated by commas")
+    parser.add_argument("--config", help="S, L or both, separated by commas")
+    parser.add_argument("--policy", help="KV policies, separated by commas")
+    parser.add_argument("--rho", help="shares of full retention's peak, separated by commas")
+    parser.add_argument("--parallel", help="leaves expanded a round, separated by commas")
+    parser.add_argument("--limit", type=int, help="questions of a task")
+    parser.add_argument("--expansions", type=int, help="nodes expanded, in place of S and L's")
+    parser.add_argument("--seed", type=int, help="of questions and searches")
+    parser.add_argument("--threads", type=int, help="of the arithmetic; 0: one a core")
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """The full or quick plan with what the options change; a wrong one ends the program."""
+    plan = QUICK if options.quick else Plan()
+    changes: dict[str, Any] = {}
+    for field, name, kind, known in (
+        ("tasks", "task", str, TASKS),
+        ("searches", "search", str, POLICIES),
+        ("configs", "config", str, CONFIGS),
+        ("policies", "policy", str, ("full", "lru", "arborkv")),
+        ("rhos", "rho", float, None),
+        ("parallel", "parallel", int, None),
+    ):
+        given = getattr(options, name)
+        if given is not None:
+            changes[field] = _list(name, given, kind, known)
+    for field, name, least in (
+        ("questions", "limit", 1),
+        ("expansions", "expansions", 1),
+        ("seed", "seed", 0),
+        ("threads", "threads", 0),
+    ):
+        given = getattr(options, name)
+        if given is not None and given < least:
+            sys.exit(f"loadtest.kv: --{name} {given}: must be at least {least}")
+        if given is not None:
+            changes[field] = given
+    if options.plot is not None:
+        try:
+            check_path(options.plot)
+        except ValueError as error:
+            sys.exit(f"loadtest.kv: {error}")
+    return replace(plan, **changes)
+
+
+def _list(name: str, given: str, kind: type, known: Any) -> list[Any]:
+    """The values of an option; a wrong one ends the program."""
+    try:
+        values = list(dict.fromkeys(kind(part.strip()) for part in given.split(",")))
+    except ValueError:
+        sys.exit(f"loadtest.kv: --{name} {given}: must be numbers, separated by commas")
+    for value in values:
+        if known is not None and value not in known:
+            sys.exit(f"loadtest.kv: --{name} {value}: known are {', '.join(known)}")
+        if known is None and not 0 < value < math.inf:
+            sys.exit(f"loadtest.kv: --{name} {given}: must be one or more values above 0")
+    return values
+
+
+if __name__ == "__main__":
+    main()

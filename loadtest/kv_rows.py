@@ -1,0 +1,87 @@
+"""A row of `loadtest.kv`: what a KV policy made of some searches in a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from search.digest import combined_digest
+from server.evaluate import wilson95
+
+WANTED = 0.27
+"""Section 8 of the design: a quarter, and what a step takes beyond it."""
+
+COLUMNS = (
+    "task",
+    "search",
+    "config",
+    "parallel",
+    "policy",
+    "rho",
+    "completed",
+    "accuracy",
+    "peak_ratio_vs_full",
+    "active_ratio_vs_full",
+    "identical_trees",
+    "rehydrations",
+    "rehydration_share",
+    "policy_share",
+    "policy_us_p50",
+    "seconds",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One search in one budget. Tokens are of the policy model's KV.
+
+    ``peak``: held at most; ``active``: the most that running branches read or wrote at once;
+    ``recomputed``: given up and computed again, in ``rehydrations`` prefills that took
+    ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes.
+    """
+
+    correct: bool
+    completed: bool
+    digest: str
+    budget: int
+    peak: int
+    active: int
+    rehydrations: int
+    recomputed: int
+    decoded: int
+    again_seconds: float
+    policy_seconds: float
+    seconds: float
+
+
+def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:
+    """Means over the searches, and their largest peak; ``full``: the same at full retention.
+
+    ``within``: the share of searches whose peak is at most 0.27 of full retention's or, if that is
+    more, full retention's largest active set. Shares of time are of all searches' time.
+    """
+    n = len(runs)
+    seconds = math.fsum(run.seconds for run in runs)
+    accuracy = sum(run.correct for run in runs) / n
+    pairs = list(zip(runs, full, strict=True))
+    return {
+        "n": n,
+        "completed": sum(run.completed for run in runs) / n,
+        "accuracy": accuracy,
+        "accuracy_ci95": wilson95(accuracy, n),
+        "budget_tokens": math.fsum(run.budget for run in runs) / n,
+        "peak_kv_tokens": max(run.peak for run in runs),
+        "peak_ratio_vs_full": math.fsum(run.peak / base.peak for run, base in pairs) / n,
+        "active_ratio_vs_full": math.fsum(base.active / base.peak for base in full) / n,
+        "within": sum(run.peak <= max(WANTED * base.peak, base.active) for run, base in pairs) / n,
+        "identical_trees": sum(run.digest == base.digest for run, base in pairs) / n,
+        "rehydrations": sum(run.rehydrations for run in runs) / n,
+        "rehydration_share": math.fsum(run.again_seconds for run in runs) / seconds,
+        "recomputed_tokens": sum(run.recomputed for run in runs) / n,
+        "decoded_tokens": sum(run.decoded for run in runs) / n,
+        "policy_share": math.fsum(run.policy_seconds for run in runs) / seconds,
+        "seconds": seconds / n,
+        "tree_digest": combined_digest(run.digest for run in runs),
+    }

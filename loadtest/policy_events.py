@@ -1,0 +1,118 @@
+"""What the KV policy takes to decide, an event at a time, once a search has 1,000 blocks."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.embedded.cache import Cache
+from runtime.embedded.retention import KvPolicy
+from search.engine import Hint
+from search.tree import ROOT
+
+BLOCKS = 1_000
+STEP_TOKENS = 12
+DEPTH = 10
+BRANCH = 3
+ACTIVE = 4
+ROUNDS = 60
+SHARE = 0.25
+"""The pool's share of what the blocks take."""
+TREE = "tree"
+
+
+@dataclass(slots=True)
+class Growing:
+    """A random best-first search over steps of random tokens in a cache that cannot hold it."""
+
+    cache: Cache
+    draw: random.Random
+    paths: dict[int, np.ndarray] = field(default_factory=dict)
+    depth: dict[int, int] = field(default_factory=dict)
+    value: dict[int, float] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+    fresh: dict[int, float] = field(default_factory=dict)
+    transitions: list[float] = field(default_factory=list)
+    pressures: list[float] = field(default_factory=list)
+    boundaries: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The prompt."""
+        prompt = np.array(self.draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64)
+        self.paths[ROOT], self.depth[ROOT], self.value[ROOT] = prompt, 0, 0.5
+        self.open = {ROOT}
+        self.cache.retention.begin(TREE, prompt)
+
+    def round(self) -> None:
+        """Expand the best open nodes, noting what each event takes.
+
+        A transition's weighing is done when room is first needed after it, and counted with it.
+        """
+        active = sorted(self.open, key=lambda node: (-self.value[node], node))[:ACTIVE]
+        self.open -= set(active)
+        retention = self.cache.retention
+        moving: float | None = self.timed(
+            lambda: retention.hint(TREE, Hint(self.fresh, tuple(active)))
+        )
+        self.fresh = {}
+        for parent in active:
+            for _ in range(BRANCH):
+                trims = retention.trims
+                pressing = self.grow(parent)
+                if retention.trims > trims:
+                    first = moving is not None
+                    (self.transitions if first else self.pressures).append((moving or 0) + pressing)
+                    moving = None
+
+    def timed(self, event: Callable[[], object]) -> float:
+        """Seconds that the policy takes for an event."""
+        before = self.cache.retention.seconds
+        event()
+        return self.cache.retention.seconds - before
+
+    def grow(self, parent: int) -> float:
+        """A step of random tokens below a node; seconds to make room for it."""
+        node = len(self.paths)
+        step = np.array(self.draw.choices(range(900), k=STEP_TOKENS), dtype=np.int64)
+        path = self.paths[node] = np.concatenate([self.paths[parent], step])
+        lane = self.cache.open(TREE, (0, 0, node), path, len(path), len(path) - 1)
+        pressing = self.timed(lambda: self.cache.reserve(lane, lane.missing))
+        assert lane.allocated == lane.length, "a path does not fit the pool"
+        lane.computed = lane.length
+        self.cache.publish(lane)
+        close = self.cache.retention.close
+        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path)))
+        self.depth[node] = self.depth[parent] + 1
+        self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
+        if self.depth[node] < DEPTH:
+            self.open.add(node)
+        return pressing
+
+
+def event_us(policy: KvPolicy, seed: int = 0) -> dict[str, float]:
+    """Medians in microseconds: of transitions and pressure events together, and of each kind.
+
+    Full retention has no events: it decides nothing.
+    """
+    share = 2.0 if policy == "full" else SHARE
+    capacity = int(share * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
+    search = Growing(Cache(capacity, policy), random.Random(seed))
+    search.begin()
+    while len(search.paths) < BLOCKS:
+        search.round()
+    kinds = search.transitions, search.pressures, search.boundaries
+    for events in kinds:
+        events.clear()
+    for _ in range(ROUNDS):
+        search.round()
+    named = zip(("transition", "pressure", "boundary"), kinds, strict=True)
+    p50 = {f"{name}_us_p50": _median_us(events) for name, events in named}
+    return {"policy_us_p50": _median_us(search.transitions + search.pressures)} | p50
+
+
+def _median_us(seconds: list[float]) -> float:
+    return 1e6 * statistics.median(seconds) if seconds else 0.0

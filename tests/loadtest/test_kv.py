@@ -1,0 +1,157 @@
+"""`python -m loadtest.kv`: rows that can be checked by hand, its switches, a small run."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtest.figure3 import Moment, draw
+from loadtest.kv import QUICK, Plan, cases_of, measure
+from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.policy_events import event_us
+
+ROOT = Path(__file__).parent.parent.parent
+KEYS = {
+    "policy",
+    "rho",
+    "task",
+    "search",
+    "expansions",
+    "completed",
+    "n",
+    "accuracy",
+    "peak_kv_tokens",
+    "peak_ratio_vs_full",
+    "active_ratio_vs_full",
+    "identical_trees",
+    "rehydrations",
+    "rehydration_share",
+    "recomputed_tokens",
+    "policy_us_p50",
+    "policy_share",
+    "seconds",
+    "tree_digest",
+}
+
+WHOLE = Run(
+    correct=True,
+    completed=True,
+    digest="aa",
+    budget=16_384,
+    peak=1_000,
+    active=200,
+    rehydrations=0,
+    recomputed=0,
+    decoded=900,
+    again_seconds=0.0,
+    policy_seconds=0.0,
+    seconds=2.0,
+)
+"""A search at full retention that held 1,000 tokens, 200 of them active."""
+
+
+def test_a_row_by_hand() -> None:
+    """Two searches in a quarter: one as it was, one that ended early with another tree."""
+    tight = replace(WHOLE, budget=250, peak=250, rehydrations=4, recomputed=80, again_seconds=0.1)
+    ended = replace(WHOLE, correct=False, completed=False, digest="bb", budget=300, peak=300)
+    found = row([tight, ended], [WHOLE, WHOLE])
+    assert found["n"] == 2
+    assert (found["completed"], found["accuracy"], found["identical_trees"]) == (0.5, 0.5, 0.5)
+    assert found["peak_kv_tokens"] == 300
+    assert found["peak_ratio_vs_full"] == pytest.approx(0.275)
+    assert found["active_ratio_vs_full"] == pytest.approx(0.2)
+    assert found["within"] == 0.5, "250 is at most 0.27 of 1,000, 300 is not"
+    assert (found["rehydrations"], found["recomputed_tokens"]) == (2.0, 40.0)
+    assert found["rehydration_share"] == pytest.approx(0.1 / 4.0)
+    assert row([WHOLE], [WHOLE])["tree_digest"] != found["tree_digest"]
+
+
+def test_a_peak_may_be_the_active_set() -> None:
+    """What is being read cannot be given up: 0.3 is within where 0.3 is active."""
+    busy = replace(WHOLE, active=300)
+    assert row([replace(busy, peak=300)], [busy])["within"] == 1.0
+
+
+def test_cases_are_configurations_of_what_goes_back() -> None:
+    """Two configurations, one leaf at a time or four; a policy of levels has neither."""
+    cases = cases_of(Plan(tasks=("blocksworld",)))
+    shapes = [(c.search, c.config, c.spec.parallel, c.spec.expansions) for c in cases]
+    assert shapes[:4] == [
+        ("best_first", "S", 1, 64),
+        ("best_first", "S", 4, 64),
+        ("best_first", "L", 1, 256),
+        ("best_first", "L", 4, 256),
+    ]
+    assert [c.search for c in cases[8:]] == ["rebase"]
+    assert all(c.spec.max_depth >= 6 for c in cases)
+
+
+@pytest.mark.parametrize("policy", ["full", "lru", "arborkv"])
+def test_events_at_1000_blocks_are_timed(policy: str) -> None:
+    """Full retention decides nothing; by age nothing is weighed when a step ends."""
+    found = event_us(policy)  # type: ignore[arg-type]
+    assert (found["policy_us_p50"] > 0) == (policy != "full")
+    assert (found["boundary_us_p50"] > 0) == (policy == "arborkv")
+
+
+def test_figure_3_is_drawn(tmp_path: Path) -> None:
+    """A panel a policy over the full one's line; with nothing else, the full one."""
+    moments = [Moment(i, 10, 10 + i) for i in range(5)]
+    for number, names in enumerate((["full"], ["full", "arborkv at 0.25"])):
+        path = tmp_path / f"{number}.png"
+        draw(dict.fromkeys(names, moments), path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark in a process of its own."""
+    command = [sys.executable, "-m", "loadtest.kv", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "mru"], "--policy mru: known are full, lru, arborkv"),
+        (["--rho", "0"], "--rho 0: must be one or more values above 0"),
+        (["--limit", "0"], "--limit 0: must be at least 1"),
+    ],
+)
+def test_a_wrong_switch_is_one_line(words: list[str], said: str) -> None:
+    """The switch, its value and what is allowed; nothing on stdout."""
+    done = run(*words)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_small_run() -> None:
+    """Every key; budgets kept, and trees as at full retention wherever the search came to its
+    end."""
+    plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
+    plan = replace(plan, questions=1, expansions=8, threads=1)
+    moments: dict[str, list[Moment]] = {}
+    rows = asyncio.run(measure(plan, moments))
+    assert [(r["policy"], r["rho"]) for r in rows] == [
+        ("full", 1.0),
+        ("full", 0.25),
+        ("lru", 0.25),
+        ("arborkv", 0.25),
+    ]
+    assert moments.keys() == {"full", "full at 0.25", "lru at 0.25", "arborkv at 0.25"}
+    for found in rows:
+        assert found.keys() >= KEYS | set(COLUMNS)
+        assert 0 < found["peak_kv_tokens"] <= found["budget_tokens"]
+        assert found["completed"] in (0.0, 1.0)
+        if found["completed"]:
+            assert found["identical_trees"] == 1.0
+            assert found["tree_digest"] == rows[0]["tree_digest"]
+    assert rows[-1]["completed"] == 1.0
