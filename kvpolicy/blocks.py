@@ -7,7 +7,7 @@ by level in NumPy, so an update is O(n) with few calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -145,6 +145,21 @@ class Blocks:
             self._touch(node)
             if self._live_children[node]:
                 self._inherit(node)
+
+    def foresee(self, outlook: Sequence[int]) -> None:
+        """The search would turn to these in this order: their values fall evenly from 1.
+
+        This is the value that the search itself goes by (section 4 of the paper); it takes the
+        place of a reward. Unknown ids pass.
+        """
+        rows = np.array([node for node in outlook if node in self], dtype=np.int64)
+        if not len(rows):
+            return
+        self._signals[0, rows] = 1.0 - np.arange(len(rows)) / len(rows)
+        known = rows.tolist()
+        self._unscored.difference_update(known)
+        self._stale.update(known)
+        self._now = None
 
     def attend(self, node: int, mass: float, queries: int) -> None:
         """``queries`` later tokens paid ``mass`` (mean over the slice's heads) to a block in all.

@@ -7,7 +7,7 @@ cache's to recognise; it gives such a block the highest of its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -63,14 +63,21 @@ class Forest:
         self._trees[tree].attend(node, mass, queries)
 
     def transition(
-        self, tree: str, values: Mapping[int, float], active: Iterable[int], dead: Iterable[int]
+        self,
+        tree: str,
+        values: Mapping[int, float],
+        active: Iterable[int],
+        dead: Iterable[int],
+        outlook: Sequence[int] = (),
     ) -> None:
-        """A search moved on: new rewards, the leaves it expands now, what it will not visit again.
+        """A search moved on: new rewards, the leaves it expands now, what it will not visit again,
+        and in which order it would turn to the others, where it can say.
 
         Weights follow when they are next asked for.
         """
         blocks = self._trees[tree]
         blocks.rate(values)
+        blocks.foresee(outlook)
         blocks.bury(dead)
         blocks.focus(active)
 

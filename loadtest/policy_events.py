@@ -52,11 +52,12 @@ class Growing:
 
         A transition's weighing is done when room is first needed after it, and counted with it.
         """
-        active = sorted(self.open, key=lambda node: (-self.value[node], node))[:ACTIVE]
+        ahead = sorted(self.open, key=lambda node: (-self.value[node], node))
+        active = ahead[:ACTIVE]
         self.open -= set(active)
         retention = self.cache.retention
         moving: float | None = self.timed(
-            lambda: retention.hint(TREE, Hint(self.fresh, tuple(active)))
+            lambda: retention.hint(TREE, Hint(self.fresh, tuple(active), (), tuple(ahead)))
         )
         self.fresh = {}
         for parent in active:

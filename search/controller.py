@@ -25,7 +25,15 @@ from search.growth import Draft, Growth
 from search.kv_story import KvStory
 from search.logical_kv import LogicalKV
 from search.outcome import Outcome
-from search.policies.policy import Backtracking, Comparing, Policy, Round, Scores, frontier_of
+from search.policies.policy import (
+    Backtracking,
+    Comparing,
+    Policy,
+    Round,
+    Scores,
+    frontier_of,
+    outlook_of,
+)
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
@@ -91,7 +99,17 @@ async def search(
     policy, scores = _policy(spec, engine.capabilities, policy_of or POLICIES[spec.policy])
     tree = Tree(problem.prompt)
     frontier = frontier_of(policy)
-    growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
+    growth = Growth(
+        tree,
+        spec,
+        spec.seed,
+        problem.delimiter,
+        context,
+        scores,
+        emit,
+        frontier,
+        outlook_of(policy),
+    )
     tally = Tally(LogicalKV(len(problem.prompt)), frontier)
     start = clock()
     known, classes = Embeddings(tree), AnswerClasses(answer_of, same_answer)

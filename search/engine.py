@@ -72,11 +72,16 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What the KV manager should know. Values by node id in [0, 1]; ids of the same tree."""
+    """What the KV manager should know. Values by node id in [0, 1]; ids of the same tree.
+
+    ``outlook``: leaves that may be expanded later, in the order in which the search would turn to
+    them if no reward changed; empty if it cannot say.
+    """
 
     values: Mapping[int, float] = field(default_factory=dict)
     active: tuple[int, ...] = ()
     dead: tuple[int, ...] = ()
+    outlook: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from search.digest import round_reward
 from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
-from search.policies.policy import Frontier, Round, Scores
+from search.policies.policy import Frontier, Outlook, Round, Scores, unknown_outlook
 from search.seed import node_seed
 from search.spec import SearchSpec
 from search.stats import path_length
@@ -51,12 +51,13 @@ class Growth:
         scores: Scores,
         listen: Callable[[Event], None],
         frontier: Frontier = Tree.leaves,
+        outlook: Outlook = unknown_outlook,
     ) -> None:
         """Start from an empty ``tree``.
 
         ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
         ``delimiter``: what ends a step, unless the spec cuts steps by length. ``frontier``: which
-        nodes the policy may still expand.
+        nodes the policy may still expand; ``outlook``: in which order it would.
         """
         self.tree = tree
         self.round = 0
@@ -65,6 +66,7 @@ class Growth:
         self._scores = scores
         self._listen = listen
         self._frontier = frontier
+        self._outlook = outlook
         self._max_depth = spec.max_depth
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
@@ -156,7 +158,8 @@ class Growth:
         self._told = len(self.tree)
         self._dead |= dead
         values = {node.id: node.reward for node in fresh if node.reward is not None}
-        return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)))
+        ahead = tuple(node.id for node in self._outlook(self.tree))
+        return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
 
     def _fork(self, parent: int, children: int, first_id: int) -> list[Branch]:
         node = self.tree[parent]

@@ -102,7 +102,7 @@ class Retention:
         for node in hint.dead:
             self._radix.marks.remove((tree, node))
         if self._forest is not None:
-            self._forest.transition(tree, hint.values, hint.active, hint.dead)
+            self._forest.transition(tree, hint.values, hint.active, hint.dead, hint.outlook)
             self._moved()
         self.seconds += time.perf_counter() - before
 

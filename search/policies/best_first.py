@@ -69,7 +69,7 @@ class BestFirst:
 
     def plan(self, tree: Tree) -> Round | None:
         """The paths that go on, then the leaves worth exploring."""
-        visits = Visits.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
+        visits = self._visits(tree)
         left = self.expansions - expansions_below(tree, self.branch)[ROOT]
         width = remaining(tree, self.width)
         if left <= 0 or width <= 0 or self._satisfied(tree):
@@ -83,11 +83,19 @@ class BestFirst:
         """The open leaves; without any, the root."""
         return list(tree.leaves()) or [tree[ROOT]]
 
+    def outlook(self, tree: Tree) -> list[Node]:
+        """The paths that go on, then the leaves worth exploring."""
+        going_on = self._going_on(tree)
+        return going_on + self._explored(tree, self._visits(tree), going_on)
+
     def stopped(self, tree: Tree) -> StopReason | None:
         """``answered`` if its answers are good enough, ``width_spent`` if its expansions are."""
         if remaining(tree, self.width) <= 0:
             return None
         return StopReason.ANSWERED if self._satisfied(tree) else StopReason.WIDTH_SPENT
+
+    def _visits(self, tree: Tree) -> Visits:
+        return Visits.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
 
     def _satisfied(self, tree: Tree) -> bool:
         ended = [node.reward or 0.0 for node in tree.finished() if node.finish is Finish.END]

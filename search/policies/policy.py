@@ -80,6 +80,29 @@ class Backtracking(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class Foreseeing(Policy, Protocol):
+    """A policy that knows where it would turn next if no reward changed."""
+
+    def outlook(self, tree: Tree) -> Sequence[Node]:
+        """Nodes it may expand, the next one first: a round takes its nodes from the front."""
+        ...
+
+
+Outlook = Callable[[Tree], Sequence[Node]]
+"""Where a search would turn, the next node first; nothing if that is not known."""
+
+
+def outlook_of(policy: Policy) -> Outlook:
+    """Where a policy would turn, if it knows."""
+    return policy.outlook if isinstance(policy, Foreseeing) else unknown_outlook
+
+
+def unknown_outlook(tree: Tree) -> Sequence[Node]:
+    """Nothing."""
+    return ()
+
+
 Frontier = Callable[[Tree], Iterable[Node]]
 """The nodes that may still get children, in id order."""
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.blocks import Blocks
@@ -53,6 +53,45 @@ def test_without_an_active_leaf_nothing_is_on_the_path() -> None:
     distance, on_path = grown(0, 1).distances()
     assert not distance.any()
     assert not on_path.any()
+
+
+def test_what_the_search_would_turn_to_next_is_worth_more() -> None:
+    """Leaves 2, 4 and 3 in this order are worth 1, 2/3 and 1/3, whatever their rewards were."""
+    blocks = grown(0, 0, 0, 1)
+    blocks.rate({1: 0.5, 2: 0.1, 3: 0.9})
+    blocks.focus([1])
+    blocks.foresee([2, 4, 3, 99])
+    weights, _ = blocks.weights()
+    expected = [sigmoid(v) ** 2 * math.exp(-0.3 * d) * 0.5 for v, d in ((1, 2), (2 / 3, 1))]
+    assert weights[[2, 4]] == pytest.approx(expected)
+    assert weights[3] == pytest.approx(sigmoid(1 / 3) ** 2 * math.exp(-0.6) * 0.5)
+    blocks.foresee(())
+    assert blocks.settled
+
+
+@given(
+    parents=st.lists(st.integers(0, 6), min_size=3, max_size=10),
+    active=st.integers(0, 3),
+    decay=st.sampled_from([0.0, 0.3]),
+)
+@settings(deadline=None)
+def test_a_block_that_joins_weighs_what_it_would_among_all(
+    parents: list[int], active: int, decay: float
+) -> None:
+    """Closing below Path* weighs the one block; weighing everything anew gives the same."""
+    parents = [min(parent, node) for node, parent in enumerate(parents)]
+    blocks = grown(*parents[:-1], knobs=Knobs(distance_decay=decay))
+    blocks.rate({node: 0.1 * node for node in range(1, len(parents))})
+    blocks.focus([min(active, len(parents) - 1)])
+    blocks.weights()
+    blocks.close(len(parents), parents[-1], 10)
+    joined = blocks.settled
+    alone = [blocks.standing(node) for node in range(len(parents) + 1)]
+    weights, on_path = blocks.weights()
+    assert joined == bool(on_path[parents[-1]])
+    for node, (ahead, weight) in enumerate(alone):
+        assert ahead == on_path[node]
+        assert ahead or weight == pytest.approx(weights[node], rel=1e-12)
 
 
 def test_weights_by_hand() -> None:

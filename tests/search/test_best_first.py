@@ -60,6 +60,18 @@ def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
     assert policy.score(visits, tree[3]) == pytest.approx(C * sqrt(3) * 0.5 / 2)
 
 
+@pytest.mark.parametrize("rewards", [(0.9, 0.6, 0.5), (0.2, 0.2, 0.2), (0.1, 0.9)])
+def test_a_round_is_the_front_of_the_outlook(rewards: tuple[float, ...]) -> None:
+    """However many leaves a round takes, they are the next ones that were foreseen."""
+    tree = row(*rewards)
+    ahead = [node.id for node in BestFirst(64).outlook(tree)]
+    assert sorted(ahead) == [leaf.id for leaf in tree.leaves()]
+    for parallel in range(1, len(rewards) + 1):
+        plan = BestFirst(64, parallel=parallel).plan(tree)
+        assert plan is not None
+        assert list(plan.expand) == ahead[:parallel]
+
+
 def test_a_tie_goes_to_the_lower_id() -> None:
     """Of four equal leaves the first goes on, the second and third are explored."""
     assert BestFirst(64, 4, 3).plan(row(0.5, 0.5, 0.5, 0.5)) == Round({1: 4, 2: 4, 3: 4})

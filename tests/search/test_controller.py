@@ -243,6 +243,16 @@ async def test_a_step_cut_by_length_goes_on() -> None:
     assert outcome.stop_reason is StopReason.ANSWERED
 
 
+async def test_a_hint_says_where_the_search_would_turn_if_it_knows() -> None:
+    """Best-first search does, its next leaves first; beam search has no such order."""
+    for policy, knows in (("best_first", True), ("beam", False)):
+        engine = ScriptedEngine()
+        await run(engine, policy=policy, width=9)
+        assert any(hint.outlook for hint in engine.hints) == knows
+        for hint in engine.hints:
+            assert not knows or set(hint.active) == set(hint.outlook[: len(hint.active)])
+
+
 async def test_hints_name_values_the_active_and_the_dead() -> None:
     """Before each round: new rewards, the nodes about to grow, and those that never will again.
 
