@@ -36,6 +36,9 @@ from server.plot import check_path
 
 CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}
 FULL_RETENTION: KvPolicy = "full"
+Cell = tuple[KvPolicy, float]
+"""A KV policy and rho, its budget over what full retention held at most."""
+
 ROOMY = 16_384
 """KV tokens that hold any of these searches whole."""
 
@@ -50,7 +53,7 @@ class Plan:
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
     searches: Sequence[str] = ("best_first", "mcts", "rebase")
     configs: Sequence[str] = ("S", "L")
-    policies: Sequence[str] = ("full", "lru", "arborkv")
+    policies: Sequence[KvPolicy] = ("full", "lru", "arborkv")
     rhos: Sequence[float] = (1.0, 0.5, 0.25, 0.125)
     parallel: Sequence[int] = (1, 4)
     questions: int = 200
@@ -132,9 +135,9 @@ async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str
 
 async def _cells(
     plan: Plan, models: Models, case: Case, moments: dict[str, list[Moment]]
-) -> dict[tuple[str, float], list[Run]]:
+) -> dict[Cell, list[Run]]:
     """A search's runs by policy and rho, full retention's first."""
-    cells: dict[tuple[str, float], list[Run]] = {(FULL_RETENTION, 1.0): []}
+    cells: dict[Cell, list[Run]] = {(FULL_RETENTION, 1.0): []}
     for number, item in enumerate(items_of(case.task, "test", plan.questions, plan.seed)):
         found = await _one(plan, models, case, item, backwards=number % 2 == 1, moments=moments)
         for cell, run in found.items():
@@ -151,16 +154,17 @@ async def _one(
     *,
     backwards: bool,
     moments: dict[str, list[Moment]],
-) -> dict[tuple[str, float], Run]:
+) -> dict[Cell, Run]:
     """One question at full retention, then by every policy in every budget."""
     reference, rounds, seen = await _run(models, case, item, FULL_RETENTION, ROOMY)
     moments.setdefault(FULL_RETENTION, seen)
     branches = [branch for each in rounds for branch in each.branches]
     least = max(len(branch.tokens) + branch.limit for branch in branches)
-    cells = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
-    found = dict.fromkeys([(FULL_RETENTION, 1.0), *cells], reference)
+    cells: list[Cell] = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
+    whole: Cell = (FULL_RETENTION, 1.0)
+    found = dict.fromkeys([whole, *cells], reference)
     for policy, rho in cells[::-1] if backwards else cells:
-        if (policy, rho) == (FULL_RETENTION, 1.0):
+        if (policy, rho) == whole:
             continue
         budget = max(math.ceil(rho * reference.peak), least)
         found[policy, rho], _, seen = await _run(models, case, item, policy, budget)
@@ -169,7 +173,7 @@ async def _one(
 
 
 async def _run(
-    models: Models, case: Case, item: Item, policy: str, budget: int
+    models: Models, case: Case, item: Item, policy: KvPolicy, budget: int
 ) -> tuple[Run, list[Any], list[Moment]]:
     """One search in a budget: what came of it, its rounds, and the KV after every step."""
     seen: list[Moment] = []

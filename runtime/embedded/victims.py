@@ -113,7 +113,8 @@ class Victims:
         """Order all marks by ``Forest.rank``, in arrays; the lowest last."""
         self._late.clear()
         self._trees = list(self._forest)
-        steps, trees, paths, weights = [_NONE], [_NONE], [_NONE], [_NONE]
+        steps: list[np.ndarray] = [_NONE]
+        trees, paths, weights = steps.copy(), steps.copy(), steps.copy()
         for index, name in enumerate(self._trees):
             standing = self._radix.marks.standing(name)
             mine = np.fromiter(standing, np.int64, len(standing))
