@@ -99,17 +99,8 @@ async def search(
     policy, scores = _policy(spec, engine.capabilities, policy_of or POLICIES[spec.policy])
     tree = Tree(problem.prompt)
     frontier = frontier_of(policy)
-    growth = Growth(
-        tree,
-        spec,
-        spec.seed,
-        problem.delimiter,
-        context,
-        scores,
-        emit,
-        frontier,
-        outlook_of(policy),
-    )
+    growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
+    growth.outlook = outlook_of(policy)
     tally = Tally(LogicalKV(len(problem.prompt)), frontier)
     start = clock()
     known, classes = Embeddings(tree), AnswerClasses(answer_of, same_answer)

@@ -51,13 +51,12 @@ class Growth:
         scores: Scores,
         listen: Callable[[Event], None],
         frontier: Frontier = Tree.leaves,
-        outlook: Outlook = unknown_outlook,
     ) -> None:
         """Start from an empty ``tree``.
 
         ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
         ``delimiter``: what ends a step, unless the spec cuts steps by length. ``frontier``: which
-        nodes the policy may still expand; ``outlook``: in which order it would.
+        nodes the policy may still expand. ``outlook`` may be set: in which order it would.
         """
         self.tree = tree
         self.round = 0
@@ -66,7 +65,7 @@ class Growth:
         self._scores = scores
         self._listen = listen
         self._frontier = frontier
-        self._outlook = outlook
+        self.outlook: Outlook = unknown_outlook
         self._max_depth = spec.max_depth
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
@@ -158,7 +157,7 @@ class Growth:
         self._told = len(self.tree)
         self._dead |= dead
         values = {node.id: node.reward for node in fresh if node.reward is not None}
-        ahead = tuple(node.id for node in self._outlook(self.tree))
+        ahead = tuple(node.id for node in self.outlook(self.tree))
         return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
 
     def _fork(self, parent: int, children: int, first_id: int) -> list[Branch]:
