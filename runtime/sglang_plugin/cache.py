@@ -126,9 +126,10 @@ class SearchCache(RadixCache):
         if said is None or not req.finished() or req.finished_reason.to_json()["type"] == "abort":
             return
         note = parse(said)
-        known = self.searches.read_before(note, len(req.origin_input_ids))
+        prefix = array("q", req.origin_input_ids)
+        known = self.searches.read_before(note, prefix)
         self.recomputed_tokens += max(0, known - req.cached_tokens)
-        tokens = array("q", req.origin_input_ids) + array("q", req.output_ids)
+        tokens = prefix + array("q", req.output_ids)
         salt = getattr(req, "cache_salt", None)
         self.searches.close(note, tokens, Namespace(req.extra_key, salt or None))
 

@@ -97,17 +97,18 @@ class Searches:
         search.heard = self._turns
         return doomed
 
-    def read_before(self, note: Note, prefix: int) -> int:
-        """Of a request's ``prefix`` tokens, those that this search had read before this turn.
+    def read_before(self, note: Note, prefix: Tokens) -> int:
+        """Of a request's prefix, the tokens that this search had read before this turn.
 
-        The last token of a step that was drawn has been read by nobody.
+        Those of the parent's path; of the longest path of a block for a request about no step. The
+        last token of a step that was drawn has been read by nobody.
         """
         search = self._searches.get(note.tree)
-        if search is None or note.parent is None or note.parent not in search.paths:
+        if search is None:
             return 0
-        if search.closed[note.parent] >= note.turn:
-            return 0
-        return min(len(search.paths[note.parent]), prefix) - 1
+        nodes = search.paths if note.parent is None else {note.parent} & search.paths.keys()
+        known = [search.paths[node] for node in nodes if search.closed[node] < note.turn]
+        return max((len(path) - 1 for path in known if prefix[: len(path)] == path), default=0)
 
     def close(self, note: Note, tokens: Tokens, namespace: Namespace) -> None:
         """The step that a request was for is complete; ``tokens``: from the prompt to its end.

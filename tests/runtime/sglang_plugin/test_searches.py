@@ -90,15 +90,21 @@ def test_a_search_that_comes_from_another_server_hangs_below_its_prompt() -> Non
 
 
 def test_what_was_read_before() -> None:
-    """Nothing in the first round; later all of the parent's path but its last token."""
+    """Nothing in the first round; later all of the parent's path but its last token. A request
+    about no step reads what it can of any block's path."""
     searches = grown()
-    assert searches.read_before(Note("ash", PROMPT, 2, 0, turn=1), 2) == 0
-    assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), 4) == 3
-    assert searches.read_before(Note("ash", PROMPT, 3, 0, turn=2), 2) == 1
-    assert searches.read_before(Note("ash", PROMPT, 3, 7, turn=2), 4) == 0
-    assert searches.read_before(Note("elm", PROMPT, 3, 2, turn=2), 4) == 0
+    good = ids(9, 9, 2, 2)
+    assert searches.read_before(Note("ash", PROMPT, 2, 0, turn=1), ids(9, 9)) == 0
+    assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), good) == 3
+    assert searches.read_before(Note("ash", PROMPT, 3, 0, turn=2), ids(9, 9)) == 1
+    assert searches.read_before(Note("ash", PROMPT, 3, 1, turn=2), good) == 0
+    assert searches.read_before(Note("ash", PROMPT, 3, 7, turn=2), good) == 0
+    assert searches.read_before(Note("elm", PROMPT, 3, 2, turn=2), good) == 0
+    assert searches.read_before(Note("ash", PROMPT, turn=2), good) == 3
+    assert searches.read_before(Note("ash", PROMPT, turn=2), ids(9, 9, 2)) == 1
+    assert searches.read_before(Note("ash", PROMPT, turn=1), good) == 0
     searches.clear()
-    assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), 4) == 0
+    assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), good) == 0
 
 
 def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
