@@ -26,11 +26,13 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_configuration_is_one(promtool: str) -> None:
     """With its rules, and the files that name targets."""
     assert "SUCCESS" in run(promtool, "check", "config", "--lint-fatal", "prometheus.yaml")
 
 
+@pytest.mark.slow
 def test_the_rules_do_what_they_say(promtool: str) -> None:
     """rules_test.yaml: series by hand, and the alerts that must and must not come of them."""
     assert "SUCCESS" in run(promtool, "test", "rules", "rules_test.yaml")

