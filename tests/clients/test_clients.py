@@ -1,0 +1,179 @@
+"""Clients that people have, unchanged, against one server with the bundled models.
+
+Its streams are silent for 50 ms at most, so every client meets the empty deltas that fill silence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI, InternalServerError, OpenAI
+
+from models.tasks import TASKS
+from tests.clients.environment import HERE, clients_bin
+from tests.server.test_process import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+QUESTIONS = TASKS["game24"].questions("dev", 10)
+SEARCH = {"policy": "rebase", "width": 2, "seed": 11}
+ASKED: Any = [{"role": "user", "content": QUESTIONS[0]}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """One server for all clients."""
+    server = Server(keepalive_seconds="0.05")
+    yield f"{server.url}/v1"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def clients() -> Path:
+    """Where the clients' commands are."""
+    return clients_bin()
+
+
+@pytest.fixture(scope="module")
+def expected(url: str) -> dict[str, str]:
+    """What the server says, by plain HTTP: to a seeded question of 24 tokens, and to a search."""
+    with httpx2.Client(base_url=url, timeout=300) as http:
+        said = []
+        for body in ({"seed": 3, "max_tokens": 24}, {"search": SEARCH}):
+            whole = {"model": "sprig", "messages": ASKED} | body
+            answer = http.post("/chat/completions", json=whole).raise_for_status().json()
+            said.append(answer["choices"][0]["message"]["content"])
+        return dict(zip(("plain", "search"), said, strict=True))
+
+
+def told(clients: Path, program: str, url: str) -> dict[str, Any]:
+    """What a program of ``programs/`` prints last, as JSON."""
+    command = [clients / "python", HERE / "programs" / program, url, QUESTIONS[0]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+async def test_openai(url: str, expected: dict[str, str]) -> None:
+    """Sync, async and streamed they say the same; ids, unknown keys and usage come through."""
+    asked: Any = {"model": "sprig", "messages": ASKED, "seed": 3, "max_tokens": 24}
+    with OpenAI(base_url=url, api_key="any") as client:
+        whole = client.chat.completions.create(**asked)
+        stream = client.chat.completions.create(**asked, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert whole.choices[0].message.content == streamed == expected["plain"]
+    assert whole._request_id
+    assert (whole.model_extra or {})["seed"] == 3
+    async with AsyncOpenAI(base_url=url, api_key="any") as client:
+        found = await client.chat.completions.create(
+            model="sprig",
+            messages=ASKED,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"search": SEARCH},
+        )
+        chunks = [chunk async for chunk in found]
+    assert all(chunk.choices is not None for chunk in chunks)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == expected["search"]
+    assert chunks[-1].usage is not None
+    assert (chunks[-2].model_extra or {})["search"]["answer"]
+
+
+def test_a_search_that_came_to_nothing_is_not_tried_three_times(url: str) -> None:
+    """OpenAI's client repeats a 504 twice by itself, unless it is told not to."""
+    asked: list[httpx2.Request] = []
+    with (
+        httpx2.Client(event_hooks={"request": [asked.append]}) as http,
+        OpenAI(base_url=url, api_key="any", http_client=http) as client,
+        pytest.raises(InternalServerError) as told,
+    ):
+        client.chat.completions.create(
+            model="sprig", messages=ASKED, extra_body={"search": {"deadline_ms": 1}}
+        )
+    assert told.value.status_code == 504
+    assert len(asked) == 1
+
+
+def test_langchain(url: str, clients: Path, expected: dict[str, str]) -> None:
+    """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, tools are refused."""
+    found = told(clients, "with_langchain.py", url)
+    assert found["whole"] == found["streamed"] == expected["plain"]
+    assert found["search"] == found["search_streamed"] == expected["search"]
+    assert found["batch"] == [expected["plain"]] * 3
+    assert found["finish_reason"] == "length"
+    assert found["usage"] == found["streamed_usage"]
+    assert found["usage"]["output_tokens"] == 24
+    assert found["refused"] == "tools"
+
+
+def test_litellm(url: str, clients: Path, expected: dict[str, str]) -> None:
+    """Parameters that it does not know pass through; its map of exceptions reads our errors."""
+    found = told(clients, "with_litellm.py", url)
+    assert found["whole"] == found["streamed"] == expected["plain"]
+    assert found["search"] == expected["search"]
+    assert found["usage"] == [24, 24]
+    assert found["errors"] == {
+        "model": "NotFoundError",
+        "field": "BadRequestError",
+        "context": "ContextWindowExceededError",
+    }
+
+
+def test_its_hub(url: str, clients: Path) -> None:
+    """Another test-time library votes over our plain replies, or over whole searches by alias."""
+    found = told(clients, "with_its_hub.py", url)
+    assert "The answer is" in found["searched"]
+    assert found["reply"]
+
+
+def test_lm_eval(url: str, clients: Path, tmp_path: Path) -> None:
+    """``local-chat-completions``, ten items, offline: always at temperature 0, with an empty list
+    of stops; the search's diversity is its own."""
+    items = [json.dumps({"question": text, "answer": "24"}) for text in QUESTIONS]
+    (tmp_path / "ten.jsonl").write_text("\n".join(items))
+    task = (HERE / "ten.yaml").read_text().replace("TEN", str(tmp_path / "ten.jsonl"))
+    (tmp_path / "ten.yaml").write_text(task)
+    where = f"model=sprig,base_url={url}/chat/completions,num_concurrent=2,timeout=300"
+    command = [clients / "lm-eval", "run", "--model", "local-chat-completions"]
+    command += ["--model_args", where, "--tasks", "ten", "--include_path", tmp_path]
+    command += ["--apply_chat_template", "--output_path", tmp_path / "out", "--gen_kwargs"]
+    command += [json.dumps({"search": {"policy": "rebase", "width": 4, "seed": 1}})]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | offline
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = tmp_path.rglob("results_*.json")
+    found = json.loads(result.read_text())
+    assert found["n-samples"]["ten"]["effective"] == 10
+    assert found["results"]["ten"]["exact_match,answer"] >= 0.5
+
+
+def test_curl(url: str) -> None:
+    """A stream line by line, with what guidellm and bench_serving send: each line that is not empty
+    is ``data:`` and JSON, or [DONE]; they parse all of them."""
+    body = {"model": "sprig", "messages": ASKED, "stream": True, "search": SEARCH}
+    body |= {"stop": None, "ignore_eos": True, "max_completion_tokens": 200}
+    body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    curl = ["curl", "-sSN", "-H", "content-type: application/json", "-d", json.dumps(body)]
+    out = subprocess.run(
+        [*curl, f"{url}/chat/completions"], capture_output=True, text=True, check=True
+    ).stdout
+    lines = [line.removeprefix("data: ") for line in out.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    chunks = [json.loads(line) for line in lines]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    assert all("choices" in chunk for chunk in chunks)
+    assert all("delta" in choice for chunk in chunks for choice in chunk["choices"])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+    assert any(chunk["choices"][0]["delta"] == {} for chunk in chunks[:-2])
