@@ -1,0 +1,75 @@
+"""A server in a process of its own, for load that is not its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+STOP_SECONDS = 60
+
+
+class Served:
+    """The bundled models behind ``hedgerow serve`` on a free port; use it as a context manager."""
+
+    def __init__(self, **settings: object) -> None:
+        """``settings``: by their names. Raises RuntimeError if the server does not start."""
+        given = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "server", "serve", "--port", "0"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | given,
+        )
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            found = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
+            if found is not None:
+                self.url = found[1]
+                break
+        else:
+            raise RuntimeError("the server did not start:\n" + "".join(said))
+        Thread(target=self.process.stderr.read, daemon=True).start()  # or its pipe fills up
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(STOP_SECONDS)
+
+    @property
+    def engine(self) -> int:
+        """The engine's process: the server's child with the most memory."""
+        return max(children(self.process.pid), key=anonymous_bytes)
+
+    def memory(self) -> int:
+        """Bytes that the server's processes hold and that no file backs, swapped ones included."""
+        return sum(map(anonymous_bytes, [self.process.pid, *children(self.process.pid)]))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process's main thread has started."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def anonymous_bytes(pid: int) -> int:
+    """RssAnon and VmSwap of a process; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return 1024 * sum(int(found) for found in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+)", status))
