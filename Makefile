@@ -46,5 +46,5 @@ $(SERVED): pyproject.toml constraints.txt | .venv/bin/pip
 	touch $@
 
 $(READY): $(SERVED)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .[dev,train]
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .[dev,train,load]
 	touch $@

@@ -3,8 +3,9 @@
 `python -m loadtest.http [--quick] [--json]`. The bundled models behind the server on a free port of
 this machine. First the same plain completions by HTTP and straight from the engine, in turns, at 1
 and 32 at once: the difference of the medians. Then the capacity of a closed loop, and open loops
-(Poisson arrivals) at shares of it: what is answered, refused and lost. Last a wide search beside
-ten small ones: what the small ones wait.
+(Poisson arrivals) at shares of it: what is answered, refused and lost. Answers that came after the
+server's own deadline are ``late``, refusals that do not say when to come back ``unsaid``; neither
+should be. Last a wide search beside ten small ones: what the small ones wait.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -35,7 +36,19 @@ from server.wire import ChatRequest
 CHAT = "/v1/chat/completions"
 SHARES = (0.5, 1.0, 3.0)
 AT_ONCE = (1, 32)
+DEADLINE = 60.0
+GRACE = 1.0
+"""Seconds for an answer on its way."""
 SMALL = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request's status (0: no answer), its seconds, and whether it was told when to come back."""
+
+    status: int
+    seconds: float
+    retry_after: bool
 
 
 class Load:
@@ -69,14 +82,15 @@ class Load:
         await self._service.forest.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
         return time.perf_counter() - began
 
-    async def status(self, **more: Any) -> tuple[int, float]:
-        """The status of one request (0: no answer) and its seconds."""
+    async def ask(self, **more: Any) -> Asked:
+        """What becomes of one request."""
         body = self.body(**more)
         began = time.perf_counter()
         with suppress(httpx.HTTPError):
             answer = await self._http.post(CHAT, json=body)
-            return answer.status_code, time.perf_counter() - began
-        return 0, time.perf_counter() - began
+            said = "retry-after" in answer.headers
+            return Asked(answer.status_code, time.perf_counter() - began, said)
+        return Asked(0, time.perf_counter() - began, False)
 
 
 async def added(load: Load, at_once: int, rounds: int) -> float:
@@ -97,8 +111,7 @@ async def closed_loop(load: Load, clients: int, seconds: float) -> float:
     async def client() -> None:
         nonlocal answered
         while time.perf_counter() < until:
-            status, _ = await load.status()
-            answered += status == 200
+            answered += (await load.ask()).status == 200
 
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -113,15 +126,19 @@ async def open_loop(load: Load, rate: float, seconds: float) -> dict[str, Any]:
     tasks, at = [], 0.0
     while (at := at + noise.expovariate(rate)) < seconds:
         await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-        tasks.append(asyncio.create_task(load.status()))
+        tasks.append(asyncio.create_task(load.ask()))
     found = await asyncio.gather(*tasks)
     took = time.perf_counter() - began
-    good = sorted(seconds for status, seconds in found if status == 200)
+    refused = [asked for asked in found if asked.status in (429, 503)]
+    answered = sorted(asked.seconds for asked in found if asked.status == 200)
+    good = [s for s in answered if s <= DEADLINE + GRACE]
     return {
         "offered_rps": round(len(found) / seconds, 2),
         "goodput_rps": round(len(good) / took, 2),
-        "refused": sum(status in (429, 503) for status, _ in found),
-        "lost": sum(status not in (200, 429, 503) for status, _ in found),
+        "refused": len(refused),
+        "unsaid": sum(not asked.retry_after for asked in refused),
+        "late": len(answered) - len(good),
+        "lost": len(found) - len(refused) - len(answered),
         "p50_ms": round(1000 * quantile(good, 0.5), 1),
         "p99_ms": round(1000 * quantile(good, 0.99), 1),
     }
@@ -132,12 +149,12 @@ async def beside_a_wide_one(load: Load) -> dict[str, Any]:
 
     async def small() -> float:
         found = await asyncio.gather(
-            *(load.status(search={"width": 4, "seed": i}) for i in range(SMALL))
+            *(load.ask(search={"width": 4, "seed": i}) for i in range(SMALL))
         )
-        return round(1000 * quantile(sorted(seconds for _, seconds in found), 0.95), 1)
+        return round(1000 * quantile(sorted(asked.seconds for asked in found), 0.95), 1)
 
     alone = await small()
-    wide = asyncio.create_task(load.status(search={"width": 256, "seed": 1}))
+    wide = asyncio.create_task(load.ask(search={"width": 256, "seed": 1}))
     await asyncio.sleep(0.2)
     beside = await small()
     done = wide.done()
@@ -152,7 +169,7 @@ def quantile(ordered: list[float], share: float) -> float:
 
 async def measure(quick: bool) -> dict[str, Any]:
     """The whole document."""
-    settings = load_settings(port=0, max_running=64, max_queued=64)
+    settings = load_settings(port=0, max_running=64, max_queued=64, deadline_seconds=DEADLINE)
     seconds = 8.0 if quick else 60.0
     async with running(settings) as parts:
         service, url, stop = await _serve(parts, settings)

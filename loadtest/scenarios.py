@@ -1,0 +1,146 @@
+"""How does a server fare under the loads that people put on it?
+
+`python -m loadtest.scenarios [--scenario steady,burst] [--quick] [--json] [--plots FOLDER]`. The
+bundled models behind a server in a process of its own, a fresh one for each scenario of
+`loadtest/locust_scenarios.py`: steady, burst, mixed (widths), tails (long ones), abusive (one key
+asks without end beside others). A row holds goodput (answers a second that came within
+``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, what was refused and
+what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import matplotlib as mpl
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.served import Served
+
+SCENARIOS = {
+    "steady": ["Steady"],
+    "burst": ["Burst"],
+    "mixed": ["MixedWidths"],
+    "tails": ["LongTails"],
+    "abusive": ["Abused", "Abuser"],
+}
+DEADLINE = 30.0
+KEYS = {"api_keys": "honest:honest,abusive:abusive", "key_running": 8, "key_queued": 16}
+REFUSED = (429, 503)
+LOCUSTFILE = Path(__file__).with_name("locust_scenarios.py")
+
+
+def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A scenario's row, and the records of its requests. Raises RuntimeError if Locust fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "records.jsonl"
+        records.touch()
+        with Served(deadline_seconds=DEADLINE, **KEYS) as served:
+            command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless"]
+            command += ["--host", served.url, "--users", str(users), "--spawn-rate", str(users)]
+            command += ["--run-time", f"{seconds:g}s", "--stop-timeout", str(int(DEADLINE) + 5)]
+            command += ["--exit-code-on-error", "0", "--only-summary", *SCENARIOS[scenario]]
+            began = time.time()
+            done = subprocess.run(
+                command,
+                env=os.environ | {"LOADTEST_RECORDS": str(records)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise RuntimeError(f"locust failed:\n{done.stderr}")
+            peak = _kv_peak(served.url)
+        found = [json.loads(line) for line in records.read_text().splitlines()]
+    for request in found:
+        request["ended"] -= began
+    return row(scenario, found, peak), found
+
+
+def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str, Any]:
+    """What is said of a scenario. ``found``: its requests, ``ended`` in seconds from the start."""
+    took = max((request["ended"] for request in found), default=0.0)
+    good = [r for r in found if r["status"] == 200 and r["ms"] <= 1000 * DEADLINE]
+    honest = sorted(r["ms"] for r in found if r["status"] == 200 and r["key"] == "honest")
+    refused = sum(r["status"] in REFUSED for r in found)
+    return {
+        "scenario": scenario,
+        "requests": len(found),
+        "goodput_rps": round(len(good) / took, 2) if took else 0.0,
+        "p50_ms": quantile(honest, 0.5),
+        "p95_ms": quantile(honest, 0.95),
+        "p99_ms": quantile(honest, 0.99),
+        "kv_peak_tokens": round(kv_peak),
+        "refused": refused,
+        "errors": len(found) - refused - sum(r["status"] == 200 for r in found),
+    }
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """A quantile of sorted numbers, rounded; 0 of none."""
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else 0.0
+
+
+def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
+    """When each request ended and how long it took, what was refused at the bottom."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for key in sorted({request["key"] for request in found}):
+        answered = [r for r in found if r["key"] == key and r["status"] == 200]
+        ends = [r["ended"] for r in answered]
+        axes.scatter(ends, [r["ms"] / 1000 for r in answered], s=8, label=key)
+    others = [request["ended"] for request in found if request["status"] != 200]
+    axes.scatter(others, [0.0] * len(others), s=12, marker="x", label="not answered")
+    axes.set(title=scenario, xlabel="seconds", ylabel="seconds to the answer")
+    axes.legend()
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{scenario}.svg")
+    plt.close(figure)
+
+
+def _kv_peak(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
+    return max(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "hedgerow_kv_peak_tokens"
+        and sample.labels.get("model", "policy") == "policy"
+    )
+
+
+def main() -> None:
+    """Print a line a scenario, or one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", default=",".join(SCENARIOS), help="names, by commas")
+    parser.add_argument("--quick", action="store_true", help="10 s each with few users")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plots", type=Path, help="write an SVG for each into this folder")
+    wanted = parser.parse_args()
+    users, seconds = (8, 10.0) if wanted.quick else (32, 120.0)
+    rows = []
+    for scenario in wanted.scenario.split(","):
+        if scenario not in SCENARIOS:
+            parser.error(f"--scenario: {scenario!r}: known are {', '.join(SCENARIOS)}")
+        found_row, found = run(scenario, users, seconds)
+        print(*(f"{k}={v}" for k, v in found_row.items()), file=sys.stderr)
+        if wanted.plots is not None:
+            plot(scenario, found, wanted.plots)
+        rows.append(found_row)
+    if wanted.json:
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
