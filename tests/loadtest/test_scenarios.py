@@ -1,0 +1,63 @@
+"""Scenarios and the soak: what is made of requests, and a short run of each."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from loadtest.scenarios import SCENARIOS, row, run
+from loadtest.soak import soak
+
+
+def test_a_row_worked_by_hand() -> None:
+    """Six requests in 4 s: three honest answers, one late, one abusive; a refusal, a loss."""
+    found = [
+        {"ended": ended, "key": key, "ms": ms, "status": status}
+        for ended, key, ms, status in (
+            (1.0, "honest", 100.0, 200),
+            (2.0, "honest", 300.0, 200),
+            (2.0, "abusive", 9000.0, 200),
+            (3.0, "abusive", 1.0, 429),
+            (3.0, "honest", 1.0, 0),
+            (4.0, "honest", 30_001.0, 200),
+        )
+    ]
+    assert row("steady", found, 77.0) == {
+        "scenario": "steady",
+        "requests": 6,
+        "goodput_rps": 0.75,
+        "p50_ms": 300.0,
+        "p95_ms": 30001.0,
+        "p99_ms": 30001.0,
+        "kv_peak_tokens": 77,
+        "refused": 1,
+        "errors": 1,
+    }
+    assert row("steady", [], 0.0)["goodput_rps"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_scenario_runs() -> None:
+    """One key asks without end: it is refused, and no request of anybody fails."""
+    pytest.importorskip("locust")
+    found, requests = run("abusive", 8, 10.0)
+    assert found["requests"] == len(requests) > 8
+    assert found["errors"] == 0
+    assert found["goodput_rps"] > 0
+    assert found["kv_peak_tokens"] > 0
+    assert {request["key"] for request in requests} == {"honest", "abusive"}
+    assert set(SCENARIOS) >= {"steady", "burst", "mixed", "tails", "abusive"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_minute_of_load_leaves_nothing_behind() -> None:
+    """At 80 % of the capacity, with clients that leave: none lost, nothing held, no growth."""
+    found = asyncio.run(soak(1.0, 0.8))
+    assert found["lost"] == 0
+    assert found["held"] == {}
+    assert found["memory_growth"] < 0.02
+    kinds = ("answered", "refused", "left", "lost")
+    assert found["requests"] == sum(found[kind] for kind in kinds) > 0
