@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree as RichTree
@@ -16,7 +16,7 @@ from rich.tree import Tree as RichTree
 FADED = "bright_black"
 ROOT = 0
 LEAST_LINES = 6
-OTHER_LINES = 4
+OTHER_LINES = 5
 FRAMES_PER_SECOND = 8
 PICTURE_COLUMNS, PICTURE_LINES = 96, 34
 WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -24,12 +24,15 @@ WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 @dataclass(slots=True)
 class Twig:
-    """What is shown of a node."""
+    """What is shown of a node. ``kept``: tokens of its step whose KV is held; None: all."""
 
     parent: int
     text: str
+    tokens: int = 0
     reward: float | None = None
     state: str = "open"
+    kept: int | None = None
+    back: int = 0
     children: list[int] = field(default_factory=list)
 
 
@@ -40,6 +43,9 @@ class LiveTree:
         self._console = console
         self._twigs = {ROOT: Twig(-1, title)}
         self._chosen: set[int] = set()
+        self._growing: set[int] = set()
+        self._round = 0
+        self._kv: dict[str, Any] | None = None
         self._live = Live(
             console=console,
             refresh_per_second=FRAMES_PER_SECOND,
@@ -66,7 +72,8 @@ class LiveTree:
 
     def render(self) -> RenderableType:
         """The tree, the chosen path and living branches first, no higher than the terminal."""
-        return self._drawing(max(LEAST_LINES, self._console.size.height - OTHER_LINES))
+        room = max(LEAST_LINES, self._console.size.height - OTHER_LINES)
+        return Group(self._drawing(room), self._standing())
 
     def save_picture(self, path: Path, title: str) -> None:
         """Write the tree as it stands to an SVG file that needs nothing from elsewhere."""
@@ -106,21 +113,48 @@ class LiveTree:
         faded = twig.state == "pruned"
         return node not in self._chosen, faded, -(twig.reward or 0.0), node
 
+    def _standing(self) -> Text:
+        """One line: the round, what has grown, and the KV held."""
+        states = [twig.state for twig in self._twigs.values()]
+        line = f"round {self._round}: {len(states) - 1} steps, {states.count('finished')} finished"
+        if self._kv is not None:
+            active, other = self._kv["active_tokens"], self._kv["inactive_tokens"]
+            line += f"; KV {active + other} tokens, {active} of them active"
+        return Text(line, style=FADED)
+
     def _grow(self, event: dict[str, Any]) -> None:
         node: int = event.get("node") or ROOT
+        number = event.get("round", self._round)
+        if number != self._round:
+            self._round = number
+            self._growing.clear()
         match event["event"]:
+            case "selected":
+                self._activate(node)
             case "expanded":
                 text = " ".join(event["text"].split()) or "(empty)"
-                self._twigs[node] = Twig(event["parent"], text)
+                self._twigs[node] = Twig(event["parent"], text, len(event["tokens"]))
                 self._twigs[event["parent"]].children.append(node)
             case "scored":
                 self._twigs[node].reward = event["reward"]
             case "finished" | "pruned":
                 self._twigs[node].state = event["event"]
+            case "evicted" | "rehydrated":
+                self._twigs[node].kept = event["kept"]
+                self._twigs[node].back = event["round"] * (event["event"] == "rehydrated")
+            case "kv":
+                self._kv = event
             case "answer" | "answered":
+                self._growing.clear()
                 while node:
                     self._chosen.add(node)
                     node = self._twigs[node].parent
+
+    def _activate(self, node: int) -> None:
+        """A node is about to grow; the path to it is active."""
+        while node:
+            self._growing.add(node)
+            node = self._twigs[node].parent
 
     def _label(self, node: int) -> Text:
         twig = self._twigs[node]
@@ -129,11 +163,26 @@ class LiveTree:
         label = Text(no_wrap=True, overflow="ellipsis")
         if twig.reward is not None:
             label.append(f"{twig.reward:.2f} ", style=_colour(twig))
-        style = "bold" if node in self._chosen else FADED if twig.state == "pruned" else ""
+        bold = node in self._chosen or node in self._growing
+        style = "bold" if bold else FADED if twig.state == "pruned" else ""
+        label.append("× " if twig.state == "pruned" else "", style=FADED)
         label.append(twig.text, style=style)
+        label.append(self._kv_of(twig), style="magenta" if self._just_back(twig) else FADED)
         if twig.state == "finished":
             label.append(" ●", style="bold green" if node in self._chosen else FADED)
         return label
+
+    def _kv_of(self, twig: Twig) -> str:
+        """What became of a living step's KV, if anything did."""
+        if twig.kept is None or twig.state != "open":
+            return ""
+        if self._just_back(twig):
+            return " ↻"
+        return "" if twig.kept == twig.tokens else f" {twig.kept}/{twig.tokens} KV"
+
+    def _just_back(self, twig: Twig) -> bool:
+        """In the newest round that is whole; the next one may have begun."""
+        return 0 < self._round - 1 <= twig.back
 
     def _line(self, event: dict[str, Any]) -> str | None:
         node: int = event.get("node") or ROOT

@@ -22,6 +22,8 @@ from server.wire import SearchRequest
 
 SHORT_DIGEST = 16
 MOST_ANSWERS = 10
+BAR = 16
+"""The heaviest answer's bar, in columns."""
 
 
 @asynccontextmanager
@@ -77,8 +79,12 @@ def show(document: dict[str, Any], console: Console) -> None:
     table.add_column("answer", no_wrap=True, overflow="ellipsis")
     table.add_column("votes")
     table.add_column("weight")
+    table.add_column("", min_width=BAR, no_wrap=True)
+    most = max((answer["weight"] for answer in document["answers"]), default=0.0)
     for answer in document["answers"][:MOST_ANSWERS]:
-        table.add_row(Text(answer["answer"]), str(answer["count"]), f"{answer['weight']:.4f}")
+        bar = "█" * (round(BAR * answer["weight"] / most) if most else 0)
+        weight = f"{answer['weight']:.4f}"
+        table.add_row(Text(answer["answer"]), str(answer["count"]), weight, Text(bar, "green"))
     if document["answers"]:
         console.print(table)
     if len(document["answers"]) > MOST_ANSWERS:

@@ -28,6 +28,7 @@ class Marks:
         self._standing: defaultdict[str, set[int]] = defaultdict(set)
         self._paths: defaultdict[str, dict[Mark, bytes]] = defaultdict(dict)
         self._cut: defaultdict[str, defaultdict[int, set[Mark]]] = defaultdict(_sets)
+        self._lost: defaultdict[str, set[Mark]] = defaultdict(set)
         self._moved: defaultdict[str, set[Mark]] = defaultdict(set)
 
     def where(self, mark: Mark) -> Node | None:
@@ -50,7 +51,7 @@ class Marks:
     def put(self, mark: Mark, path: bytes, node: Node, cached: int) -> None:
         """Put a mark at a node where the first ``cached`` tokens of its path end."""
         if mark in self._paths[mark[0]]:
-            if mark in self._cut[mark[0]].get(self.length(mark), ()):
+            if mark in self._lost[mark[0]]:
                 self._moved[mark[0]].add(mark)
             self.remove(mark)
         node.marks.add(mark)
@@ -58,13 +59,14 @@ class Marks:
         self._standing[mark[0]].add(mark[1])
         self._paths[mark[0]][mark] = path
         if cached < self.length(mark):
-            self.lose(mark)
+            self._cut[mark[0]][self.length(mark)].add(mark)
 
     def remove(self, mark: Mark) -> None:
         """A step is over; an unknown one passes."""
         if mark not in self._paths[mark[0]]:
             return
         self._cut[mark[0]][self.length(mark)].discard(mark)
+        self._lost[mark[0]].discard(mark)
         del self._paths[mark[0]][mark]
         node = self._where.get(mark)
         if node is not None:
@@ -75,16 +77,20 @@ class Marks:
         """A search is over."""
         for mark in list(self._paths[tree]):
             self.remove(mark)
-        for of_tree in (self._standing, self._paths, self._cut, self._moved):
+        for of_tree in (self._standing, self._paths, self._cut, self._lost, self._moved):
             of_tree.pop(tree, None)
 
     def lose(self, mark: Mark) -> None:
         """Not all of a step's path is cached any more."""
         self._cut[mark[0]][self.length(mark)].add(mark)
+        self._lost[mark[0]].add(mark)
         self._moved[mark[0]].add(mark)
 
     def moved(self, tree: str) -> dict[Mark, bytes]:
-        """The steps of which more or less is cached than at the last call, with their paths."""
+        """The steps of which more or less is cached than at the last call, with their paths.
+
+        What was never cached, such as the last token drawn, was not lost.
+        """
         paths = self._paths.get(tree, {})
         return {mark: paths[mark] for mark in self._moved.pop(tree, ()) if mark in paths}
 

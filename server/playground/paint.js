@@ -12,7 +12,7 @@ const FADED = 0.38;
 const LABEL_ROW = 14;
 const LEAST_ROW = 9;
 const SLOTS = 1 << 20;
-const RING = 3.2;
+const RING = 3.2; // from a node's edge to its KV arc, where there is room
 
 /**
  * `scene`: tree, camera, rows (as drawn now), highlighted (a set), selected, hovered, focused,
@@ -77,9 +77,9 @@ function paintNode(pen, scene, node) {
   } else {
     disc(pen, x, y, radius, node.id === ROOT ? 1 : (node.reward ?? 0), colour, theme.surface);
   }
-  if (radius >= 3.5) {
+  if (radius >= 3) {
     if (node.state === "pruned") strike(pen, x, y, radius, theme.muted);
-    kvRing(pen, scene, node, x, y, radius + RING);
+    kvRing(pen, scene, node, x, y, radius + Math.min(RING, radius * 0.6));
   }
   pen.globalAlpha = 1;
   if (node.id === tree.chosen) ring(pen, x, y, radius + RING + 3, theme.accent, 2);

@@ -64,6 +64,7 @@ export class SearchTree {
         break;
       case "evicted":
         node.kept = event.kept;
+        node.back = 0;
         node.released = event.reason === "dead";
         break;
       case "rehydrated":
@@ -134,7 +135,7 @@ export class SearchTree {
   /** Held, partly evicted, evicted, released or just rehydrated; "" where nobody said. */
   kvState(node) {
     if (!this.tellsKv || node.id === ROOT) return "";
-    if (node.back && node.back === this.round) return "just rehydrated";
+    if (node.back && node.back >= this.round - 1) return "just rehydrated"; // the next has begun
     if (node.kept >= node.tokens.length) return "held";
     if (node.kept > 0) return "partly evicted";
     return node.released ? "released" : "evicted";

@@ -215,7 +215,7 @@ def test_what_is_told_of_a_step_is_what_is_cached_of_it(
             above = len(whole) - STEPS.max_step_tokens
             cached = max(len(radix.match(whole)[1]) - above, 0)
             kept = max(told.get(node, len(whole)) - above, 0)
-            assert kept <= cached <= kept + 3  # a sibling may begin alike
+            assert abs(kept - cached) <= 3  # a last token is cached late, siblings begin alike
             lost.append(STEPS.max_step_tokens - cached)
         return {}
 

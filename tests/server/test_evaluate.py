@@ -217,3 +217,20 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     rows = asyncio.run(evaluate(wanted(), ScriptedEngine(), PlainText()))
     plot(rows, tmp_path / "accuracy.png")
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_is_fit_for_print(tmp_path: Path) -> None:
+    """Text stays text, policies differ in grey by marker and dashes, equal rows are equal bytes."""
+    rows = [
+        {"task": "t", "n": 9, "seed": 0, "policy": policy, "width": width}
+        | {"accuracy": 0.5, "accuracy_ci95": [0.3, 0.7], "kv_tokens_total": 100 * width}
+        for policy in ("rebase", "ets")
+        for width in (1, 4)
+    ]
+    for name in ("a.svg", "b.svg", "a.pdf"):
+        plot(rows, tmp_path / name)
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn == (tmp_path / "b.svg").read_text()
+    assert drawn.count("stroke-dasharray") >= 1
+    assert ">rebase</text>" in drawn
+    assert b"/Type3" not in (tmp_path / "a.pdf").read_bytes()

@@ -10,12 +10,19 @@ from rich.console import Console
 
 from server.live_tree import LiveTree
 
+
+def expanded(number: int, node: int, parent: int, text: str) -> dict[str, Any]:
+    """A step of eight tokens."""
+    step = {"node": node, "parent": parent, "text": text, "tokens": [1] * 8}
+    return {"event": "expanded", "round": number} | step
+
+
 EVENTS: list[dict[str, Any]] = [
-    {"event": "expanded", "round": 1, "node": 1, "parent": 0, "text": "first [step]\n\n"},
+    expanded(1, 1, 0, "first [step]\n\n"),
     {"event": "scored", "round": 1, "node": 1, "reward": 0.25},
-    {"event": "expanded", "round": 1, "node": 2, "parent": 0, "text": "second\n\n"},
+    expanded(1, 2, 0, "second\n\n"),
     {"event": "pruned", "round": 2, "node": 2, "reason": "policy"},
-    {"event": "expanded", "round": 2, "node": 3, "parent": 1, "text": "The answer is 1."},
+    expanded(2, 3, 1, "The answer is 1."),
     {"event": "finished", "round": 2, "node": 3, "finish": "end", "tokens": 9},
     {"event": "answer", "node": 3, "answer": "1"},
 ]
@@ -39,18 +46,30 @@ def test_steps_hang_below_their_parents_with_their_rewards() -> None:
         "What is it?",
         "├── 0.25 first [step]",
         "│   └── The answer is 1. ●",
-        "└── second",
+        "└── × second",
+        "round 2: 3 steps, 1 finished",
     ]
+
+
+def test_kv_is_told_beside_the_steps_and_below_the_tree() -> None:
+    """What was evicted of a living step, what came back in this round, and what is held in all."""
+    lost = {"event": "evicted", "round": 2, "node": 1, "kept": 3, "reason": "room"}
+    held = {"event": "kv", "round": 2, "active_tokens": 5, "inactive_tokens": 7}
+    lines = [line.rstrip() for line in drawn([*EVENTS[:4], lost, held]).splitlines()]
+    assert lines[1] == "├── 0.25 first [step] 3/8 KV"
+    assert lines[3] == "round 2: 2 steps, 0 finished; KV 12 tokens, 5 of them active"
+    back = {"event": "rehydrated", "round": 3, "node": 1, "kept": 8}
+    chosen = {"event": "selected", "round": 3, "node": 1, "children": 2}
+    assert "first [step] ↻" in drawn([*EVENTS[:4], lost, chosen, back])
+    later = {"event": "selected", "round": 5, "node": 1, "children": 1}
+    assert "↻" not in drawn([*EVENTS[:4], lost, back, later])
 
 
 def test_a_tall_tree_is_cut_and_keeps_the_chosen_path() -> None:
     """No more lines than fit; the chosen path stays, what is left out is counted."""
-    many = [
-        {"event": "expanded", "round": 1, "node": n, "parent": 0, "text": f"step {n}"}
-        for n in range(1, 101)
-    ]
+    many = [expanded(1, n, 0, f"step {n}") for n in range(1, 101)]
     chosen: list[dict[str, Any]] = [
-        {"event": "expanded", "round": 2, "node": 101, "parent": 100, "text": "The answer is 1."},
+        expanded(2, 101, 100, "The answer is 1."),
         {"event": "answer", "node": 101, "answer": "1"},
     ]
     text = drawn(many + chosen, height=14)

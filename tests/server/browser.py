@@ -1,0 +1,121 @@
+"""Chromium for tests, and a server on a socket for it to visit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from search.engine import Branch, KvMoved, Sampling, Step
+from server.app import create_app, create_service
+from server.assemble import listen
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import PlainText
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+INSTALL = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+PATIENCE_MS = 60_000
+
+
+class HeldEngine(ScriptedEngine):
+    """Draws a round only once it may, and says what became of its KV: each round, node 1 lost half
+    of its step, got it back in the next, and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Semaphore(0)
+        self.rounds = 0
+        self.prompt = 0
+
+    def let(self, rounds: int = 1_000) -> None:
+        """Let that many rounds be drawn."""
+        self.go.release(rounds)
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As scripted, when its turn has come."""
+        await asyncio.to_thread(self.go.acquire)
+        self.rounds += 1
+        self.prompt = len(branches[0].tokens) if self.rounds == 1 else self.prompt
+        return await super().expand(tree, branches, sampling)
+
+    def kv_moved(self, tree: str) -> KvMoved | None:
+        """Half of node 1's step, or all of it."""
+        share = 4 if self.rounds % 2 else 100
+        return KvMoved(50 * self.rounds, 1_000, {1: self.prompt + share})
+
+
+@contextmanager
+def serving(engine: ScriptedEngine, **settings: object) -> Iterator[str]:
+    """A server over a scripted engine in a thread; its URL."""
+    service = create_service(Settings(**settings), engine, PlainText())
+    config = uvicorn.Config(create_app(service), log_level="warning", lifespan="on")
+    server = uvicorn.Server(config)
+    listener = listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def find_chromium() -> str:
+    """The browser's path, installed if this may be done; without one, the test is skipped."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(INSTALL, capture_output=True, check=False)
+        found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("no Chromium is there, and it cannot be installed: not root, or no apt-get")
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser without a window."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=find_chromium(), args=["--no-sandbox"], timeout=2 * PATIENCE_MS
+        )
+        yield browser
+        browser.close()
+
+
+def visit(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+    """The playground, ready; an error in the page fails the test that reads ``page.errors``."""
+    page = browser.new_page(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,  # type: ignore[arg-type]
+        reduced_motion="reduce",
+    )
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    page.locator("#policy option").first.wait_for(state="attached")
+    return page
+
+
+def ask(page: Page, question: str = "What?", **dials: str) -> None:
+    """Fill in the form and press the button."""
+    page.fill("#question", question)
+    for name, value in dials.items():
+        if name in ("policy", "other"):
+            page.select_option(f"#{name}", value)
+        else:
+            page.fill(f"#{name}", value)
+    page.click("#run")
+
+
+def done(page: Page, panes: int = 1) -> None:
+    """Wait until so many panes show a search that is done."""
+    page.locator(".pane[data-state=done]").nth(panes - 1).wait_for()
