@@ -4,8 +4,8 @@
 bundled models behind a server in a process of its own, a fresh one for each scenario of
 `loadtest/locust_scenarios.py`: steady, burst, mixed (widths), tails (long ones), abusive (one key
 asks without end beside others). A row holds goodput (answers a second that came within
-``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, what was refused and
-what failed.
+``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, and what was
+refused, came too late or failed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str,
     took = max((request["ended"] for request in found), default=0.0)
     good = [r for r in found if r["status"] == 200 and r["ms"] <= 1000 * DEADLINE]
     honest = sorted(r["ms"] for r in found if r["status"] == 200 and r["key"] == "honest")
+    answered = sum(r["status"] == 200 for r in found)
     refused = sum(r["status"] in REFUSED for r in found)
+    ended = sum(r["status"] == httpx.codes.GATEWAY_TIMEOUT for r in found)
     return {
         "scenario": scenario,
         "requests": len(found),
@@ -81,7 +83,8 @@ def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str,
         "p99_ms": quantile(honest, 0.99),
         "kv_peak_tokens": round(kv_peak),
         "refused": refused,
-        "errors": len(found) - refused - sum(r["status"] == 200 for r in found),
+        "late": answered - len(good) + ended,
+        "errors": len(found) - answered - refused - ended,
     }
 
 

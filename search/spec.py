@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -28,6 +28,7 @@ CostName = Literal["nodes", "tokens"]
 SolverName = Literal["highs", "cbc"]
 
 Consensus = Literal["certain"] | float
+_CONSENSUS_SENT = Literal["certain"] | Annotated[float, Field(gt=0.5, lt=1.0)] | None
 
 
 class StopReason(StrEnum):
@@ -148,7 +149,7 @@ class SearchSpec(BaseModel):
         """JSON knows one kind of number: 16.0 is an integer."""
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    @field_validator("consensus", mode="plain", json_schema_input_type=Consensus | None)
+    @field_validator("consensus", mode="plain", json_schema_input_type=_CONSENSUS_SENT)
     @classmethod
     def _known_consensus(cls, value: Any, others: ValidationInfo) -> Consensus | None:
         if value is None or value == "certain":

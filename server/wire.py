@@ -129,7 +129,7 @@ class GenerationRequest(BaseModel):
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     max_tokens: int | None = Field(default=None, ge=1, description="of one trajectory")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**64 - 1)
+    seed: int | None = Field(default=None, description="any integer, taken modulo 2**63")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     search: SearchSpec | None = None
