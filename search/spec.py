@@ -51,7 +51,10 @@ class SearchSpec(BaseModel):
 
     policy: PolicyName = "rebase"
     width: int = Field(default=16, ge=1, le=1024, description="trajectories to finish")
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    seed: int | None = Field(
+        default=None, ge=0, le=2**63 - 1, json_schema_extra={"maximum": 2**63 - 1024}
+    )
+    """The document names the largest one that a double holds, as many clients read numbers."""
     temperature: float = Field(default=1.0, ge=0.0, le=5.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     max_depth: int = Field(default=25, ge=1, le=200, description="steps a trajectory")
