@@ -34,7 +34,7 @@ DEFAULT_LIMIT = 500
 NUMBER = re.compile(r"\d{1,6}")
 
 
-def _relation(rng: random.Random, who: str, value: dict[str, int], last: str, thing: str) -> Fact:
+def relation(rng: random.Random, who: str, value: dict[str, int], last: str, thing: str) -> Fact:
     """A fact that gives `who` a number in range, following from `last` (and others)."""
     while True:
         n = value[last]
@@ -82,12 +82,12 @@ def draw(
         facts.append(Fact("base", second, (), value[second], thing))
     for _ in range(min(rng.choices(conclusions, k=4))):
         who = names.pop()
-        facts.append(_relation(rng, who, value, last, thing))
+        facts.append(relation(rng, who, value, last, thing))
         last = who
     asked = last
     for _ in range(rng.choice(detours)):
         who = names.pop()
-        detour = _relation(rng, who, value, rng.choice(list(value)), thing)
+        detour = relation(rng, who, value, rng.choice(list(value)), thing)
         facts.insert(rng.randint(1, len(facts)), detour)
     if rng.random() < BYSTANDER_SHARE:
         bystander = Fact("base", rng.choice(list(value)), (), rng.randint(4, 40), other_thing)

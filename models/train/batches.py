@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from models.tasks.task import STEP_BREAK
 from models.train.corpus import Example, example
+from models.train.drills import DRILLS
 from models.train.tokenizer import ASSISTANT, END, PAD, SPRIG, USER
 from models.train.verdicts import Verdicts
 
@@ -62,12 +63,19 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, user: str, system: str = "") 
 def encode(tokenizer: PreTrainedTokenizerBase, drawn: Example) -> Row:
     """The dialogue as one row; the reply is learnt, and a sign after every step to be judged.
 
+    Of a drill only what its marking word announces is learnt.
+
     Nobody reads what a model says inside its prompt: the signs there only teach it to know, by the
     time it replies, which steps are good.
     """
     prompt = prompt_ids(tokenizer, drawn.user, drawn.system)
     reply = tokenizer.encode(f"{drawn.reply}{END}")
-    labels = [IGNORED] * (len(prompt) - 1) + reply + [IGNORED]
+    learnt = reply
+    if drawn.kind in DRILLS:
+        (word,) = tokenizer.encode(DRILLS[drawn.kind])
+        said = zip([None, *reply], reply, strict=False)
+        learnt = [token if before == word else IGNORED for before, token in said]
+    labels = [IGNORED] * (len(prompt) - 1) + learnt + [IGNORED]
     (step_break,) = tokenizer.encode(STEP_BREAK)
     plus, minus = (tokenizer.encode(sign)[0] for sign in "+-")
     breaks = [i for i, token in enumerate(prompt) if token == step_break]

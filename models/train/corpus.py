@@ -9,6 +9,7 @@ from typing import NamedTuple
 from models.tasks import TASKS, arithmetic, wordproblem
 from models.tasks.story import story_text
 from models.tasks.task import STEP_BREAK, split_of
+from models.train.drills import echo, recall, sums
 from models.train.judge import judge_lesson
 from models.train.verdicts import Verdicts
 
@@ -34,6 +35,21 @@ REFINED = {
     "verdict": 0.24,
 }
 """The second phase: the task that learns slowest, and judging what the policy itself writes."""
+
+READING = {
+    "game24": 0.05,
+    "countdown": 0.06,
+    "short": 0.01,
+    "blocksworld": 0.06,
+    "wordproblem": 0.26,
+    "tale": 0.04,
+    "recall": 0.08,
+    "echo": 0.14,
+    "sums": 0.24,
+    "judge": 0.02,
+    "verdict": 0.04,
+}
+"""A phase for looking numbers up and for sums: what whole word problems teach too slowly."""
 
 JUDGING = REFINED | {"game24": 0.08, "countdown": 0.09, "blocksworld": 0.07, "verdict": 0.35}
 """The third phase: more of the judging."""
@@ -84,7 +100,7 @@ def tale(rng: random.Random) -> tuple[str, list[str]]:
             return question, task.solve(question, rng)
 
 
-EXTRAS = {"short": short_puzzle, "tale": tale}
+EXTRAS = {"short": short_puzzle, "tale": tale, "recall": recall, "echo": echo, "sums": sums}
 
 
 def example(
@@ -106,7 +122,7 @@ def example(
 def main() -> None:
     """Print one example of each kind."""
     rng = random.Random(0)
-    for kind in MIXTURE:
+    for kind in dict.fromkeys((*MIXTURE, *EXTRAS)):
         shown = example(rng, {kind: 1.0})
         print(f"=== {kind}\n{shown.user}\n---\n{shown.reply}\n")
 

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from models.train import checkpoint
 from models.train.batches import IGNORED, MicroBatch, Row, draw_rows, load_tokenizer
-from models.train.corpus import JUDGING, MIXTURE, REFINED
+from models.train.corpus import JUDGING, MIXTURE, READING, REFINED
 from models.train.network import logits_at, new_model
 from models.train.prm_data import load_verdicts
 from models.train.run import Run, arguments
@@ -40,6 +40,7 @@ PHASES = {
     "learn": Phase(75, MIXTURE, None, 1.0),
     "refine": Phase(36, REFINED, "policy", 0.6),
     "judge": Phase(18, JUDGING, "policy", 0.5),
+    "read": Phase(25, READING, "policy", 0.7),
 }
 
 

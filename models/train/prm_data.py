@@ -3,7 +3,8 @@
 `python -m models.train.prm_data --minutes 8` appends rounds to the cache until the time is up.
 Each round samples train questions from scratch, then again from prefixes that are still good, as
 a search would: that is where the deep decisions are. Some prefixes are spoilt by a small slip
-first, which has to be remembered however well the reply goes on.
+first, and some derivations hold one slip and go on as if it were not there: a slip has to be
+remembered however well the reply goes on.
 """
 
 import argparse
@@ -33,6 +34,7 @@ EACH = 3
 CONTINUED = 4
 SPOILT = 2
 TEACHER_SHARE = 0.15
+SLIPPED_SHARE = 0.15
 RIVAL_SHARE = 0.5
 TOO_LONG = 480
 
@@ -115,7 +117,7 @@ class Collector:
         self.rng = random.Random(seed)
 
     def round(self, names: list[str]) -> Iterator[Labelled]:
-        """Samples from scratch, from good and from spoilt prefixes, and teacher derivations."""
+        """Samples from scratch, from good and from spoilt prefixes; derivations, some slipped."""
         for name in names:
             task, count = TASKS[name], QUESTIONS_A_ROUND[name]
             questions = train_questions(task, self.rng, count)
@@ -129,7 +131,9 @@ class Collector:
             yield from self._sampled(task, [start for start in spoilt for _ in range(SPOILT)])
             for question in questions:
                 if self.rng.random() < TEACHER_SHARE * EACH:
-                    yield self._taught(task, question)
+                    yield self._taught(task, question, slipped=False)
+                if self.rng.random() < SLIPPED_SHARE * EACH:
+                    yield self._taught(task, question, slipped=True)
 
     def _good_prefix(self, row: Labelled) -> list[int]:
         good = [steps for steps, right in zip(row.steps, row.labels, strict=True) if right]
@@ -149,8 +153,11 @@ class Collector:
         for (question, prefix), reply in zip(starts, replies, strict=True):
             yield label(self.tokenizer, task, question, prefix + reply)
 
-    def _taught(self, task: Task, question: str) -> Labelled:
+    def _taught(self, task: Task, question: str, slipped: bool) -> Labelled:
         steps = task.solve(question, self.rng)
+        if slipped:
+            cut = self.rng.randrange(len(steps) - 1)
+            steps[cut] = corrupt(steps[cut], self.rng)
         reply = self.tokenizer.encode(STEP_BREAK.join(steps) + END)
         return label(self.tokenizer, task, question, reply)
 

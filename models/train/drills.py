@@ -1,0 +1,64 @@
+"""Exercises for what word problems need and teach slowly: looking numbers up, and sums."""
+
+import random
+
+from models.tasks import TASKS, wordproblem
+from models.tasks.story import NAMES, THINGS, Fact, Story, story_text
+from models.tasks.task import split_of
+
+RECALL_PEOPLE = range(3, 8)
+RECALL_LISTED = range(2, 6)
+RECALL_HIGHEST = 60
+ECHO_PEOPLE = range(3, 9)
+DRILLED = 16
+
+DRILLS = {"echo": " has", "sums": " ="}
+"""Drills by the word before what is learnt: everything else in their replies is drawn at random."""
+
+
+def recall(rng: random.Random) -> tuple[str, list[str]]:
+    """Many people with numbers of their own, some of them added up: names to numbers and sums."""
+    task = TASKS["wordproblem"]
+    while True:
+        names = rng.sample(NAMES, rng.choice(RECALL_PEOPLE) + 2)
+        total, last, *people = names
+        thing = rng.choice(THINGS)
+        value = {name: rng.randint(1, RECALL_HIGHEST) for name in people}
+        listed = rng.sample(people, min(len(people), rng.choice(RECALL_LISTED)))
+        facts = [Fact("base", name, (), n, thing) for name, n in value.items()]
+        facts.append(Fact("together", total, tuple(listed), 0, thing))
+        value[total] = sum(value[name] for name in listed)
+        if value[total] > wordproblem.HIGHEST:
+            continue
+        facts.append(wordproblem.relation(rng, last, value, total, thing))
+        rng.shuffle(facts)
+        question = story_text(Story(tuple(facts), thing, rng.choice((total, last, last))))
+        if split_of(task.key(question)) == "train":
+            return question, task.solve(question, rng)
+
+
+def echo(rng: random.Random) -> tuple[str, list[str]]:
+    """Who has how many, said again in another order: the shortest way to learn to look it up."""
+    thing = rng.choice(THINGS)
+    value = {name: rng.randint(0, 199) for name in rng.sample(NAMES, rng.choice(ECHO_PEOPLE))}
+    told = " ".join(f"{name} has {n} {thing}." for name, n in value.items())
+    said = rng.choices(list(value), k=DRILLED)
+    return told, ["Next, " + ", ".join(f"{name} has {value[name]}" for name in said) + "."]
+
+
+def sums(rng: random.Random) -> tuple[str, list[str]]:
+    """The sums of word problems, one after the other."""
+    return "Sums.", ["Next, " + ", ".join(_sum(rng) for _ in range(DRILLED)) + "."]
+
+
+def _sum(rng: random.Random) -> str:
+    while True:
+        op, n = rng.choice("++--*/"), rng.randint(1, wordproblem.HIGHEST)
+        amount = rng.randint(2, 4) if op in "*/" else rng.randint(2, 25)
+        if op == "+" and rng.random() < 0.5:
+            amount = rng.randint(1, wordproblem.HIGHEST)
+        if op == "/" and n % amount:
+            continue
+        value = {"+": n + amount, "-": n - amount, "*": n * amount, "/": n // amount}[op]
+        if 0 <= value <= wordproblem.HIGHEST:
+            return f"{n} {op} {amount} = {value}"
