@@ -152,7 +152,9 @@ class Blocks:
         This is the value that the search itself goes by (section 4 of the paper); it takes the
         place of a reward. Unknown ids pass.
         """
-        rows = np.array([node for node in outlook if node in self], dtype=np.int64)
+        rows = np.array(outlook, dtype=np.int64)
+        rows = rows[rows < len(self._parent)]
+        rows = rows[self._tokens[rows] > 0]
         if not len(rows):
             return
         self._signals[0, rows] = 1.0 - np.arange(len(rows)) / len(rows)
@@ -213,14 +215,13 @@ class Blocks:
         weight, on_path = self._now or self.weights()
         return bool(on_path[node]), float(weight[node])
 
-    def standing_of(self, nodes: Ints) -> tuple[Bools, Floats]:
-        """``standing`` of many (n,): 0 on Path*; a step without a block counts as on its path."""
+    def standing_of(self, nodes: Ints) -> Floats:
+        """The weights of many (n,), infinite on Path*; a step without a block counts as on its
+        path."""
         weight, on_path = self.weights()
-        known = (nodes >= ROOT) & (nodes < len(weight))
-        rows = np.where(known, nodes, ROOT)
-        known &= self._tokens[rows] > 0
-        ahead = ~known | on_path[rows]
-        return ahead, np.where(ahead, 0.0, weight[rows])
+        rows = np.minimum(nodes, len(weight) - 1)
+        off = (rows == nodes) & (self._tokens[rows] > 0) & ~on_path[rows]
+        return np.where(off, weight[rows], np.inf)
 
     @property
     def settled(self) -> bool:

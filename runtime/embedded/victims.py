@@ -12,6 +12,7 @@ import numpy as np
 
 from kvpolicy.forest import Forest, Rank
 from kvpolicy.order import Ints
+from kvpolicy.value import Floats
 from runtime.embedded.marks import Mark
 from runtime.embedded.radix import Node, RadixTree
 
@@ -110,23 +111,25 @@ class Victims:
             self._tree.pop()
 
     def _order(self) -> None:
-        """Order all marks by ``Forest.rank``, in arrays; the lowest last."""
+        """Order all marks by ``Forest.rank``, the lowest last.
+
+        Among equals the later search and the higher id go first: so they are put in that order
+        before a sort that keeps it.
+        """
         self._late.clear()
         self._trees = list(self._forest)
-        steps: list[np.ndarray] = [_NONE]
-        trees, paths, weights = steps.copy(), steps.copy(), steps.copy()
-        for index, name in enumerate(self._trees):
+        steps, trees, keys = [_NO_STEPS], [_NO_STEPS], [_NO_KEYS]
+        for index, name in reversed(list(enumerate(self._trees))):
             standing = self._radix.marks.standing(name)
-            mine = np.fromiter(standing, np.int64, len(standing))
-            on_path, weight = self._forest[name].standing_of(mine)
+            mine = np.sort(np.fromiter(standing, np.int64, len(standing)))[::-1]
             steps.append(mine)
             trees.append(np.full(len(mine), index))
-            paths.append(on_path)
-            weights.append(weight)
-        step, tree = np.concatenate(steps), np.concatenate(trees)
-        order = np.lexsort((-step, -tree, np.concatenate(weights), np.concatenate(paths)))[::-1]
-        self._step, self._tree = step[order].tolist(), tree[order].tolist()
+            keys.append(self._forest[name].standing_of(mine))
+        order = np.argsort(np.concatenate(keys), kind="stable")[::-1]
+        self._step = np.concatenate(steps)[order].tolist()
+        self._tree = np.concatenate(trees)[order].tolist()
         self._bare, self._outdated = True, False
 
 
-_NONE: Ints = np.empty(0, dtype=np.int64)
+_NO_STEPS: Ints = np.empty(0, dtype=np.int64)
+_NO_KEYS: Floats = np.empty(0, dtype=np.float64)
