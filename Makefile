@@ -2,6 +2,7 @@
 # make test    install and run every test (JOBS of the quick ones at once)
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
 # make quick   the quick suite      make lint   style, types, import arrows
+# make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
 #
 # TORCH_INDEX: the index torch comes from. Empty takes pip's own; on Linux without a GPU, name
 # PyTorch's CPU index to spare gigabytes of CUDA packages.
@@ -9,23 +10,31 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 SERVE ?=
 JOBS ?= 2
+SGLANG ?= 0.5.23
 
 BIN := .venv/bin
+SGLANG_BIN := .venv-sglang/bin
+SGLANG_READY := .venv-sglang/.ready
 SERVED := .venv/.served
 READY := .venv/.ready
 TOOLS := .venv/release/bin
 AUDIT := .venv/release/.ready
 
-.PHONY: serve test quick lint format clean release audit
+.PHONY: serve test quick test-sglang sglang-env lint format clean release audit
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
 test: quick
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not sglang"
 
 quick: $(READY)
 	$(BIN)/pytest -m "not slow" -n $(JOBS)
+
+test-sglang: $(READY) $(SGLANG_READY)
+	$(BIN)/pytest -m sglang
+
+sglang-env: $(SGLANG_READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,7 +55,7 @@ audit: $(AUDIT)
 	$(TOOLS)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-sglang
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -64,4 +73,14 @@ $(READY): $(SERVED)
 $(AUDIT): Makefile
 	$(PYTHON) -m venv .venv/release
 	$(TOOLS)/pip install -q --disable-pip-version-check cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	touch $@
+
+# SGLang asks for CUDA packages that a CPU has no use for: what it imports there is listed instead.
+# Hedgerow is there for its plug-in.
+$(SGLANG_READY): runtime/sglang/cpu/requirements.txt
+	$(PYTHON) -m venv .venv-sglang
+	$(SGLANG_BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(SGLANG_BIN)/pip install -q --disable-pip-version-check -r $<
+	$(SGLANG_BIN)/pip install -q --disable-pip-version-check --no-deps sglang==$(SGLANG)
+	$(SGLANG_BIN)/pip install -q --disable-pip-version-check --no-deps -e .
 	touch $@

@@ -43,7 +43,12 @@ class Softmax:
 
     def reward(self, row: torch.Tensor) -> float:
         """1 / (1 + e^(bad - good)) from logits (vocab,)."""
-        return _sigmoid(float(row[self.good]) - float(row[self.bad]))
+        return self.share(float(row[self.good]), float(row[self.bad]))
+
+    @staticmethod
+    def share(good: float, bad: float) -> float:
+        """The same from the two logits, or log-probabilities, alone."""
+        return sigmoid(good - bad)
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Softmax:
@@ -60,7 +65,7 @@ class Mean:
 
     def reward(self, row: torch.Tensor) -> float:
         """From logits (vocab,)."""
-        return _sigmoid(math.fsum(row.tolist()) / len(row))
+        return sigmoid(math.fsum(row.tolist()) / len(row))
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Mean:
@@ -88,9 +93,8 @@ class Head:
             # plain loops, unlike BLAS, round the same with any number of threads
             values = np.einsum("ij,j->i", weight, values, optimize=False) + bias
         if len(values) == 1:
-            return _sigmoid(float(values[0]))
-        weights = np.exp(values - values.max())
-        return float(weights[self.label] / weights.sum())
+            return sigmoid(float(values[0]))
+        return classes_share(values, self.label)
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Head:
@@ -133,7 +137,7 @@ class Reader:
         Raises RewardMissing for a tag, a verdict or a head that is not there, ValueError for a chat
         template or a context that cannot serve.
         """
-        paths, reading = _paths(form, text, policy), READINGS[form.reads](form, text)
+        paths, reading = paths_of(form, text, policy), READINGS[form.reads](form, text)
         least = len(paths.path((0,), "", Trajectory(0, ((0,),), ("",)), {}))
         if least >= text.context:
             raise ValueError(
@@ -158,15 +162,25 @@ class Reader:
 
     def overhead(self) -> tuple[int, int]:
         """Tokens that a path has beside the policy's: once, and for every step."""
-        prompt, none, some = (0,), Trajectory(0, (), ()), ((0,),)
-        empty = len(self.path(prompt, "", none, {})) - len(prompt)
-        one = len(self.path(prompt, "", Trajectory(0, some, ("",)), {}))
-        two = len(self.path(prompt, "", Trajectory(0, some * 2, ("", "")), {}))
-        own = len(some[0]) if isinstance(self.paths, PolicyIds) else 0
-        return max(0, empty), max(one - empty - len(prompt), two - one) - own
+        return overhead_of(self.paths)
 
 
-def _paths(form: RewardFormat, text: Text, policy: Text) -> Paths:
+def overhead_of(paths: Paths) -> tuple[int, int]:
+    """Tokens that a path has beside the policy's: once, and for every step."""
+    prompt, none, some = (0,), Trajectory(0, (), ()), ((0,),)
+    empty = len(paths.path(prompt, "", none, {})) - len(prompt)
+    one = len(paths.path(prompt, "", Trajectory(0, some, ("",)), {}))
+    two = len(paths.path(prompt, "", Trajectory(0, some * 2, ("", "")), {}))
+    own = len(some[0]) if isinstance(paths, PolicyIds) else 0
+    return max(0, empty), max(one - empty - len(prompt), two - one) - own
+
+
+def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
+    """What a reward model with this ``text`` reads beside the policy's.
+
+    Raises RewardMissing for a tag that is not one token, ValueError for a chat template that cannot
+    be cut into turns.
+    """
     if form.spells == "dialogue":
         return Dialogue.of(form, text)
     tag = _token(form, text, "tag") if form.tag else None
@@ -201,5 +215,13 @@ def _layer(read: Callable[[str], torch.Tensor], name: str) -> tuple[Matrix, Matr
     return weight, read(f"{name}.bias").numpy().astype(np.float64)
 
 
-def _sigmoid(x: float) -> float:
+def classes_share(values: Sequence[float] | Matrix, label: int) -> float:
+    """Output ``label``'s share of the softmax over a head's outputs (classes,)."""
+    outputs = np.asarray(values, dtype=np.float64)
+    weights = np.exp(outputs - outputs.max())
+    return float(weights[label] / weights.sum())
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^-x), without overflow."""
     return 1.0 / (1.0 + math.exp(min(-x, _LARGEST_EXPONENT)))

@@ -312,4 +312,5 @@ class _Run:
             stats=self.tally.stats(tree, ballot.chosen, self.clock() - self.start, cost),
             digest=digest,
             spec=self.spec,
+            reproducible=self.engine.capabilities.reproducible,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from search.tree import Finish
 
@@ -150,11 +150,16 @@ class Usage:
     accepted_tokens_total: int = 0
 
 
+Reproducible = Literal["exact", "seeded", "no"]
+"""``exact``: bit for bit; ``seeded``: but for rounding; ``no``: every draw is a fresh one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an engine can do, said aloud.
 
-    ``exact``: same seed, same tree, bit for bit. ``embeds``: what embeds steps (``hidden``,
+    ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
+    seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step.
     """
@@ -167,6 +172,14 @@ class Capabilities:
     context_tokens: int
     fingerprint: str
     score_tokens: tuple[int, int] = (0, 1)
+    seeded: bool = True
+
+    @property
+    def reproducible(self) -> Reproducible:
+        """How far the same seed gives the same tree."""
+        if self.exact:
+            return "exact"
+        return "seeded" if self.seeded else "no"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from search.engine import Reproducible
 from search.spec import SearchSpec, StopReason
 from search.stats import SearchStats
 from search.tree import Tree
@@ -31,6 +32,7 @@ class Outcome:
     node above the last dead one when every branch died.
     ``answer``: the winning class's, None when no answer could be extracted. ``answers``: all
     classes by falling weight. ``vote``: the rule that was applied, a fall-back included.
+    ``reproducible``: what the engine says of itself.
     """
 
     tree: Tree
@@ -43,3 +45,4 @@ class Outcome:
     stats: SearchStats
     digest: str
     spec: SearchSpec
+    reproducible: Reproducible

@@ -9,24 +9,26 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from runtime.embedded.config import ModelConfig, middle_layer
+from runtime.embedded.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
-from runtime.embedders.endpoint import EndpointOptions
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
 from server.app import add_model, create_app, create_service
 from server.drain import DrainingServer
+from server.embedding import endpoint_options
 from server.further_models import further_models
 from server.keeper import Restartable, keep_up
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
 from server.settings import Settings, SettingsError
+from server.sglang import sglang_engine
 from server.shared_draws import Flops, free
 from server.tree_log import TreeLog
 
@@ -82,11 +84,26 @@ async def running(settings: Settings) -> AsyncIterator[Parts]:
         text = Text(settings.policy_model)
         await asyncio.to_thread(lambda: text.tokenizer)
         flops = model_flops(settings)
-        engine = await EmbeddedEngine.start(engine_options(settings))
+        started = starting(settings)
+        engine, restartable = await started.__aenter__()
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
     try:
-        yield Parts(engine, text, PROFILES[settings.profile].delimiter, flops, engine)
+        yield Parts(engine, text, PROFILES[settings.profile].delimiter, flops, restartable)
+    finally:
+        await started.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def starting(settings: Settings) -> AsyncIterator[tuple[Engine, Restartable | None]]:
+    """The engine by its name, closed afterwards, and what can be started again of it."""
+    if settings.engine == "sglang":
+        async with sglang_engine(settings) as found:
+            yield found
+        return
+    engine = await EmbeddedEngine.start(engine_options(settings))
+    try:
+        yield engine, engine
     finally:
         await engine.close()
 
@@ -121,20 +138,14 @@ def engine_options(settings: Settings) -> EngineOptions:
         embedder=settings.embedder,
         embedder_layer=settings.embedder_layer,
         encoder=str(settings.encoder) if settings.encoder else None,
-        endpoint=_endpoint(settings),
+        endpoint=endpoint_options(settings),
     )
-
-
-def _endpoint(settings: Settings) -> EndpointOptions | None:
-    if settings.embeddings_url is None:
-        return None
-    key = settings.embeddings_key
-    secret = None if key is None else key.get_secret_value()
-    return EndpointOptions(settings.embeddings_url, settings.embeddings_model, secret)
 
 
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """What forward passes of the policy, of the reward model and for embedding cost."""
+    if settings.engine == "sglang":
+        return _known_flops(settings.policy_model), _known_flops(settings.reward_model), free
     policy = ModelConfig.from_checkpoint(settings.policy_model)
     prm, embedding = free, free
     if settings.reward_model is not None and reward_format(settings.reward_format).needs_model:
@@ -143,6 +154,14 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
         layer = settings.embedder_layer or middle_layer(policy.layers)
         embedding = replace(policy, layers=layer).flops
     return policy.flops, prm, embedding
+
+
+def _known_flops(checkpoint: Path | None) -> Flops:
+    """Of a model that SGLang runs, whose shape may be none that is known here."""
+    try:
+        return free if checkpoint is None else ModelConfig.from_checkpoint(checkpoint).flops
+    except UnsupportedModel:
+        return free
 
 
 def listen(host: str, port: int) -> socket.socket:

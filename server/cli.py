@@ -26,11 +26,14 @@ from server.options import (
     KvPolicy,
     KvPolicyName,
     KvTokens,
+    Launch,
     Model,
     Policy,
+    PolicyUrls,
     Profile,
     RewardFormat,
     RewardModel,
+    RewardUrls,
     Seed,
     Split,
     Switch,
@@ -80,6 +83,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     engine: Engine = None,
+    policy_url: PolicyUrls = None,
+    reward_url: RewardUrls = None,
+    launch: Launch = False,
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
@@ -95,7 +101,7 @@ def serve(
     from server.tree_log import TreeLog
 
     own = {"host": host, "port": port, "reward_format": reward_format, "answers": answers}
-    own |= _drafts(draft, verify_batch)
+    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     with _tree_log(trees, TreeLog) as log:
         _run(run(settings, log))
@@ -109,6 +115,9 @@ def solve(
     seed: Seed = None,
     dials: Dials = None,
     engine: Engine = None,
+    policy_url: PolicyUrls = None,
+    reward_url: RewardUrls = None,
+    launch: Launch = False,
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
@@ -127,7 +136,7 @@ def solve(
 
     spec = _spec(policy, width, seed, dials)
     own = {"reward_format": reward_format}
-    own |= _drafts(draft, verify_batch)
+    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
     with _tree_log(trees, TreeLog) as log:
@@ -146,6 +155,9 @@ def evaluate(
     seed: Annotated[str, typer.Option(help="Seeds; the first one draws the questions.")] = "0",
     dials: Dials = None,
     engine: Engine = None,
+    policy_url: PolicyUrls = None,
+    reward_url: RewardUrls = None,
+    launch: Launch = False,
     model: Model = None,
     reward_model: RewardModel = None,
     reward_format: RewardFormat = None,
@@ -178,17 +190,10 @@ def evaluate(
     graded, questions = _task(task, split, limit, seeds[0])
     own = {"reward_format": reward_format, "profile": profile, "answers": answers}
     own |= _models(model, reward_model)
-    own |= _drafts(draft, verify_batch)
+    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
-    wanted = Evaluation(
-        graded,
-        questions,
-        seeds,
-        specs,
-        at_once=at_once,
-        share=share is Switch.ON,
-        answers=settings.answers,
-    )
+    same, rule = share is Switch.ON, settings.answers
+    wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with _tree_log(trees, TreeLog) as log:
         rows = _run(run_evaluation(wanted, settings, log, as_json))
     if plot is not None:
@@ -203,6 +208,9 @@ def evaluate(
 def replay(
     response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
     engine: Engine = None,
+    policy_url: PolicyUrls = None,
+    reward_url: RewardUrls = None,
+    launch: Launch = False,
     kv_policy: KvPolicy = None,
     kv_tokens: KvTokens = None,
     batch_limit: BatchLimit = None,
@@ -222,7 +230,7 @@ def replay(
     except RecordError as error:
         _fail(str(error), WRONG_USE)
     own = {"reward_format": reward_format}
-    own |= _drafts(draft, verify_batch)
+    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
     settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
     console = Console(stderr=as_json)
     found = _run(replay_all(records, settings, console, url))
@@ -279,6 +287,14 @@ def _settings(
 def _drafts(draft: DraftName | None, verify_batch: int | None) -> dict[str, Any]:
     """Settings of drafting."""
     return {"draft": None if draft is None else draft.value, "verify_batch": verify_batch}
+
+
+def _servers(
+    policy_urls: list[str] | None, reward_urls: list[str] | None, launch: bool
+) -> dict[str, Any]:
+    """Settings of the SGLang servers that were named."""
+    named = {"policy_urls": policy_urls, "reward_urls": reward_urls, "launch": launch}
+    return {key: value for key, value in named.items() if value}
 
 
 def _models(model: str | None, reward_model: str | None) -> dict[str, Any]:

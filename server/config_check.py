@@ -19,6 +19,7 @@ def check(settings: Settings) -> dict[str, Any]:
     Raises SettingsError naming the first that a server could not be started with.
     """
     from server.assemble import engine_options, model_flops
+    from server.sglang import server_options, sglang_options
 
     if settings.profile not in PROFILES:
         known = ", ".join(PROFILES)
@@ -27,7 +28,12 @@ def check(settings: Settings) -> dict[str, Any]:
     try:
         for model in (settings, *further_models(settings)):
             reward_format(model.reward_format)
-            engine_options(model)
+            if model.engine == "embedded":
+                engine_options(model)
+            elif model.launch:
+                server_options(model)
+            else:
+                sglang_options(model)
             model_flops(model)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error

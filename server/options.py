@@ -22,6 +22,7 @@ class EngineName(StrEnum):
     """The engines there are."""
 
     EMBEDDED = "embedded"
+    SGLANG = "sglang"
 
 
 class KvPolicyName(StrEnum):
@@ -49,6 +50,15 @@ class Split(StrEnum):
 
 
 Engine = Annotated[EngineName | None, typer.Option(help="Engine to run on.")]
+PolicyUrls = Annotated[
+    list[str] | None,
+    typer.Option("--policy-url", help="SGLang server of the policy model; may be repeated."),
+]
+RewardUrls = Annotated[
+    list[str] | None,
+    typer.Option("--reward-url", help="SGLang server of the reward model; may be repeated."),
+]
+Launch = Annotated[bool, typer.Option("--launch", help="Start and look after the SGLang servers.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
 KvPolicy = Annotated[KvPolicyName | None, typer.Option(help="What KV is given up first.")]
 BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]

@@ -33,6 +33,7 @@ def search_part(ask: Ask, outcome: Outcome) -> dict[str, Any]:
         "stop_reason": outcome.stop_reason.value,
         "stats": asdict(outcome.stats),
         "tree_digest": outcome.digest,
+        "reproducible": outcome.reproducible,
         "spec": outcome.spec.model_dump(),
         "messages": ask.messages,
     }

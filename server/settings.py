@@ -45,10 +45,19 @@ def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def _url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"{value!r} must start with http:// or https://")
+    return value.rstrip("/")
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Widths = Annotated[
     tuple[Annotated[int, Field(ge=1, le=4)], ...], Field(max_length=15), BeforeValidator(_listed)
 ]
+Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_listed)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Shares = Annotated[tuple[Share, Share], BeforeValidator(_listed)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
 Checkpoint = Annotated[Path, AfterValidator(_folder)]
@@ -74,7 +83,7 @@ class Settings(BaseSettings):
         default=None, pattern="^https?://", description="where spans go, such as http://host:4318"
     )
 
-    engine: Literal["embedded"] = "embedded"
+    engine: Literal["embedded", "sglang"] = "embedded"
     model: str = Field(default="sprig", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
     policy_model: Checkpoint = BUNDLED / "policy"
     reward_model: OptionalCheckpoint = BUNDLED / "prm"
@@ -103,8 +112,25 @@ class Settings(BaseSettings):
     threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
 
+    policy_urls: Urls = Field(default=(), description="SGLang servers of the policy, by commas")
+    reward_urls: Urls = Field(default=(), description="SGLang servers of the reward model")
+    launch: bool = Field(default=False, description="start and look after both SGLang servers")
+    launch_python: Path = Field(
+        default=Path(".venv-sglang/bin/python"), description="of SGLang's own environment"
+    )
+    launch_device: Literal["cuda", "cpu"] = "cuda"
+    launch_memory: Shares = Field(
+        default=(0.6, 0.75),
+        description="of the device's memory that is free when each server starts, policy first",
+    )
+    policy_args: str = Field(default="", description="more options for the policy's server")
+    reward_args: str = Field(
+        default="", description="more of SGLang's options for the reward model"
+    )
+
     embedder: Literal["hidden", "lexical", "encoder", "endpoint"] = Field(
-        default="hidden", description="what tells policy ets which steps are alike"
+        default="hidden",
+        description="what tells policy ets which steps are alike; sglang: lexical by default",
     )
     embedder_layer: int | None = Field(
         default=None, ge=1, description="hidden: read after so many layers; default: half of them"

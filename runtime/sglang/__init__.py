@@ -1,0 +1,1 @@
+"""The SGLang engine: policy and reward model on SGLang servers, over HTTP."""

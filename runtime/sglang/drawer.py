@@ -1,0 +1,147 @@
+"""Draws steps on the policy's servers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.embedded.stops import Stops
+from runtime.sglang.account import Flops, Path
+from runtime.sglang.fleet import Fleet
+from runtime.sglang.growing import Growing
+from runtime.sglang.replica import Json, Replica
+from runtime.sglang.step import Drawing
+from runtime.text import Text
+from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
+from search.tree import ROOT, Finish
+
+
+class Drawer:
+    """One request a child, with its parent's token ids and an id and a seed of its own.
+
+    Siblings find their prefix in the server's cache: one that may not be there any more is read
+    once for all of them before they start.
+    """
+
+    def __init__(self, fleet: Fleet, text: Text, *, context: int, flops: Flops, top: int) -> None:
+        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token."""
+        self.fleet = fleet
+        self._text = text
+        self._context = context
+        self._flops = flops
+        self._top = top
+        self._stops: dict[tuple[str, ...], Stops] = {}
+
+    async def expand(
+        self, search: Growing, branches: Sequence[Branch], sampling: Sampling
+    ) -> list[Step]:
+        """A step for each branch, in the order asked."""
+        drawings = await self.draw(search, branches, sampling)
+        search.fresh.clear()
+        steps = [self._file(search, drawing) for drawing in drawings]
+        search.account.model_calls += max((len(step.tokens) for step in steps), default=0)
+        return steps
+
+    async def draw(
+        self, search: Growing, branches: Sequence[Branch], sampling: Sampling
+    ) -> list[Drawing]:
+        """As ``expand``, the drawings themselves; none of them joins the search's paths."""
+        if not branches:
+            return []
+        for branch in branches:
+            self._must_fit(branch)
+        stops = self._stops_of(sampling.stop)
+        drawings = [Drawing(branch, sampling, stops, self._text.eos) for branch in branches]
+        forks: dict[Path, list[Drawing]] = defaultdict(list)
+        for drawing in drawings:
+            forks[drawing.branch.tokens].append(drawing)
+        search.prompt = search.prompt or min(forks, key=len)
+        await search.together([self._fork(search, *fork) for fork in forks.items()])
+        return drawings
+
+    async def read(self, search: Growing, path: Path, start: int) -> Json:
+        """A path's own log-probabilities from position ``start`` on, with nothing drawn."""
+
+        async def ask(replica: Replica) -> Json:
+            with search.request(replica) as rid:
+                return await replica.generate(
+                    {
+                        **search.common(rid),
+                        "input_ids": list(path),
+                        "return_logprob": True,
+                        "logprob_start_len": start,
+                        "sampling_params": {
+                            "max_new_tokens": 0,
+                            **search.notes.on(replica, len(search.prompt), None),
+                        },
+                    }
+                )
+
+        answer = await self.fleet.ask(search.tree, search.prompt, ask)
+        self._book(search, path, answer)
+        return answer
+
+    async def _fork(self, search: Growing, prefix: Path, drawings: Sequence[Drawing]) -> None:
+        search.on(self.fleet.place(search.tree, search.prompt))
+        if len(drawings) > 1 and prefix not in search.fresh:
+            await self.read(search, prefix, -1)
+        await search.together([self._draw(search, drawing) for drawing in drawings])
+
+    async def _draw(self, search: Growing, drawing: Drawing) -> None:
+        async def ask(replica: Replica) -> Json:
+            with search.request(replica) as rid:
+                said = self._note(search, replica, drawing.branch)
+                search.on(replica)
+                return await replica.generate(drawing.request(self._top, said) | search.common(rid))
+
+        while drawing.finish is None:
+            before = (*drawing.branch.tokens, *drawing.tokens)
+            answer = await self.fleet.ask(search.tree, search.prompt, ask)
+            self._book(search, before, answer)
+            drawing.take(answer)
+            drawn = len(drawing.branch.tokens) + len(drawing.tokens) - len(before)
+            search.account.drew(self._flops, len(before), drawn)
+
+    def _note(self, search: Growing, replica: Replica, branch: Branch) -> dict[str, Any]:
+        """What the server is told of the search; nothing for a verdict, which is no step of it."""
+        if branch.node < ROOT:
+            return {}
+        return search.notes.on(replica, len(search.prompt), (branch.node, branch.parent))
+
+    def _book(self, search: Growing, prefix: Path, answer: Json) -> None:
+        """What a request's prefix has cost."""
+        meta, known = answer["meta_info"], prefix in search.read
+        cached = int(meta.get("cached_tokens") or 0)
+        search.account.read(self._flops, len(prefix), cached, known=known)
+        search.read.add(prefix)
+
+    def _file(self, search: Growing, drawing: Drawing) -> Step:
+        """A step that is complete, and its path that children may be forked from."""
+        branch, tokens, finish = drawing.branch, tuple(drawing.tokens), drawing.finish
+        assert finish is not None, "a drawing is complete"
+        path = (*branch.tokens, *tokens)
+        search.logprobs[path] = drawing.logprob, len(tokens)
+        if branch.parent == ROOT:
+            search.account.hold(ROOT, branch.tokens, len(branch.tokens))
+        if finish is not Finish.END:
+            search.read.add(path)
+            search.fresh.add(path)
+            search.account.hold(branch.node, path, len(tokens))
+        text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
+        return Step(tokens, text, finish, drawing.logprob / len(tokens), drawing.entropy)
+
+    def _stops_of(self, stop: tuple[str, ...]) -> Stops:
+        if stop not in self._stops:
+            try:
+                self._stops[stop] = Stops(self._text.pieces, stop)
+            except ValueError as error:
+                raise EngineError(str(error)) from None
+        return self._stops[stop]
+
+    def _must_fit(self, branch: Branch) -> None:
+        if len(branch.tokens) + branch.limit > self._context:
+            raise PrefixTooLong(
+                f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
+                f"do not fit the context of {self._context}"
+            )

@@ -1,0 +1,166 @@
+"""One SGLang server: requests to it, what it says of itself, and whether it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from search.engine import EngineDown, EngineError
+
+log = logging.getLogger(__name__)
+
+FULL = frozenset({429, 503})
+"""Statuses of a server that has not begun the request: it may be sent again."""
+FULL_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+KEEPALIVE_SECONDS = 2.0
+"""Below the servers' own 5 s: a connection that they are closing is not to be used again."""
+NOT_FOUND = 404
+
+Json = Mapping[str, Any]
+
+
+class ReplicaLost(EngineDown):
+    """A server does not answer any more; another one may."""
+
+
+class Replica:
+    """A server and its circuit breaker.
+
+    ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed.
+
+    The breaker opens with the first request that the server leaves without an answer, and closes
+    when the server has generated a token again, which is tried now and then.
+    """
+
+    def __init__(self, url: str, *, connect: float, answer: float, probe: float) -> None:
+        """Seconds to connect, for an answer, and for a sign of life. Connects to nothing yet."""
+        self.url = url.rstrip("/")
+        self.up = True
+        self.failures = 0
+        self.plugged = False
+        self.seeds = False
+        self._probe = probe
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(answer, connect=connect, pool=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
+            trust_env=False,
+        )
+        self._revival: asyncio.Task[None] | None = None
+
+    async def generate(self, body: Json) -> Json:
+        """The answer of ``/generate``. Raises ReplicaLost, or EngineError with what is wrong."""
+        answer = await self._post("/generate", body)
+        finish = answer["meta_info"].get("finish_reason") or {}
+        if finish.get("type") == "abort":
+            raise EngineError(f"SGLang ended a request: {finish.get('message', 'aborted')}")
+        return answer
+
+    async def classify(self, body: Json) -> Json:
+        """The answer of ``/classify``; as ``generate``."""
+        return await self._post("/classify", body)
+
+    async def abort(self, rid: str) -> None:
+        """Stop a request; nothing if it is over, or the server is gone."""
+        try:
+            await self._client.post("/abort_request", json={"rid": rid}, timeout=self._probe)
+        except httpx.HTTPError as error:
+            log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
+
+    async def info(self) -> Json:
+        """``/server_info``: how the server was started, and its state. Raises EngineDown."""
+        return self._json(await self._get("/server_info"))
+
+    async def metrics(self) -> str | None:
+        """``/metrics`` as text; None where the server was started without them.
+
+        Raises EngineDown.
+        """
+        response = await self._get("/metrics")
+        return None if response.status_code == NOT_FOUND else response.text
+
+    async def check(self) -> None:
+        """Look whether the server is there; ``up`` says what was found."""
+        try:
+            response = await self._client.get("/health", timeout=self._probe)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            self._lose(error)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._revival is not None:
+            self._revival.cancel()
+        await self._client.aclose()
+
+    async def _get(self, path: str) -> httpx.Response:
+        try:
+            return await self._client.get(path, timeout=self._probe)
+        except httpx.TimeoutException as error:  # busy: what it draws is on its way
+            raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
+        except httpx.HTTPError as error:
+            raise self._lose(error) from error
+
+    async def _post(self, path: str, body: Json) -> Json:
+        """Send a request, again while the server is full and so has not begun it."""
+        response = await self._send(path, body)
+        for wait in FULL_WAITS:
+            if response.status_code not in FULL:
+                break
+            await asyncio.sleep(wait)
+            response = await self._send(path, body)
+        if response.status_code in FULL:
+            raise EngineDown(f"{self.url} is full")
+        if response.is_server_error:
+            raise self._lose(f"status {response.status_code}")
+        if response.is_error:
+            raise EngineError(f"SGLang refused a request: {_said(response)}")
+        return self._json(response)
+
+    async def _send(self, path: str, body: Json) -> httpx.Response:
+        try:
+            return await self._client.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise self._lose(error) from error
+
+    def _json(self, response: httpx.Response) -> Json:
+        try:
+            return response.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError):
+            raise self._lose(f"status {response.status_code}, no answer") from None
+
+    def _lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
+        """Open the breaker."""
+        said = reason if isinstance(reason, str) else type(reason).__name__
+        if self.up:
+            log.error("%s does not answer (%s)", self.url, said)
+            self.up = False
+            self.failures += 1
+            self._revival = asyncio.create_task(self._revive())
+        return ReplicaLost(f"{self.url} does not answer ({said})")
+
+    async def _revive(self) -> None:
+        """Close the breaker when the server generates again."""
+        waits = list(REVIVAL_WAITS)
+        while not self.up:
+            await asyncio.sleep(waits.pop(0) if len(waits) > 1 else waits[0])
+            try:
+                response = await self._client.get("/health_generate", timeout=self._probe)
+                self.up = response.is_success
+            except httpx.HTTPError:
+                continue
+        log.info("%s answers again", self.url)
+
+
+def _said(response: httpx.Response) -> str:
+    """The message of a refusal."""
+    try:
+        error = response.json()["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, LookupError, TypeError):
+        return f"status {response.status_code}"

@@ -1,0 +1,221 @@
+"""What needs no server: where a step ends, where a search goes, what is counted, how it starts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.embedded.stops import Stops
+from runtime.sglang.account import Account
+from runtime.sglang.fleet import Fleet, rendezvous
+from runtime.sglang.launch import ServerOptions
+from runtime.sglang.options import SglangOptions
+from runtime.sglang.replica import Replica
+from runtime.sglang.report import Report, read
+from runtime.sglang.step import Drawing, entropy
+from search.engine import Branch, EngineDown, Sampling
+from search.tree import Finish
+from server.config_check import check
+from server.settings import BUNDLED, SettingsError, load_settings
+from server.sglang import server_options, sglang_options
+
+PIECES = (b"a", b"b\n", b"\nc", b"<end>")
+EOS = frozenset({3})
+METRICS = """# HELP sglang:kv_used_tokens used
+sglang:kv_used_tokens{model_name="m",tp_rank="0"} 11.0
+sglang:kv_evictable_tokens{model_name="m"} 27.0
+sglang:max_total_num_tokens{model_name="m"} 2e+04
+sglang:evicted_tokens_total{model_name="m"} 5.0
+sglang:cached_tokens_total{cache_source="device"} 10.0
+sglang:cached_tokens_total{cache_source="host"} 1.0
+sglang:fwd_occupancy{model_name="m"} NaN
+sglang:inter_token_latency_seconds_bucket{le="0.002"} 3.0
+"""
+
+
+def drawing(limit: int = 9) -> Drawing:
+    branch = Branch(0, 0, (0,), 1, limit, 1)
+    return Drawing(branch, Sampling(), Stops(PIECES, ("\n\n",)), EOS)
+
+
+def answer(*tokens: int) -> dict:
+    """As ``/generate`` gives it: each token half likely, and one other three eighths."""
+    half, rest = math.log(0.5), math.log(0.375)
+    return {
+        "meta_info": {
+            "prompt_tokens": 1,
+            "output_token_logprobs": [[half, token, None] for token in tokens],
+            "output_top_logprobs": [[[half, token, None], [rest, 9, None]] for token in tokens],
+        }
+    }
+
+
+def test_a_step_is_cut_where_the_embedded_engine_would_have_stopped() -> None:
+    """Two tokens make the stop, the second goes on after it; what was drawn beyond is not taken."""
+    step = drawing()
+    step.take(answer(0, 1, 2, 0, 0))
+    assert (step.tokens, step.finish) == ([0, 1, 2], Finish.STEP)
+    assert step.logprob == pytest.approx(3 * math.log(0.5))
+    assert step.entropy == pytest.approx(
+        -(0.5 * math.log(0.5) + 0.375 * math.log(0.375) + 0.125 * math.log(0.125))
+    )
+
+
+def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
+    """The next request asks for the rest, after what is there."""
+    step = drawing(limit=4)
+    step.take(answer(0, 1))
+    assert step.finish is None
+    body = step.request(2, {})
+    assert body["input_ids"] == [0, 0, 1]
+    assert body["sampling_params"]["max_new_tokens"] == 2
+    step.take(answer(1, 1))
+    assert (step.tokens, step.finish) == ([0, 1, 1, 1], Finish.LENGTH)
+
+
+def test_the_end_token_ends_the_reply() -> None:
+    """Wherever it stands."""
+    step = drawing()
+    step.take(answer(0, 3, 0))
+    assert (step.tokens, step.finish) == ([0, 3], Finish.END)
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=20), st.integers(1, 20))
+def test_entropy_of_the_likeliest_is_at_most_the_entropy(weights: list[float], top: int) -> None:
+    """Lumping the rest together loses, and loses nothing when nothing is left."""
+    shares = sorted((w / sum(weights) for w in weights), reverse=True)
+    whole = -math.fsum(p * math.log(p) for p in shares)
+    found = entropy([math.log(p) for p in shares[:top]])
+    assert found <= whole + 1e-9
+    if top >= len(shares):
+        assert found == pytest.approx(whole)
+
+
+@given(st.lists(st.integers(0, 900), max_size=8), st.integers(2, 6), st.integers(0, 5))
+def test_a_server_less_moves_only_its_own(prompt: list[int], many: int, gone: int) -> None:
+    """Rendezvous hashing: the others keep their order."""
+    names = [f"http://s{n}" for n in range(many)]
+    lost = names[gone % many]
+    before = rendezvous(prompt, names)
+    after = rendezvous(prompt, [name for name in names if name != lost])
+    assert after == [name for name in before if name != lost]
+
+
+async def test_searches_share_their_servers_fairly() -> None:
+    """One prompt's searches stay together up to a share of 1.25; then the next server takes on."""
+    replicas = [Replica(f"http://s{n}", connect=1, answer=1, probe=1) for n in range(4)]
+    fleet = Fleet("policy", replicas)
+    placed = [fleet.place(f"t{n}", (1, 2, 3)).url for n in range(40)]
+    assert max(Counter(placed).values()) <= math.ceil(1.25 * 40 / 4)
+    assert placed[0] == rendezvous((1, 2, 3), fleet.urls)[0]
+    assert [fleet.place(f"t{n}", (1, 2, 3)).url for n in range(40)] == placed
+    for replica in replicas:
+        replica.up = False
+    with pytest.raises(EngineDown, match="no policy server answers"):
+        fleet.place("t0", (1, 2, 3))
+    await fleet.close()
+
+
+def test_an_account_by_hand() -> None:
+    """A prompt of 10 read once, two steps of 5 and 3 below it, one read again after an eviction."""
+    account = Account()
+
+    def flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
+        return float(context_sum)
+
+    prompt, one, other = (1,) * 10, (1,) * 15, (1,) * 13
+    account.read(flops, 10, 0, known=False)
+    account.hold(0, prompt, 10)
+    for node, path, own in ((1, one, 5), (2, other, 3), (3, other, 3)):
+        account.read(flops, 10, 9, known=True)
+        account.drew(flops, 10, own)
+        account.hold(node, path, own)
+    account.bury([2])
+    assert account.peak == 18
+    account.bury([3])
+    account.hold(4, (1,) * 20, 5)
+    assert account.peak == 20
+    account.read(flops, 15, 11, known=True)
+    cost = account.cost()
+    assert (cost.prefilled_tokens, cost.rehydrated_tokens, cost.rehydrations) == (13, 3, 1)
+    assert (cost.cached_tokens, cost.decoded_tokens) == (3 * 9 + 11, 11)
+    assert cost.flops == 55 + 3 * 10 + (11 + 12 + 13 + 14) + 2 * (11 + 12) + (12 + 13 + 14 + 15)
+
+
+def test_sglangs_own_numbers() -> None:
+    """Summed over labels; what is not there is 0."""
+    assert read(METRICS) == Report(held=11, cached=27, capacity=20_000, evicted=5, hit=11)
+
+
+def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
+    """What is started listens on this machine alone, and no option may open it."""
+    python = tmp_path / "python"
+    python.touch()
+    made = ServerOptions(BUNDLED / "policy", python, device="cpu", kv_tokens=100)
+    command = made.command(31_000)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert "--enable-custom-logit-processor" not in command
+    for refused in ("--enable-custom-logit-processor", "--host=0.0.0.0"):
+        with pytest.raises(ValueError, match=f"{refused.partition('=')[0]}: not allowed"):
+            ServerOptions(BUNDLED / "policy", python, args=(refused,))
+    with pytest.raises(ValueError, match="no such file"):
+        ServerOptions(BUNDLED / "policy", tmp_path / "none")
+    with pytest.raises(ValueError, match="a share between 0 and 1"):
+        ServerOptions(BUNDLED / "policy", python, memory=1.0)
+
+
+def test_settings_say_which_servers() -> None:
+    """Each missing part by its name; letters compare steps unless something else is named."""
+    urls = {
+        "HEDGEROW_ENGINE": "sglang",
+        "HEDGEROW_POLICY_URLS": "http://a:1, http://b:2/",
+        "HEDGEROW_REWARD_URLS": "http://c:3",
+    }
+    options = sglang_options(load_settings(urls))
+    assert (options.policy_urls, options.reward_urls) == (
+        ("http://a:1", "http://b:2"),
+        ("http://c:3",),
+    )
+    assert options.embedder == "lexical"
+    with pytest.raises(SettingsError, match="no hidden states"):
+        sglang_options(load_settings(urls | {"HEDGEROW_EMBEDDER": "hidden"}))
+    with pytest.raises(SettingsError, match="must start with http"):
+        load_settings({"HEDGEROW_POLICY_URLS": "a:1"})
+    with pytest.raises(SettingsError, match="policy_urls: none"):
+        check(load_settings({"HEDGEROW_ENGINE": "sglang"}))
+    with pytest.raises(SettingsError, match="leave the URLs out"):
+        server_options(load_settings(urls | {"HEDGEROW_LAUNCH": "true"}))
+
+
+def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
+    """One server a model that is read; KV by tokens where they are given."""
+    python = tmp_path / "python"
+    python.touch()
+    launch = {"HEDGEROW_LAUNCH": "true", "HEDGEROW_LAUNCH_PYTHON": str(python)}
+    policy, reward = server_options(load_settings(launch | {"HEDGEROW_KV_TOKENS": "5000"}))
+    assert (policy.memory, reward.memory) == (0.6, 0.75)
+    assert (policy.kv_tokens, reward.kv_tokens) == (5000, None)
+    more = {"HEDGEROW_LAUNCH_MEMORY": "0.8,0.5", "HEDGEROW_REWARD_FORMAT": "none"}
+    (alone,) = server_options(load_settings(launch | more))
+    assert alone.memory == 0.8
+
+
+def test_options_that_cannot_be_met() -> None:
+    """Named, before anything is asked."""
+    with pytest.raises(ValueError, match="policy_urls: none"):
+        SglangOptions(BUNDLED / "policy", ())
+    with pytest.raises(ValueError, match=r"reward_urls: .*math-shepherd"):
+        SglangOptions(BUNDLED / "policy", ("http://a",))
+
+
+def test_one_model_a_server(tmp_path) -> None:
+    """Further models would be asked for at the first one's servers."""
+    file = tmp_path / "models.toml"
+    file.write_text('["other"]\nwidth = 1\n')
+    settings = {"HEDGEROW_ENGINE": "sglang", "HEDGEROW_POLICY_URLS": "http://a"}
+    with pytest.raises(SettingsError, match="engine sglang serves one model"):
+        check(load_settings(settings | {"HEDGEROW_MODELS_FILE": str(file)}))

@@ -1,0 +1,358 @@
+"""The engine against real SGLang servers of the bundled models, in float32 on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.sglang.engine import SglangEngine
+from runtime.sglang.launch import Server, Servers
+from runtime.sglang.options import SglangOptions
+from runtime.text import Text
+from search.controller import Problem, search
+from search.engine import (
+    Branch,
+    EngineDown,
+    EngineError,
+    Hint,
+    PrefixTooLong,
+    Sampling,
+    Step,
+    Trajectory,
+)
+from search.outcome import Outcome
+from search.seed import node_seed
+from search.spec import SearchSpec
+from search.tree import Finish
+from server.assemble import running
+from server.settings import BUNDLED, load_settings
+from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, ROOT, Yard
+
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+
+POLICY, PRM = BUNDLED / "policy", BUNDLED / "prm"
+TEXT = Text(POLICY)
+QUESTIONS = ("Use 4 9 10 13 to make 24.", "Use 1 5 5 5 to make 24.", "Use 3 3 8 8 to make 24.")
+GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
+SECONDS = {"connect_seconds": 60.0, "probe_seconds": 60.0}
+
+
+def prompt_of(question: str) -> tuple[int, ...]:
+    return tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
+
+
+def fork(prefix: tuple[int, ...], children: int, *, parent: int = 0, limit: int = 64):
+    return [
+        Branch(parent, i, prefix, node_seed(7, "step", (parent, i)), limit, 1 + 100 * parent + i)
+        for i in range(children)
+    ]
+
+
+def options(policies: list[Server], rewards: list[Server], **changes: object) -> SglangOptions:
+    made = SglangOptions(
+        policy=POLICY,
+        policy_urls=tuple(server.url for server in policies),
+        prm=PRM if rewards else None,
+        reward_urls=tuple(server.url for server in rewards),
+        reward_format="math-shepherd" if rewards else "none",
+        **SECONDS,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def engine(yard: Yard) -> AsyncIterator[SglangEngine]:
+    policy, reward = await yard.have("policy", "reward")
+    made = await SglangEngine.start(options([policy], [reward]))
+    yield made
+    await made.close()
+
+
+async def grown(
+    engine: SglangEngine | EmbeddedEngine, question: str, tree: str = "", **spec: object
+) -> Outcome:
+    """A search of its own."""
+    wanted = SearchSpec.model_validate({"policy": "rebase", "width": 4, "seed": 3} | spec)
+    return await search(
+        Problem(prompt_of(question), question, "\n\n"),
+        wanted,
+        engine,
+        tree_id=tree or f"{question}/{spec}",
+        answer_of=lambda text: text.rpartition("answer is ")[2].strip(". \n") or None,
+        clock=asyncio.get_running_loop().time,
+        context_tokens=engine.capabilities.context_tokens,
+    )
+
+
+async def at_work(server: Server) -> int:
+    """Requests that a server runs or holds back."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60.0, trust_env=False) as client:
+        loads = (await client.get("/v1/loads")).json()["loads"]
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+
+async def until_idle(server: Server) -> None:
+    async with asyncio.timeout(120):
+        while await at_work(server):
+            await asyncio.sleep(0.1)
+
+
+async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangEngine) -> None:
+    """Step after step to the end: ids, texts, finishes; rewards within 0.02."""
+    embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
+    try:
+        for number, question in enumerate(QUESTIONS):
+            prompt = prompt_of(question)
+            steps: list[Step] = []
+            while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
+                prefix = prompt + tuple(t for step in steps for t in step.tokens)
+                branches = fork(prefix, 1, parent=len(steps))
+                ours = await engine.expand(f"g{number}", branches, GREEDY)
+                theirs = await embedded.expand(f"g{number}", branches, GREEDY)
+                assert (ours[0].tokens, ours[0].text) == (theirs[0].tokens, theirs[0].text)
+                assert ours[0].finish is theirs[0].finish
+                assert ours[0].logprob == pytest.approx(theirs[0].logprob, abs=1e-3)
+                assert ours[0].entropy == pytest.approx(theirs[0].entropy, abs=0.05)
+                steps += ours
+            paths = [
+                Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
+                for n in range(1, len(steps) + 1)
+            ]
+            ours = await engine.score(f"g{number}", prompt, question, paths)
+            theirs = await embedded.score(f"g{number}", prompt, question, paths)
+            assert ours == pytest.approx(theirs, abs=0.02)
+            assert steps[-1].finish is Finish.END
+    finally:
+        await embedded.close()
+
+
+async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> None:
+    """The plug-in draws by the embedded engine's noise: in float32 hardly a step differs."""
+    assert (engine.capabilities.exact, engine.capabilities.reproducible) == (False, "seeded")
+    prompt, sampling = prompt_of("Use 5 6 7 8 to make 24."), Sampling(temperature=0.8, top_p=0.9)
+    embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
+    try:
+        branches = fork(prompt, 32)
+        ours = await engine.expand("seeds", branches, sampling)
+        theirs = await embedded.expand("seeds", branches, sampling)
+        again = await engine.expand("again", branches, sampling)
+    finally:
+        await embedded.close()
+    assert len({step.tokens for step in ours}) > 4
+    assert [step.tokens for step in again] == [step.tokens for step in ours]
+    same = sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True))
+    assert same >= 31
+    assert (await grown(engine, QUESTIONS[2])).digest == (await grown(engine, QUESTIONS[2])).digest
+
+
+async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
+    """At a token of the limit's number; at a stop that several tokens make; within the context."""
+    prompt = prompt_of(QUESTIONS[0])
+    (cut,) = await engine.expand("ends", fork(prompt, 1, limit=3), GREEDY)
+    assert (len(cut.tokens), cut.finish) == (3, Finish.LENGTH)
+    odd = Sampling(temperature=0.0, stop=("(le",), max_step_tokens=64)
+    (early,) = await engine.expand("ends", fork(prompt, 1), odd)
+    assert early.finish is Finish.STEP
+    assert "(le" in early.text
+    assert "(le" not in TEXT.decode(early.tokens[:-1])
+    (free,) = await engine.expand(
+        "ends", fork(prompt, 1, limit=40), Sampling(temperature=0.0, stop=(), max_step_tokens=40)
+    )
+    assert len(free.tokens) == 40 or free.finish is Finish.END
+    with pytest.raises(PrefixTooLong):
+        await engine.expand("ends", fork(prompt * 95, 1), GREEDY)
+    await engine.release("ends")
+
+
+async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
+    """All but a prefix's last token comes from the cache, for policy and reward model."""
+    prompt, sampling = prompt_of("Use 2 3 5 12 to make 24."), Sampling()
+    first = await engine.expand("fork", fork(prompt, 8), sampling)
+    second = await engine.expand("fork", fork(prompt + first[0].tokens, 8, parent=1), sampling)
+    paths = [Trajectory(i, (step.tokens,), (step.text,)) for i, step in enumerate(first)]
+    await engine.score("fork", prompt, "", paths)
+    deeper = [Trajectory(9, (first[0].tokens, s.tokens), (first[0].text, s.text)) for s in second]
+    rewards = await engine.score("fork", prompt, "", deeper)
+    assert all(0 <= reward <= 1 for reward in rewards)
+    cost = await engine.release("fork")
+    assert cost.prefilled_tokens <= len(prompt)  # once, and not at all if a test before has
+    assert cost.rehydrated_tokens == 0
+    prefixes = 8 * (len(prompt) - 1) + 8 * (len(prompt + first[0].tokens) - 1)
+    assert cost.cached_tokens >= prefixes
+    steps = sum(len(s.tokens) + 1 for s in (*first, *second))
+    assert cost.prm_tokens <= len(prompt) + steps + 16
+
+
+async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None:
+    """What one key's trees have read is read again for another key's."""
+    prompt = prompt_of("Use 2 2 6 9 to make 24.")
+    for tree in ("alice/1", "bob/1"):
+        await engine.expand(tree, fork(prompt, 2), GREEDY)
+        assert (await engine.release(tree)).prefilled_tokens == len(prompt)
+    await engine.expand("bob/2", fork(prompt, 2), GREEDY)
+    assert (await engine.release("bob/2")).prefilled_tokens <= 1
+
+
+async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: Yard) -> None:
+    """Sixteen endless steps end at once, here and in SGLang, and so do a caller's that went."""
+    policy, _ = await yard.have("policy", "reward")
+    endless = Sampling(stop=(), max_step_tokens=900)
+    branches = fork(prompt_of(QUESTIONS[0]), 16, limit=900)
+    for cancelled in (False, True):
+        call = asyncio.create_task(engine.expand("endless", branches, endless))
+        async with asyncio.timeout(120):
+            while await at_work(policy) < 16:
+                await asyncio.sleep(0.05)
+        if cancelled:
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        await engine.abort("endless")
+        if not cancelled:
+            with pytest.raises(EngineError, match="aborted"):
+                await call
+        await until_idle(policy)
+
+
+async def test_a_search_and_what_it_cost(engine: SglangEngine) -> None:
+    """A whole search, its accounts, and SGLang's own numbers."""
+    outcome = await grown(engine, QUESTIONS[0])
+    assert outcome.stats.finished == 4
+    assert all(node.reward is not None for node in outcome.tree.nodes[1:])
+    usage = await engine.usage()
+    assert usage.kv_tokens_capacity == usage.prm_kv_tokens_capacity == KV_TOKENS
+    assert usage.decoded_tokens_total >= outcome.stats.generated_tokens
+    assert usage.prm_tokens_total > 0
+    assert usage.cached_tokens_total > 0
+    await engine.health()
+
+
+async def test_hints_and_unknown_trees_do_no_harm(engine: SglangEngine) -> None:
+    """A search that was never there costs nothing."""
+    engine.hint("nobody", Hint(dead=(1, 2)))
+    await engine.abort("nobody")
+    assert (await engine.release("nobody")).decoded_tokens == 0
+    with pytest.raises(EngineError, match="node 4 has an empty one"):
+        await engine.score("nobody", (1,), "", [Trajectory(4, ((),), ("",))])
+
+
+async def test_rewards_without_a_reward_model(yard: Yard) -> None:
+    """Mean log-probabilities: of steps drawn here, and the same when they are read; a judge's."""
+    policy, _ = await yard.have("policy", "reward")
+    prompt = prompt_of(QUESTIONS[0])
+    engine = await SglangEngine.start(options([policy], []))
+    try:
+        steps = await engine.expand("drawn", fork(prompt, 4), Sampling())
+        paths = [Trajectory(i + 1, (s.tokens,), (s.text,)) for i, s in enumerate(steps)]
+        drawn = await engine.score("drawn", prompt, "", paths)
+        read = await engine.score("read", prompt, "", paths)
+        assert drawn == pytest.approx(read, abs=1e-3)
+    finally:
+        await engine.close()
+    judging = await SglangEngine.start(options([policy], [], reward_format="generative"))
+    try:
+        rewards = await judging.score("judged", prompt, QUESTIONS[0], paths[:2])
+        assert all(0 <= reward <= 1 for reward in rewards)
+        cost = await judging.release("judged")
+        assert (cost.decoded_tokens, cost.prm_tokens > 0) == (0, True)
+    finally:
+        await judging.close()
+
+
+async def test_the_command_line_on_running_servers(yard: Yard) -> None:
+    """``hedgerow solve --engine sglang``, with ETS, whose steps are compared by their letters."""
+    policy, reward = await yard.have("policy", "reward")
+    ran = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "server", "solve", QUESTIONS[0], "--engine", "sglang"),
+        *("--policy-url", policy.url, "--reward-url", reward.url),
+        *("--policy", "ets", "--width", "4", "--seed", "1", "--json"),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await ran.communicate()
+    assert ran.returncode == 0
+    document = json.loads(said)
+    assert document["stop_reason"] == "answered"
+    assert document["stats"]["finished"] == 4
+
+
+async def test_a_server_that_ends_is_down_and_comes_back(engine: SglangEngine, yard: Yard) -> None:
+    """A killed reward server: calls fail by name, its keeper starts it, the engine goes on."""
+    _, reward = await yard.have("policy", "reward")
+    kept = yard.supervised("reward")
+    await kept.health()
+    assert reward.process is not None
+    os.killpg(reward.process.pid, signal.SIGKILL)
+    reward.process.wait()
+    with pytest.raises(EngineDown, match="ended with -9"):
+        await kept.health()
+    with pytest.raises(EngineDown, match="does not answer"):
+        await grown(engine, QUESTIONS[1])
+    with pytest.raises(EngineDown, match="reward server"):
+        await engine.health()
+    await kept.restart()
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                await engine.health()
+                break
+            except EngineDown:
+                await asyncio.sleep(0.2)
+    assert (await grown(engine, QUESTIONS[1])).stats.finished == 4
+
+
+async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: Yard) -> None:
+    """All are answered, on the server that is left, and nothing is left at work there."""
+    left, killed = await yard.have("policy", "another policy")
+    engine = await SglangEngine.start(options([left, killed], []))
+    assert engine.capabilities.reproducible == "no"  # one of them is without our plug-in
+    try:
+        questions = [f"Use {a} 9 10 13 to make 24." for a in range(1, 9)]
+        spec = {"policy": "rebase", "width": 8}
+        searches = [asyncio.create_task(grown(engine, q, **spec)) for q in questions]
+        async with asyncio.timeout(120):
+            while not await at_work(killed):
+                await asyncio.sleep(0.02)
+        assert killed.process is not None
+        os.killpg(killed.process.pid, signal.SIGKILL)
+        outcomes = await asyncio.gather(*searches)
+        assert all(outcome.stats.finished == 8 for outcome in outcomes)
+        assert engine.moves > 0
+        await until_idle(left)
+    finally:
+        await engine.close()
+
+
+async def test_launched_servers_begin_and_end_with_the_engine(yard: Yard) -> None:
+    """``--launch`` on a CPU: both servers, our plug-in at work, and nothing left afterwards."""
+    await yard.have()
+    launch = {
+        "HEDGEROW_ENGINE": "sglang",
+        "HEDGEROW_LAUNCH": "true",
+        "HEDGEROW_LAUNCH_PYTHON": str(PYTHON),
+        "HEDGEROW_LAUNCH_DEVICE": "cpu",
+        "HEDGEROW_LAUNCH_MEMORY": "0.1,0.1",
+        "HEDGEROW_KV_TOKENS": str(KV_TOKENS),
+        "HEDGEROW_PRM_KV_TOKENS": str(KV_TOKENS),
+    }
+    async with running(load_settings(launch)) as parts:
+        assert isinstance(parts.restartable, Servers)
+        servers = list(parts.restartable.servers)
+        assert parts.engine.capabilities.reproducible == "seeded"
+        outcome = await grown(parts.engine, QUESTIONS[0], policy="ets")
+        assert (outcome.stats.finished, outcome.reproducible) == (4, "seeded")
+        usage = await parts.engine.usage()
+        assert (usage.kv_tokens_active, usage.kv_tokens_cached > 0) == (0, True)
+    for server in servers:
+        with pytest.raises(httpx.ConnectError):
+            await at_work(server)
