@@ -162,6 +162,7 @@ class Cache:
         assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
 
     def _end(self, lane: Lane) -> None:
+        self.prune(lane.forks)
         self._private[lane.tree] -= lane.allocated - lane.shared
         self.radix.unlock(lane.anchor)
         self.lanes.remove(lane)

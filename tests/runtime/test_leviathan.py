@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chisquare
 
 from runtime.embedded.draft import load_speculation
 from runtime.embedded.forward import Forward, Span
-from runtime.embedded.leviathan import Offer, choose, distribution, trials
+from runtime.embedded.leviathan import Offer, candidate_seeds, choose, distribution, trials
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.sampler import draw
+from runtime.embedded.sampler import draw, foresee
 from runtime.embedded.scheduler import Scheduler
 from runtime.text import Text
 from search.engine import Branch, Sampling
@@ -91,11 +90,49 @@ def test_the_noise_is_fair() -> None:
     assert chisquare([came[v] for v in range(VOCAB)], 2000 * p).pvalue > 0.001
 
 
+PROMPT = "Use 4 9 10 13 to make 24."
+
+
+def fits(seen: Sequence[int], expected: np.ndarray) -> bool:
+    """Whether tokens come from probabilities (vocab,), by chi-square; rare ones count together."""
+    counts, wanted = np.bincount(seen, minlength=len(expected)), len(seen) * expected
+    often = wanted >= 5
+    found = [*counts[often], counts[~often].sum()]
+    return chisquare(found, [*wanted[often], wanted[~often].sum()]).pvalue > 1e-4
+
+
+def said_after(model: str, path: Sequence[int]) -> np.ndarray:
+    """The bundled model's logits (vocab,) after a path."""
+    forward = Forward(f"{SPRIG}/{model}", threads=1)
+    span = Span(np.array(path), 0, np.arange(len(path)), len(path) - 1)
+    return forward.run([span], forward.new_store(len(path)))[0].numpy()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("k_config", [(1, 1, 1), (2, 1, 1), (2, 2, 1)])
-def test_twenty_thousand_samples_fit_the_policy(k_config: tuple[int, ...]) -> None:
-    """The bundled pair, 20,000 branches of three tokens from one prompt: the second token, which
-    is the first that a draft foresees, and the third fit the policy's own distribution."""
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
+    """The bundled pair at a prompt, so many candidates: 20,000 branches, by chi-square."""
+    prompt = Text(f"{SPRIG}/policy").encode_chat([{"role": "user", "content": PROMPT}])
+    said = said_after("draft", prompt)
+    p = distribution(said_after("policy", prompt), 1.0, 1.0)
+    q = distribution(said, 1.0, 1.0)
+    seeds = [node_seed(5, "chi", (i,)) for i in range(20_000)]
+    drawn = []
+    for first in range(0, len(seeds), 500):
+        some_seeds = seeds[first : first + 500]
+        rows, ones = np.repeat(said[None], len(some_seeds), 0), np.ones(len(some_seeds))
+        at = [len(prompt)] * len(some_seeds)
+        offered = foresee(rows, candidate_seeds(some_seeds), at, ones, ones, count)
+        for seed, candidates in zip(some_seeds, offered.tolist(), strict=True):
+            drawn.append(choose(p, Offer(tuple(candidates), q), seed, len(prompt)))
+    assert fits(drawn, p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k_config", [(1, 1, 1), (2, 2, 1)])
+def test_branches_drawn_by_rejection_fit_the_policy(k_config: tuple[int, ...]) -> None:
+    """A thousand branches of four tokens through the scheduler: what follows the commonest
+    beginning of each length fits the policy, forks of forks and all."""
     options = EngineOptions(
         f"{SPRIG}/policy",
         draft="scheduled",
@@ -106,7 +143,7 @@ def test_twenty_thousand_samples_fit_the_policy(k_config: tuple[int, ...]) -> No
         threads=1,
     )
     text, forward = Text(options.policy), Forward(options.policy, threads=1)
-    prompt = tuple(text.encode_chat([{"role": "user", "content": "Use 4 9 10 13 to make 24."}]))
+    prompt = tuple(text.encode_chat([{"role": "user", "content": PROMPT}]))
     engine = Scheduler(
         forward,
         draw,
@@ -114,26 +151,21 @@ def test_twenty_thousand_samples_fit_the_policy(k_config: tuple[int, ...]) -> No
         context=text.context,
         vocab=forward.config.vocab,
         kv_tokens=8000,
-        batch_limit=256,
+        batch_limit=250,
         flops=forward.config.flops,
         speculation=load_speculation(options, text),
     )
-    sampling = Sampling(temperature=1.0, max_step_tokens=3)
-    branches = [Branch(ROOT, i, prompt, node_seed(5, "chi", (i,)), 3, i + 1) for i in range(20_000)]
+    sampling = Sampling(temperature=1.0, max_step_tokens=4)
+    seeds = [node_seed(5, "through", (i,)) for i in range(1000)]
+    branches = [Branch(ROOT, i, prompt, seed, 4, i + 1) for i, seed in enumerate(seeds)]
     engine.expand(1, "oak", branches, sampling)
     paths = [step.tokens for step in finish(engine)[1]]
+    engine.check()
     totals = engine.totals()
-    assert totals.accepted_tokens > 0.5 * totals.tested_tokens > 10_000
-    for depth in (0, 1, 2):
-        (common, _), *_ = Counter(path[:depth] for path in paths if len(path) > depth).most_common(
-            1
-        )
-        after = [path[depth] for path in paths if path[:depth] == common and len(path) > depth]
-        path = np.array([*prompt, *common])
-        store = forward.new_store(len(path))
-        logits = forward.run([Span(path, 0, np.arange(len(path)), len(path) - 1)], store)
-        expected = len(after) * torch.softmax(logits[0].double(), -1).numpy()
-        seen = np.bincount(after, minlength=len(expected))
-        often = expected >= 5
-        counts = [*seen[often], seen[~often].sum()]
-        assert chisquare(counts, [*expected[often], expected[~often].sum()]).pvalue > 1e-4
+    assert totals.accepted_tokens > 0.5 * totals.tested_tokens > 500
+    for depth in range(4):
+        longer = [path for path in paths if len(path) > depth]
+        common = Counter(path[:depth] for path in longer).most_common(1)[0][0]
+        after = [path[depth] for path in longer if path[:depth] == common]
+        expected = distribution(said_after("policy", [*prompt, *common]), 1.0, 1.0)
+        assert fits(after, expected)

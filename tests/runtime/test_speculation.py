@@ -93,7 +93,7 @@ def drafted(
         {"wrong": 10**9, "tokens": 7, "batch_limit": 1},
         {"verify_batch": 1, "k_config": (2, 1, 1)},
         {"k_config": (2, 2, 1), "wrong": 2, "verify_batch": 3, "batch_limit": 8},
-        {"k_config": (3, 2), "tokens": 0, "kv_tokens": 120, "draft_kv_tokens": 150},
+        {"k_config": (3, 2), "kv_tokens": 120, "draft_kv_tokens": 90},
         {"verify_batch": 3, "batch_limit": 8, "tokens": 0},
         {"kv_tokens": 100},
         {"kv_tokens": 65, "draft_kv_tokens": 70, "kv_policy": "lru", "batch_limit": 7},
