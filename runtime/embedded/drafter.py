@@ -131,7 +131,7 @@ class Drafter:
                 self._batch.publish(lane)
             if not self._filling:
                 return
-            self._note(self._batch.advance())
+            self._note(self._batch.advance(held=set(self._lanes.values())))
 
     def _start(self, run: Run) -> bool:
         """Have a branch's prefix computed; False while it has to wait."""
