@@ -1,0 +1,301 @@
+"""What does speculative decoding save in tree search? SEED's tables, and what they leave out.
+
+`python -m loadtest.speculative [--quick] [--json]`. Breadth-first Tree of Thoughts, the policy
+judging its own thoughts, decoded one branch at a time or in batches, with a draft serially or
+scheduled, with one or several candidates, by either rule of acceptance. All ways take turns on each
+question, so each speedup is a median over pairs of one question within one run. Targets of any
+cost are the bundled policy with layers that cost and say nothing. Creative Writing, a task of the
+paper's, has no stand-in among ours and is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest.drafting import EVALUATOR, GENERATOR, Part, Watched, Way
+from loadtest.engine import Decoding
+from loadtest.report import publish, say, shown
+from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from models.deepen import deepen
+from runtime.embedded.config import ModelConfig
+from runtime.embedded.forward import Forward
+from runtime.embedded.options import EngineOptions
+from runtime.text import Text
+from search.digest import combined_digest
+from search.spec import SearchSpec
+from server.settings import BUNDLED
+
+TASKS = ("game24", "blocksworld", "wordproblem")
+DEPTHS = {"game24": 4, "blocksworld": 7, "wordproblem": 6}
+ONE, MANY = (1, 1, 1), (2, 2, 1)
+AR_SERIAL, AR_BATCHED = "ar_serial", "ar_batched"
+STEP_TOKENS = 64
+COLUMNS = (
+    *("mode", "rule", "k_config", "verify_batch", "cost_ratio", "task", "part", "temperature"),
+    *("thoughts", "tokens_per_second", "speedup_vs_ar_serial", "speedup_vs_ar_batched"),
+    *("acceptance", "target_idle_share"),
+)
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""What seconds are: with one thread and nothing else running, both are the same."""
+QUICK_SECONDS = 170.0
+"""After this long the quick run begins no further cell; what it left out is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to decode. ``k_config`` empty: as far ahead as pays, the automatic mode."""
+
+    mode: str
+    rule: str = "coupled"
+    k_config: tuple[int, ...] = ()
+    verify_batch: int = 0
+
+    def options(self, target: Path, threads: int) -> EngineOptions:
+        """The engine of this way."""
+        plain = self.mode in (AR_SERIAL, AR_BATCHED)
+        scheduled = "scheduled" if self.mode.endswith("_scheduled") else "serial"
+        return EngineOptions(
+            policy=target,
+            draft="off" if plain else scheduled,
+            draft_model=BUNDLED / "draft",
+            draft_rule=self.rule,  # type: ignore[arg-type]
+            draft_tokens=len(self.k_config),
+            k_config=self.k_config if max(self.k_config, default=1) > 1 else (),
+            verify_batch=self.verify_batch,
+            batch_limit=1 if self.mode == AR_SERIAL else 64,
+            kv_tokens=16_384,
+            threads=threads,
+        )
+
+
+PLAIN = (Kind(AR_SERIAL), Kind(AR_BATCHED))
+DRAFTED = tuple(
+    Kind(mode, rule, k_config)
+    for rule in ("coupled", "leviathan")
+    for mode, k_config in (
+        ("sd", ONE),
+        ("sd_scheduled", ONE),
+        ("mcsd", MANY),
+        ("mcsd_scheduled", MANY),
+    )
+)
+AUTOMATIC = Kind("sd_scheduled")
+PAPERS = Kind("sd_scheduled", "coupled", ONE, 1)
+SHORT = (*PLAIN, *DRAFTED[:2], AUTOMATIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A comparison: the ``kinds`` on one task."""
+
+    cost_ratio: float
+    task: str
+    temperature: float
+    thoughts: int
+    kinds: tuple[Kind, ...]
+
+
+def quick_cells() -> list[Cell]:
+    """All ways on every task at ratio 10 and 3 thoughts; then other thoughts and ratios."""
+    everything = (*PLAIN, *DRAFTED, AUTOMATIC, PAPERS)
+    cells = [Cell(10.0, task, 1.0, 3, everything) for task in TASKS]
+    cells += [Cell(ratio, "blocksworld", 1.0, 3, SHORT) for ratio in (5.0, 30.0)]
+    cells += [Cell(10.0, "game24", 1.0, n, (*SHORT, PAPERS)) for n in (1, 8)]
+    return cells + [Cell(10.0, task, 0.2, 3, SHORT) for task in TASKS]
+
+
+def full_cells() -> list[Cell]:
+    """Every ratio, task, temperature and way at 3 thoughts; 1 to 8 thoughts and V from 1 to 4."""
+    everything = (*PLAIN, *DRAFTED, AUTOMATIC, PAPERS)
+    cells = [
+        Cell(*which, 3, everything)
+        for which in itertools.product((5.0, 10.0, 30.0), TASKS, (0.2, 1.0))
+    ]
+    batches = tuple(replace(PAPERS, verify_batch=v) for v in (1, 2, 4))
+    kinds = (*PLAIN, *DRAFTED[:4], *batches, AUTOMATIC)
+    return cells + [
+        Cell(10.0, task, 1.0, n, kinds) for task in TASKS for n in (1, 2, 4, 5, 6, 7, 8)
+    ]
+
+
+class Targets:
+    """The bundled policy, deepened until one decoded token costs so many drafted ones."""
+
+    def __init__(self, folder: Path, threads: int, clock: Callable[[], float]) -> None:
+        self._folder, self._threads, self._clock = folder, threads, clock
+        self._loaded: dict[float, Watched] = {}
+        self._draft = self._step_seconds(BUNDLED / "draft")
+        base = ModelConfig.from_checkpoint(BUNDLED / "policy").layers
+        times = [self._step_seconds(self._deepened(base * i)) for i in (1, 4)]
+        self._base, self._first, self._each = base, times[0], (times[1] - times[0]) / (3 * base)
+
+    def __getitem__(self, ratio: float) -> Watched:
+        """The target of a cost ratio; no smaller than the policy itself."""
+        if ratio not in self._loaded:
+            more = round((ratio * self._draft - self._first) / self._each)
+            path = self._deepened(self._base + max(0, more))
+            self._loaded[ratio] = Watched(Forward(path, threads=self._threads), self._clock)
+        return self._loaded[ratio]
+
+    def path(self, ratio: float) -> Path:
+        """Where its checkpoint lies."""
+        return self._folder / str(self[ratio].forward.config.layers)
+
+    def _deepened(self, layers: int) -> Path:
+        path = self._folder / str(layers)
+        if not path.is_dir():
+            deepen(BUNDLED / "policy", path, layers)
+        return path
+
+    def _step_seconds(self, checkpoint: Path) -> float:
+        """Processor time of one decoded token of one sequence, the least of some."""
+        decoding = Decoding(Forward(checkpoint, threads=self._threads), 1)
+        taken = []
+        for _ in range(30):
+            start = time.process_time()
+            decoding.step()
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+
+@dataclass(slots=True)
+class Run:
+    """A way's search of one question."""
+
+    digest: str
+    parts: dict[str, Part]
+
+
+async def measure_cell(cell: Cell, targets: Targets, limit: int, threads: int) -> list[dict]:
+    """The rows of a cell, for the generator and for the evaluator."""
+    target, path = targets[cell.cost_ratio], targets.path(cell.cost_ratio)
+    ways = {kind: Way(target, kind.options(path, threads)) for kind in cell.kinds}
+    runs: dict[Kind, list[Run]] = {kind: [] for kind in cell.kinds}
+    spec = SearchSpec(
+        policy="tot_bfs",
+        width=cell.thoughts,
+        branch=cell.thoughts,
+        breadth=1,
+        temperature=cell.temperature,
+        max_depth=DEPTHS[cell.task],
+        max_step_tokens=STEP_TOKENS,
+    )
+    text = Text(SPRIG.policy)
+    for number, item in enumerate(items_of(cell.task, "dev", limit, 0)):
+        order = list(cell.kinds)[:: 1 if number % 2 == 0 else -1]
+        for kind in order:
+            runs[kind].append(await _one(ways[kind], text, item, spec))
+    rows = []
+    for kind, part in itertools.product(cell.kinds, (GENERATOR, EVALUATOR)):
+        rows.append(row_of(cell, kind, part, runs, target.forward.config.layers))
+        say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
+    return rows
+
+
+async def _one(way: Way, text: Text, item: Item, spec: SearchSpec) -> Run:
+    way.start()
+    outcome = await grow(way, text, item, Method(spec.policy, spec))
+    return Run(outcome.digest, way.parts)
+
+
+def row_of(
+    cell: Cell, kind: Kind, part: str, runs: dict[Kind, list[Run]], layers: int
+) -> dict[str, Any]:
+    """One row: sums over the questions, speedups as medians over pairs of one question."""
+    mine = [run.parts[part] for run in runs[kind]]
+    total = {name: sum(p.counts[name] for p in mine) for name in ("tokens", "passes", "tested")}
+    accepted, seconds = sum(p.counts["accepted"] for p in mine), sum(p.seconds for p in mine)
+    digests = [run.digest for run in runs[kind]]
+    return {
+        "mode": kind.mode,
+        "rule": kind.rule,
+        "k_config": list(kind.k_config) or None,
+        "verify_batch": kind.verify_batch,
+        "cost_ratio": cell.cost_ratio,
+        "target_layers": layers,
+        "task": cell.task,
+        "part": part,
+        "temperature": cell.temperature,
+        "thoughts": cell.thoughts,
+        "n": len(mine),
+        "tokens": total["tokens"],
+        "tokens_per_second": total["tokens"] / seconds,
+        **{
+            f"speedup_vs_{name}": _speedup(mine, name, part, runs)
+            for name in (AR_SERIAL, AR_BATCHED)
+        },
+        "acceptance": accepted / total["tested"] if total["tested"] else None,
+        "tokens_per_target_pass": total["tokens"] / max(1, total["passes"]),
+        "target_idle_share": 1 - sum(p.busy for p in mine) / seconds,
+        "target_idle_over_rounds": [round(share, 3) for p in mine for share in p.idle],
+        "same_trees": digests == [run.digest for run in runs[PLAIN[0]]],
+        "tree_digest": combined_digest(digests),
+    }
+
+
+def _speedup(mine: Sequence[Part], mode: str, part: str, runs: dict[Kind, list[Run]]) -> float:
+    theirs = next(runs[kind] for kind in runs if kind.mode == mode)
+    pairs = zip(mine, (run.parts[part] for run in theirs), strict=True)
+    return statistics.median(a.rate / b.rate for a, b in pairs)
+
+
+def by_acceptance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Speedups of drafting by the acceptance it met (the paper's first question)."""
+    bins: dict[tuple[str, float], list[float]] = {}
+    for row in rows:
+        if row["acceptance"] is not None:
+            low = min(9, int(10 * row["acceptance"])) / 10
+            bins.setdefault((row["mode"], low), []).append(row["speedup_vs_ar_serial"])
+    return [
+        {"mode": mode, "acceptance_from": low, "rows": len(s), "speedup": statistics.median(s)}
+        for (mode, low), s in sorted(bins.items())
+    ]
+
+
+async def measure(
+    cells: Sequence[Cell], limit: int, threads: int, seconds: float, clock: str = "wall"
+) -> dict[str, Any]:
+    """The document. No cell is begun ``seconds`` after the start. ``clock``: one of CLOCKS."""
+    start, rows, left_out = time.perf_counter(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        targets = Targets(Path(folder), threads, CLOCKS[clock])
+        for cell in cells:
+            if time.perf_counter() - start > seconds:
+                left_out.append(f"{cell.task}, ratio {cell.cost_ratio:g}, {cell.thoughts} thoughts")
+                continue
+            rows += await measure_cell(cell, targets, limit, threads)
+    bins = by_acceptance(rows)
+    return {"rows": rows, "by_acceptance": bins, "left_out": left_out, "clock": clock}
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cells, one question each")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--threads", type=int, default=1, help="of the arithmetic")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other work to do"
+    )
+    parser.add_argument("--limit", type=int, help="questions a cell")
+    parser.add_argument("--task", choices=TASKS, help="this task only")
+    options = parser.parse_args()
+    cells = quick_cells() if options.quick else full_cells()
+    cells = [cell for cell in cells if options.task in (None, cell.task)]
+    limit = options.limit or (1 if options.quick else 12)
+    seconds = QUICK_SECONDS if options.quick else float("inf")
+    document = asyncio.run(measure(cells, limit, options.threads, seconds, options.clock))
+    publish(document, options.json, "Speculative decoding in tree search", COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

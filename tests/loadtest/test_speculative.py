@@ -1,0 +1,75 @@
+"""`python -m loadtest.speculative`: its cells, and a small one with real models."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from loadtest.drafting import GENERATOR
+from loadtest.speculative import (
+    AUTOMATIC,
+    DRAFTED,
+    PAPERS,
+    PLAIN,
+    Cell,
+    by_acceptance,
+    full_cells,
+    measure,
+    quick_cells,
+)
+
+KEYS = {
+    *("mode", "rule", "k_config", "verify_batch", "cost_ratio", "task", "temperature", "thoughts"),
+    *("tokens_per_second", "speedup_vs_ar_serial", "speedup_vs_ar_batched", "acceptance"),
+    *("target_idle_share", "tree_digest"),
+}
+MODES = {"ar_serial", "ar_batched", "sd", "sd_scheduled", "mcsd", "mcsd_scheduled"}
+
+
+def test_every_mode_meets_both_rules() -> None:
+    """All six modes, both rules, one to eight thoughts, three ratios, both temperatures."""
+    cells = full_cells()
+    kinds = {kind for cell in cells for kind in cell.kinds}
+    assert {kind.mode for kind in kinds} == MODES
+    assert {(k.mode, k.rule) for k in DRAFTED} == {
+        (mode, rule) for mode in MODES if "sd" in mode for rule in ("coupled", "leviathan")
+    }
+    assert {cell.thoughts for cell in cells} == set(range(1, 9))
+    assert {cell.cost_ratio for cell in cells} == {5.0, 10.0, 30.0}
+    assert {cell.temperature for cell in cells} == {0.2, 1.0}
+    assert {kind.verify_batch for kind in kinds} == {0, 1, 2, 4}
+    for cell in (*cells, *quick_cells()):
+        assert cell.kinds[:2] == PLAIN
+
+
+def test_rows_fall_into_bins_of_acceptance() -> None:
+    """The median speedup of each mode and each tenth of acceptance."""
+    rows = [
+        {"mode": "sd", "acceptance": share, "speedup_vs_ar_serial": gain}
+        for share, gain in ((0.81, 1.0), (0.89, 2.0), (1.0, 4.0), (None, 9.0))
+    ]
+    assert by_acceptance(rows) == [
+        {"mode": "sd", "acceptance_from": 0.8, "rows": 2, "speedup": 1.5},
+        {"mode": "sd", "acceptance_from": 0.9, "rows": 1, "speedup": 4.0},
+    ]
+
+
+@pytest.mark.slow
+def test_a_small_cell_grows_the_same_trees() -> None:
+    """The bundled policy as it is, two thoughts: under the coupled rule all ways grow one tree, and
+    drafts save passes."""
+    kinds = (*PLAIN, *DRAFTED[:2], replace(DRAFTED[3], rule="leviathan"), PAPERS, AUTOMATIC)
+    document = asyncio.run(
+        measure([Cell(1.0, "game24", 1.0, 2, kinds)], 1, 1, seconds=float("inf"))
+    )
+    rows = [row for row in document["rows"] if row["part"] == GENERATOR]
+    assert len(rows) == len(kinds)
+    for row, kind in zip(rows, kinds, strict=True):
+        assert row.keys() >= KEYS
+        assert row["same_trees"] or kind.rule == "leviathan"
+        assert 0 <= row["target_idle_share"] < 1
+        if kind.k_config:
+            assert row["acceptance"] > 0.5
+            assert row["tokens_per_target_pass"] > 1.5

@@ -1,0 +1,34 @@
+"""Deeper targets: other costs, the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.deepen import deepen
+from runtime.embedded.forward import Forward, Span
+
+DRAFT = Path("models/sprig/draft")
+
+
+def test_a_deeper_model_says_the_same_bits(tmp_path: Path) -> None:
+    """Two silent layers more: every logit of every position is the same, the cost is not."""
+    deepen(DRAFT, tmp_path / "deep", 4)
+    said = []
+    for path in (DRAFT, tmp_path / "deep"):
+        forward = Forward(path, threads=1)
+        tokens = np.arange(40) * 7 % forward.config.vocab
+        said.append(forward.run([Span(tokens, 0, np.arange(40), 0)], forward.new_store(40)))
+        said.append(forward.config.layers)
+    assert torch.equal(said[0], said[2])
+    assert (said[1], said[3]) == (2, 4)
+    assert (tmp_path / "deep" / "tokenizer.json").is_file()
+
+
+def test_layers_are_not_taken_away(tmp_path: Path) -> None:
+    """Fewer layers than there are would be another model."""
+    with pytest.raises(ValueError, match="layers: 1; models/sprig/draft has 2"):
+        deepen(DRAFT, tmp_path / "flat", 1)
