@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hedgerow")
 
+KEEP_ALIVE_SECONDS = 75
+"""For idle connections. OpenAI's client drops them after 5 s, as uvicorn would by default: whoever
+sends on one just then loses its request."""
 CLOSE_SECONDS = 2
 """For connections to close once their answers are sent."""
 
@@ -202,6 +205,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
