@@ -129,7 +129,7 @@ class SearchCache(RadixCache):
         prefix = array("q", req.origin_input_ids)
         known = self.searches.read_before(note, prefix)
         self.recomputed_tokens += max(0, known - req.cached_tokens)
-        tokens = prefix + array("q", req.output_ids)
+        tokens = prefix + array("q", req.output_ids_through_stop)
         salt = getattr(req, "cache_salt", None)
         self.searches.close(note, tokens, Namespace(req.extra_key, salt or None))
 

@@ -1,0 +1,173 @@
+"""The plug-in at work in the real SGLang, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from runtime.sglang.launch import STUBS, Server, ServerOptions
+from runtime.sglang_plugin.wire import Note, custom_params, figures
+from server.settings import BUNDLED
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
+POOL = 1500
+START_SECONDS = 600.0
+PROMPT = list(range(20, 120))
+
+
+def test_its_decisions_are_kvpolicys_exact_modes() -> None:
+    """SGLang's own radix cache on random forests: the same tokens of every block are kept, pages
+    go whole, a pruned subtree goes at once, what another search holds or reads stays."""
+    paths = os.pathsep.join(map(str, (STUBS, ROOT)))
+    told = subprocess.check_output(
+        [str(PYTHON), "-m", "tests.runtime.sglang_plugin.forests", "40"],
+        env=os.environ | {"PYTHONPATH": paths, "SGLANG_USE_CPU_ENGINE": "1"},
+        cwd=ROOT,
+        text=True,
+    )
+    counts = json.loads(told.splitlines()[-1])
+    assert counts["compared"] >= 100
+    assert all(counts.values())
+
+
+def options(**changes: Any) -> ServerOptions:
+    """A small server of the bundled policy."""
+    return ServerOptions(
+        model=BUNDLED / "policy",
+        python=PYTHON,
+        device="cpu",
+        memory=0.5,
+        kv_tokens=POOL,
+        **changes,
+    )
+
+
+class Client:
+    """Reads paths at a server, as a search would."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.AsyncClient(base_url=url, timeout=300, trust_env=False)
+
+    async def send(self, tokens: list[int], note: Note | None, draw: int = 0) -> httpx.Response:
+        """A request for ``draw`` tokens."""
+        said = {} if note is None else {"custom_params": custom_params(note)}
+        body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": draw, **said}}
+        return await self.http.post("/generate", json=body)
+
+    async def read(self, tokens: list[int], note: Note | None = None) -> int:
+        """Read a path; of its tokens, those that were cached."""
+        answer = (await self.send(tokens, note)).raise_for_status().json()
+        return answer["meta_info"]["cached_tokens"]
+
+    async def figures(self) -> dict[str, int] | None:
+        """What the plug-in has counted."""
+        return figures((await self.http.get("/server_info")).json())
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def plugged() -> AsyncIterator[Client]:
+    """A server with the plug-in and a pool of 1,500 tokens."""
+    server = Server(options(seeds=True, evicts=True))
+    server.start()
+    try:
+        await server.ready(START_SECONDS)
+        client = Client(server.url)
+        yield client
+        await client.http.aclose()
+    finally:
+        server.stop()
+
+
+def note(tree: str, node: int, parent: int, turn: int, **said: Any) -> Note:
+    """A step's note."""
+    return Note(tree, len(PROMPT), node, parent, turn, **said)
+
+
+async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
+    """Steps 1, 3 below it, and 2: what 1 and 3 hold is free when the next note arrives."""
+    before = await plugged.figures()
+    assert before is not None
+    paths = {n: PROMPT + [200 + n] * 50 for n in (1, 2)}
+    paths[3] = paths[1] + [203] * 50
+    for node, parent in ((1, 0), (2, 0), (3, 1)):
+        await plugged.read(paths[node], note("ash", node, parent, turn=1))
+    held = await plugged.figures()
+    assert held is not None
+    assert (held["searches"], held["held_tokens"]) == (1, 250)
+    await plugged.read(PROMPT, Note("ash", len(PROMPT), turn=2, dead=(1, 3)))
+    after = await plugged.figures()
+    assert after is not None
+    assert after["dropped_tokens"] - before["dropped_tokens"] == 100
+    assert after["held_tokens"] == 150
+    assert await plugged.read(paths[2]) == 149
+    assert await plugged.read(paths[3]) == 100
+    await plugged.read(PROMPT, Note("ash", len(PROMPT), over=("ash",)))
+    over = await plugged.figures()
+    assert over is not None
+    assert (over["searches"], over["held_tokens"]) == (0, 0)
+
+
+async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
+    """1,500 tokens hold a prompt of 100 and two steps of 400; a stranger wants 700: the step that
+    is worth less loses its tip, the other nothing, and what it lost is counted when it is read."""
+    (await plugged.http.post("/flush_cache")).raise_for_status()
+    before = await plugged.figures()
+    assert before is not None
+    poor, good = PROMPT + [201] * 400, PROMPT + [202] * 400
+    await plugged.read(poor, note("oak", 1, 0, turn=1))
+    await plugged.read(good, note("oak", 2, 0, turn=1))
+    hint = Note("oak", len(PROMPT), turn=2, values={1: 0.1, 2: 0.9}, active=(0,))
+    await plugged.read(PROMPT, hint)
+    await plugged.read([300] * 700)
+    trimmed = await plugged.figures()
+    assert trimmed is not None
+    lost = trimmed["evicted_tokens"] - before["evicted_tokens"]
+    assert 100 <= lost < 250
+    assert trimmed["trimmed_tokens"] - before["trimmed_tokens"] == lost
+    assert await plugged.read(good, note("oak", 3, 2, turn=3)) == 499
+    assert await plugged.read([*poor, 7], note("oak", 4, 1, turn=3)) == 500 - lost
+    again = await plugged.figures()
+    assert again is not None
+    assert again["recomputed_tokens"] - before["recomputed_tokens"] == lost - 1
+    await plugged.read(PROMPT, Note("oak", len(PROMPT), over=("oak",)))
+
+
+async def test_a_wrong_note_is_the_clients_error(plugged: Client) -> None:
+    """It never reaches the scheduler, which goes on."""
+    body = {"input_ids": PROMPT, "sampling_params": {"custom_params": {"hedgerow": '{"tree": 3}'}}}
+    refused = await plugged.http.post("/generate", json=body)
+    assert refused.status_code == 400
+    assert "tree: 3; the name of a search is needed" in refused.text
+    await plugged.read(PROMPT)
+
+
+async def test_a_server_without_the_plug_in_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows nothing of notes and seeds, and says nothing of them."""
+    monkeypatch.setenv("SGLANG_PLUGINS", "none")
+    server = Server(options())
+    server.start()
+    try:
+        await server.ready(START_SECONDS)
+        client = Client(server.url)
+        answer = await client.send(PROMPT, note("ash", 1, 0, turn=1), draw=4)
+        assert len(answer.raise_for_status().json()["output_ids"]) == 4
+        assert await client.figures() is None
+        await client.http.aclose()
+    finally:
+        server.stop()
