@@ -67,7 +67,7 @@ QUICK = Plan(
     configs=("S",),
     rhos=(0.25, 0.125),
     parallel=(1,),
-    questions=2,
+    questions=1,
 )
 LEVEL_WIDTH = 64
 """Trajectories of a policy that works level by level: there waves are what saves memory."""
