@@ -24,7 +24,8 @@ WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 @dataclass(slots=True)
 class Twig:
-    """What is shown of a node. ``kept``: tokens of its step whose KV is held; None: all."""
+    """What is shown of a node. ``kept``: tokens of its step whose KV is held; None: all,
+    or the step is dead."""
 
     parent: int
     text: str
@@ -140,7 +141,8 @@ class LiveTree:
             case "finished" | "pruned":
                 self._twigs[node].state = event["event"]
             case "evicted" | "rehydrated":
-                self._twigs[node].kept = event["kept"]
+                dead = event.get("reason") == "dead"  # released, and of no interest any more
+                self._twigs[node].kept = None if dead else event["kept"]
                 self._twigs[node].back = event["round"] * (event["event"] == "rehydrated")
             case "kv":
                 self._kv = event

@@ -22,8 +22,10 @@ from server.wire import SearchRequest
 
 SHORT_DIGEST = 16
 MOST_ANSWERS = 10
-BAR = 16
+BAR = 12
 """The heaviest answer's bar, in columns."""
+OTHER_COLUMNS = 28
+"""Of the votes, the weight and the lines of the table."""
 
 
 @asynccontextmanager
@@ -76,10 +78,10 @@ def show(document: dict[str, Any], console: Console) -> None:
     console.print(document["text"].strip(), markup=False, highlight=False)
     console.print()
     table = Table(title=f"vote: {document['vote']}")
-    table.add_column("answer", no_wrap=True, overflow="ellipsis")
-    table.add_column("votes")
-    table.add_column("weight")
-    table.add_column("", min_width=BAR, no_wrap=True)
+    room = max(BAR, console.width - BAR - OTHER_COLUMNS)
+    table.add_column("answer", no_wrap=True, overflow="ellipsis", max_width=room)
+    for name in ("votes", "weight", ""):
+        table.add_column(name, no_wrap=True)
     most = max((answer["weight"] for answer in document["answers"]), default=0.0)
     for answer in document["answers"][:MOST_ANSWERS]:
         bar = "█" * (round(BAR * answer["weight"] / most) if most else 0)

@@ -23,7 +23,7 @@ export class Camera {
 
   /** A node's radius in pixels, from the room it has. */
   get radius() {
-    return Math.min(Math.max(this.row * 0.36, 1.4), 7.5);
+    return Math.min(Math.max(this.row * 0.4, 1.5), 7.5);
   }
 
   /** Show all of it, labels of the last column included. */

@@ -12,6 +12,7 @@ const FADED = 0.38;
 const LABEL_ROW = 14;
 const LEAST_ROW = 9;
 const SLOTS = 1 << 20;
+const TIGHT = 100;
 const RING = 3.2; // from a node's edge to its KV arc, where there is room
 
 /**
@@ -70,14 +71,13 @@ function paintNode(pen, scene, node) {
   const colour = node.id === ROOT ? theme.ink : rewardColour(node.reward, dark);
   pen.globalAlpha = node.state === "pruned" && !highlighted.has(node.id) ? FADED : 1;
   if (radius < 2.6) {
-    pen.fillStyle = colour;
-    pen.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
+    speck(pen, x, y, radius, colour, node.state === "finished");
   } else if (node.state === "finished") {
     square(pen, x, y, radius * 0.92, node.reward ?? 1, colour, theme.surface);
   } else {
     disc(pen, x, y, radius, node.id === ROOT ? 1 : (node.reward ?? 0), colour, theme.surface);
   }
-  if (radius >= 3) {
+  if (radius >= 2.6) {
     if (node.state === "pruned") strike(pen, x, y, radius, theme.muted);
     kvRing(pen, scene, node, x, y, radius + Math.min(RING, radius * 0.6));
   }
@@ -85,6 +85,18 @@ function paintNode(pen, scene, node) {
   if (node.id === tree.chosen) ring(pen, x, y, radius + RING + 3, theme.accent, 2);
   if (node.id === hovered) ring(pen, x, y, radius + RING + 2, theme.muted, 1.5);
   if (node.id === selected) ring(pen, x, y, radius + RING + 4, focused ? theme.focus : theme.ink, 2.5);
+}
+
+/** A node with no room for a gauge. */
+function speck(pen, x, y, radius, colour, angular) {
+  pen.fillStyle = colour;
+  if (angular) {
+    pen.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
+    return;
+  }
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 2 * Math.PI);
+  pen.fill();
 }
 
 function disc(pen, x, y, radius, level, colour, surface) {
@@ -153,7 +165,8 @@ function paintLabels(pen, scene, seen) {
     const y = camera.y(rows[node.id]);
     const room = roomFor(scene, standing, node, y) - x;
     if (room < 34) continue;
-    const reward = node.reward === null ? "" : `${node.reward.toFixed(2)}  `;
+    const tight = room < TIGHT || node.reward === null;
+    const reward = tight ? "" : `${node.reward.toFixed(2)}  `; // the gauge says it too
     const text = fitted(pen, reward + oneLine(node.text, 90), Math.min(room, 330));
     const wide = pen.measureText(text).width;
     pen.globalAlpha = 1;
