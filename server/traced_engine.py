@@ -16,13 +16,15 @@ from search.engine import (
     Engine,
     EngineError,
     Hint,
+    KvMoved,
     Sampling,
     Step,
+    TellsKv,
     Trajectory,
     TreeCost,
     Usage,
 )
-from search.events import Event, Pruned, Selected
+from search.events import Event, Evicted, Pruned, Rehydrated, Selected
 
 NANOSECONDS = 1e9
 
@@ -48,6 +50,9 @@ class TracedEngine:
         """The search told of something. A plan is told as it is made, before the hint."""
         if isinstance(event, Selected | Pruned) and event.round > self._number:
             self._begin()
+        if isinstance(event, Evicted | Rehydrated) and self._round is not None:
+            about = {"hedgerow.node": event.node, "hedgerow.kv.tokens_kept": event.kept}
+            self._round.add_event(event.name, about)
         self._heard = time.time_ns()
 
     def end(self) -> None:
@@ -112,6 +117,10 @@ class TracedEngine:
         decide.end()
         self._deciding_from = None
         self._engine.hint(tree, hint)
+
+    def kv_moved(self, tree: str) -> KvMoved | None:
+        """As the engine does, if it does."""
+        return self._engine.kv_moved(tree) if isinstance(self._engine, TellsKv) else None
 
     async def release(self, tree: str) -> TreeCost:
         """As the engine does."""

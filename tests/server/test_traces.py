@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from search.engine import Usage
+from search.engine import KvMoved, Usage
 from server.app import create_app, create_service
 from server.assemble import traces_of
 from server.settings import Settings, SettingsError
@@ -31,6 +31,7 @@ from tests.server.conftest import BASE, PlainText, question
 CHAT = "/v1/chat/completions"
 ETS = {"policy": "ets", "width": 4}
 SEARCH = {"model": "sprig", "messages": question(), "search": ETS, "seed": 1}
+STREAM = {"question": "What is it?", "search": ETS | {"seed": 1}, "stream": True}
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
 
@@ -151,6 +152,26 @@ async def test_what_the_engine_gave_up_meanwhile_hangs_below_expand(
         assert (evict.attributes or {})["hedgerow.kv.tokens"] == 5
         assert (rehydrate.attributes or {})["hedgerow.kv.tokens"] == 2
         assert (evict.end_time or 0) - (evict.start_time or 0) == 1_000_000_000
+
+
+async def test_what_became_of_the_kv_is_heard_through_the_spans(
+    traced: httpx2.AsyncClient,
+    engine: ScriptedEngine,
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that tells what it evicted is still heard; it is an event of the round."""
+
+    def kv_moved(tree: str) -> KvMoved:
+        return KvMoved(held=50, capacity=100, cached={1: 0})
+
+    monkeypatch.setattr(engine, "kv_moved", kv_moved, raising=False)
+    streamed = await traced.post("/v1/search", json=STREAM)
+    assert "event: evicted" in streamed.text
+    spans = exporter.get_finished_spans()
+    told = [event for span in spans if span.name == "round" for event in span.events]
+    assert {event.name for event in told} == {"evicted"}
+    assert (told[0].attributes or {})["hedgerow.node"] == 1
 
 
 async def test_a_failed_search_is_an_error_and_probes_are_not_traced(
