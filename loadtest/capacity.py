@@ -1,0 +1,219 @@
+"""How many replicas do so many users need, and how much KV?
+
+`python -m loadtest.capacity [--gpu NAME] [--policy NAME] [--reward NAME] [--width N] ... [--json]`.
+A roofline of two models on one GPU a replica: datasheet numbers, a stated efficiency, no queueing
+but a stated share of idle time. `--check` measures on this machine's CPU, with the bundled models,
+what the model says of KV and of time as a search grows wider (`loadtest/capacity_check.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from loadtest.report import publish, say
+
+HALF = 2
+"""Bytes of a weight or of a KV entry in bf16."""
+ROOM = 0.9
+"""Share of the memory that weights and KV may take; SGLang's own default is near it."""
+EFFICIENCY = 0.5
+"""Share of the roofline that serving reaches; a guess to be replaced by a measurement of yours."""
+BUSY = 0.7
+"""Share of a replica's throughput that is planned with: above it queues grow without bound."""
+KEPT, SPREAD = 0.4, 0.9
+"""Of a search, as ``--check`` finds them with rebase on countdown, rounded."""
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Dense bf16 FLOPs/s, bytes/s and bytes of memory, from the maker's datasheet."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = {
+    "h200": Gpu(989e12, 4.8e12, 141e9),
+    "h100": Gpu(989e12, 3.35e12, 80e9),
+    "a100": Gpu(312e12, 2.04e12, 80e9),
+    "l40s": Gpu(362e12, 0.864e12, 48e9),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Parameters and the shape of the KV, from the checkpoint's config.json."""
+
+    parameters: float
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def weights(self) -> float:
+        """Bytes."""
+        return HALF * self.parameters
+
+    @property
+    def kv(self) -> float:
+        """Bytes of a token's keys and values."""
+        return 2 * HALF * self.layers * self.kv_heads * self.head_dim
+
+
+MODELS = {
+    "llama-3.2-1b": Model(1.24e9, 16, 8, 64),
+    "qwen2.5-1.5b": Model(1.54e9, 28, 2, 128),
+    "qwen2.5-7b": Model(7.6e9, 28, 4, 128),
+    "llama-3.1-8b": Model(8.03e9, 32, 8, 128),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What one request grows: ``depth`` rounds of ``width`` steps of ``step`` tokens.
+
+    ``kept``: share of an earlier round's steps that still have a living descendant. ``spread``: how
+    the number of different steps grows with the width; equal ones are held once.
+    """
+
+    width: int
+    depth: float
+    step: float
+    prompt: float
+    kept: float = KEPT
+    spread: float = SPREAD
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens held in its last round: the prompt once, the newest steps whole, of the earlier
+        ones those with descendants. [our reading of a level-synchronous search]
+        """
+        rounds = 1 + self.kept * (self.depth - 1)
+        return self.prompt + self.step * rounds * self.width**self.spread
+
+    @property
+    def path(self) -> float:
+        """Tokens that a row attends to, on average over the search."""
+        return self.prompt + self.step * self.depth / 2
+
+
+def decode_seconds(gpu: Gpu, model: Model, rows: float, path: float) -> float:
+    """A pass that draws a token for each row: max(FLOPs/peak, bytes/bandwidth), the roofline of
+    DESIGN section 9 (after FlashTTS, its roofline-guided KV allocation); weights are read once,
+    every row's KV for itself.
+    """
+    flops = 2 * model.parameters * rows
+    read = model.weights + rows * path * model.kv
+    return max(flops / gpu.flops, read / gpu.bandwidth)
+
+
+def prefill_seconds(gpu: Gpu, model: Model, tokens: float) -> float:
+    """A pass over so many tokens, by the same roofline."""
+    return max(2 * model.parameters * tokens / gpu.flops, model.weights / gpu.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A GPU with both models, growing searches of one kind."""
+
+    gpu: Gpu
+    policy: Model
+    reward: Model
+    search: Search
+
+    @property
+    def kv_bytes(self) -> float:
+        """KV of one search, of both models: the reward model reads what the policy wrote."""
+        return self.search.kv_tokens * (self.policy.kv + self.reward.kv)
+
+    @property
+    def room(self) -> int:
+        """Searches whose KV fits beside the weights. Raises ValueError if none does."""
+        left = ROOM * self.gpu.memory - self.policy.weights - self.reward.weights
+        fit = math.floor(left / self.kv_bytes)
+        if fit < 1:
+            raise ValueError(
+                f"a search of width {self.search.width} holds {self.kv_bytes / 1e9:.1f} GB of KV; "
+                f"{max(0.0, left) / 1e9:.1f} GB are left beside the weights"
+            )
+        return fit
+
+    def seconds(self, at_once: int) -> float:
+        """A search's time with so many under way in step: in each round ``step`` passes of the
+        policy, and one of the reward model over what they drew."""
+        rows = at_once * self.search.width
+        drawing = self.search.step * decode_seconds(self.gpu, self.policy, rows, self.search.path)
+        scoring = prefill_seconds(self.gpu, self.reward, rows * self.search.step)
+        return self.search.depth * (drawing + scoring) / EFFICIENCY
+
+    def rate(self, at_once: int) -> float:
+        """Searches a second."""
+        return at_once / self.seconds(at_once)
+
+    def under(self, arrivals: float) -> int:
+        """The fewest at once that keep up with so many arrivals a second; ``room`` if none do."""
+        return next((n for n in range(1, self.room) if self.rate(n) >= arrivals), self.room)
+
+
+def row(users: int, asks_an_hour: float, one: Replica) -> dict[str, Any]:
+    """Replicas for so many users; the KV of what is under way follows by Little's law: the rate
+    of arrivals times the time that each search takes under that load.
+    """
+    arrivals = users * asks_an_hour / HOUR
+    replicas = max(1, math.ceil(arrivals / (BUSY * one.rate(one.room))))
+    at_once = one.under(arrivals / replicas)
+    seconds = one.seconds(at_once)
+    return {
+        "users": users,
+        "arrivals_per_second": arrivals,
+        "replicas": replicas,
+        "searches_at_once": at_once,
+        "most_at_once": one.room,
+        "seconds": seconds,
+        "expected_kv_tokens": arrivals * seconds * one.search.kv_tokens,
+        "expected_kv_bytes": arrivals * seconds * one.kv_bytes,
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="loadtest.capacity", description=__doc__)
+    parser.add_argument("--gpu", choices=sorted(GPUS), default="h100")
+    parser.add_argument("--policy", choices=sorted(MODELS), default="qwen2.5-1.5b")
+    parser.add_argument("--reward", choices=sorted(MODELS), default="qwen2.5-7b")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=10, help="steps of a solution")
+    parser.add_argument("--step-tokens", type=int, default=60)
+    parser.add_argument("--prompt-tokens", type=int, default=300)
+    parser.add_argument("--users", default="1,10,1000,100000", help="by commas")
+    parser.add_argument("--asks-an-hour", type=float, default=6.0, help="of one user")
+    parser.add_argument("--check", action="store_true", help="measure on this machine, too")
+    parser.add_argument("--quick", action="store_true", help="fewer questions for --check")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    search = Search(args.width, args.depth, args.step_tokens, args.prompt_tokens)
+    one = Replica(GPUS[args.gpu], MODELS[args.policy], MODELS[args.reward], search)
+    try:
+        rows = [row(int(n), args.asks_an_hour, one) for n in args.users.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    document: dict[str, Any] = {"rows": rows}
+    if args.check:
+        from loadtest.capacity_check import check
+
+        say("measuring searches of three widths on the bundled models")
+        document["check"] = asyncio.run(check(args.quick))
+    title = f"{args.policy} and {args.reward} on {args.gpu}, width {args.width}"
+    publish(document, args.json, title, tuple(rows[0]))
+    if args.check and not args.json:
+        publish({"rows": document["check"]}, False, "measured here", tuple(document["check"][0]))
+
+
+if __name__ == "__main__":
+    main()

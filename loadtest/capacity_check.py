@@ -1,0 +1,96 @@
+"""The capacity model's two claims that a CPU can judge, measured on the bundled models.
+
+A search's time is a fixed cost a pass and a cost a row, hence a straight line over the width; its
+KV is a power of the width, a little below 1 where steps repeat. Widths 4 and 64 give both, width 16
+is predicted. Time is the engine process's CPU time on one thread, which other work on the machine
+hardly changes; widths take turns.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from loadtest.capacity import Search
+from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from runtime.text import Text
+from search.digest import combined_digest
+from search.outcome import Outcome
+from search.spec import SearchSpec
+
+NARROW, JUDGED, WIDE = 4, 16, 64
+TASK = "countdown"
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used by now, in its own and in the system's code (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def line(narrow: float, wide: float, at: int) -> float:
+    """The value at a width on the straight line through the two others."""
+    return narrow + (wide - narrow) * (at - NARROW) / (WIDE - NARROW)
+
+
+def fitted(narrow: float, wide: float, depth: float, step: float, prompt: float) -> Search:
+    """The search whose ``kv_tokens`` are those measured at the narrow and at the wide width."""
+    spread = math.log((wide - prompt) / (narrow - prompt)) / math.log(WIDE / NARROW)
+    rounds = (wide - prompt) / (step * WIDE**spread)
+    kept = (rounds - 1) / (depth - 1)
+    return Search(WIDE, depth, step, prompt, kept, spread)
+
+
+async def check(quick: bool) -> list[dict[str, Any]]:
+    """A row a width: means over questions; at width 16 also what the other two predict."""
+    methods = {
+        width: Method("rebase", SearchSpec(policy="rebase", width=width))
+        for width in (NARROW, JUDGED, WIDE)
+    }
+    items = items_of(TASK, "dev", 4 if quick else 16, 0)
+    seconds: dict[int, list[float]] = {width: [] for width in methods}
+    grown: dict[int, list[Outcome]] = {width: [] for width in methods}
+    text = Text(SPRIG.policy)
+    async with Engines(threads=1) as engine:
+        assert engine.pid is not None, "a started engine has a process"
+        await grow(engine, text, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
+        for item in items:
+            for width, method in methods.items():
+                before = cpu_seconds(engine.pid)
+                grown[width].append(await grow(engine, text, item, method))
+                seconds[width].append(cpu_seconds(engine.pid) - before)
+    return _rows(seconds, grown)
+
+
+def _rows(seconds: dict[int, list[float]], grown: dict[int, list[Outcome]]) -> list[dict[str, Any]]:
+    time = {width: mean(taken) for width, taken in seconds.items()}
+    stats = {width: [outcome.stats for outcome in many] for width, many in grown.items()}
+    kv = {width: mean(s.kv_tokens_peak for s in many) for width, many in stats.items()}
+    depth = mean(s.depth for s in stats[WIDE])
+    step = mean(s.generated_tokens / s.nodes for s in stats[WIDE])
+    prompt = mean(s.prompt_tokens for s in stats[WIDE])
+    wide = fitted(kv[NARROW], kv[WIDE], depth, step, prompt)
+    rows = []
+    for width in grown:
+        predicted_kv = replace(wide, width=width).kv_tokens
+        predicted_time = line(time[NARROW], time[WIDE], width)
+        rows.append(
+            {
+                "width": width,
+                "kv_tokens": kv[width],
+                "kv_tokens_predicted": predicted_kv,
+                "kv_ratio": predicted_kv / kv[width],
+                "cpu_seconds": time[width],
+                "cpu_seconds_predicted": predicted_time,
+                "time_ratio": predicted_time / time[width],
+                "kept": wide.kept,
+                "spread": wide.spread,
+                "n": len(grown[width]),
+                "tree_digest": combined_digest(outcome.digest for outcome in grown[width]),
+            }
+        )
+    return rows
