@@ -35,7 +35,7 @@ from search.spec import SearchSpec
 from search.tree import Finish
 from server.assemble import running
 from server.settings import BUNDLED, load_settings
-from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, ROOT, Yard
+from tests.runtime.sglang.yard import KV_TOKENS, MEMORY, PYTHON, ROOT, Yard
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
@@ -341,7 +341,7 @@ async def test_launched_servers_begin_and_end_with_the_engine(yard: Yard) -> Non
         "HEDGEROW_LAUNCH": "true",
         "HEDGEROW_LAUNCH_PYTHON": str(PYTHON),
         "HEDGEROW_LAUNCH_DEVICE": "cpu",
-        "HEDGEROW_LAUNCH_MEMORY": "0.1,0.1",
+        "HEDGEROW_LAUNCH_MEMORY": f"{MEMORY},{MEMORY}",
         "HEDGEROW_KV_TOKENS": str(KV_TOKENS),
         "HEDGEROW_PRM_KV_TOKENS": str(KV_TOKENS),
     }
