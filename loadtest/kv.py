@@ -108,7 +108,8 @@ async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str
     options = replace(SPRIG, kv_tokens=ROOMY, prm_kv_tokens=8 * ROOMY, threads=plan.threads)
     models = Models(options)
     token_bytes = models.policy.new_store(1).nbytes() // 2
-    events = {name: event_us(name) for name in {FULL_RETENTION, *plan.policies}}
+    timed: dict[KvPolicy, None] = dict.fromkeys((FULL_RETENTION, *plan.policies))
+    events = {name: event_us(name) for name in timed}
     rows = []
     for case in cases_of(plan):
         cells = await _cells(plan, models, case, moments)
