@@ -46,7 +46,8 @@ COLUMNS = (
 )
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 """What seconds are: with one thread and nothing else running, both are the same."""
-QUICK_SECONDS = 170.0
+QUICK_DEPTH = 2
+QUICK_SECONDS = 150.0
 """After this long the quick run begins no further cell; what it left out is named."""
 
 
@@ -95,35 +96,38 @@ SHORT = (*PLAIN, *DRAFTED[:2], AUTOMATIC)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A comparison: the ``kinds`` on one task."""
+    """A comparison: the ``kinds`` on one task, to a ``depth`` in steps."""
 
     cost_ratio: float
     task: str
     temperature: float
     thoughts: int
     kinds: tuple[Kind, ...]
+    depth: int
 
 
 def quick_cells() -> list[Cell]:
     """All ways on every task at ratio 10 and 3 thoughts; then other thoughts and ratios."""
     everything = (*PLAIN, *DRAFTED, AUTOMATIC, PAPERS)
-    cells = [Cell(10.0, task, 1.0, 3, everything) for task in TASKS]
-    cells += [Cell(ratio, "blocksworld", 1.0, 3, SHORT) for ratio in (5.0, 30.0)]
-    cells += [Cell(10.0, "game24", 1.0, n, (*SHORT, PAPERS)) for n in (1, 8)]
-    return cells + [Cell(10.0, task, 0.2, 3, SHORT) for task in TASKS]
+    cells = [Cell(10.0, task, 1.0, 3, everything, QUICK_DEPTH) for task in TASKS]
+    cells += [Cell(10.0, "game24", 1.0, n, (*SHORT, PAPERS), QUICK_DEPTH) for n in (8, 1)]
+    cells += [Cell(ratio, "blocksworld", 1.0, 3, SHORT, QUICK_DEPTH) for ratio in (30.0, 5.0)]
+    return cells + [Cell(10.0, task, 0.2, 3, SHORT, QUICK_DEPTH) for task in TASKS]
 
 
 def full_cells() -> list[Cell]:
     """Every ratio, task, temperature and way at 3 thoughts; 1 to 8 thoughts and V from 1 to 4."""
     everything = (*PLAIN, *DRAFTED, AUTOMATIC, PAPERS)
     cells = [
-        Cell(*which, 3, everything)
-        for which in itertools.product((5.0, 10.0, 30.0), TASKS, (0.2, 1.0))
+        Cell(ratio, task, temperature, 3, everything, DEPTHS[task])
+        for ratio, task, temperature in itertools.product((5.0, 10.0, 30.0), TASKS, (0.2, 1.0))
     ]
     batches = tuple(replace(PAPERS, verify_batch=v) for v in (1, 2, 4))
     kinds = (*PLAIN, *DRAFTED[:4], *batches, AUTOMATIC)
     return cells + [
-        Cell(10.0, task, 1.0, n, kinds) for task in TASKS for n in (1, 2, 4, 5, 6, 7, 8)
+        Cell(10.0, task, 1.0, n, kinds, DEPTHS[task])
+        for task in TASKS
+        for n in (1, 2, 4, 5, 6, 7, 8)
     ]
 
 
@@ -186,7 +190,7 @@ async def measure_cell(cell: Cell, targets: Targets, limit: int, threads: int) -
         branch=cell.thoughts,
         breadth=1,
         temperature=cell.temperature,
-        max_depth=DEPTHS[cell.task],
+        max_depth=cell.depth,
         max_step_tokens=STEP_TOKENS,
     )
     text = Text(SPRIG.policy)

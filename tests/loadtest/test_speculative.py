@@ -62,7 +62,7 @@ def test_a_small_cell_grows_the_same_trees() -> None:
     drafts save passes."""
     kinds = (*PLAIN, *DRAFTED[:2], replace(DRAFTED[3], rule="leviathan"), PAPERS, AUTOMATIC)
     document = asyncio.run(
-        measure([Cell(1.0, "game24", 1.0, 2, kinds)], 1, 1, seconds=float("inf"))
+        measure([Cell(1.0, "game24", 1.0, 2, kinds, 2)], 1, 1, seconds=float("inf"))
     )
     rows = [row for row in document["rows"] if row["part"] == GENERATOR]
     assert len(rows) == len(kinds)
