@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from search.seed import step_seed
 from search.tree import Finish
 
 
@@ -29,13 +30,33 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """What may be drawn below a branch before a round asks for it, where places are idle.
+
+    The first ``children`` of the branch's node, the likelier the more of them (see
+    ``search.potential``). ``seed``: the request's; ``path``: the node's, child indices from the
+    root; ``room``: most tokens of the branch's step and its child's together.
+    """
+
+    seed: int
+    path: tuple[int, ...]
+    children: int
+    room: int
+
+    def child_seed(self, child: int) -> int:
+        """The noise seed that the round will give this child."""
+        return step_seed(self.seed, (*self.path, child))
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
     """One child to draw.
 
     ``parent`` is the node forked from, ``child`` the child's index among its siblings, ``tokens``
     the whole prefix (prompt and steps down to the parent), ``seed`` the child's 64-bit noise
     seed, ``limit`` the most tokens this step may have (at most ``Sampling.max_step_tokens``),
-    ``node`` the id the child gets if it is committed: hints speak of it by this id.
+    ``node`` the id the child gets if it is committed: hints speak of it by this id. ``ahead``:
+    what may follow it; an engine need not look at it.
     """
 
     parent: int
@@ -44,6 +65,7 @@ class Branch:
     seed: int
     limit: int
     node: int
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +116,8 @@ class TreeCost:
     were evicted and computed again, in ``rehydrations`` prefills. ``target_passes``: the policy's
     passes that drew something for a branch, each branch's counted; of ``drafted_tokens`` checked in
     them ``tested_tokens`` were compared with a draw and ``accepted_tokens`` equal to it.
+    ``speculated_used`` and ``speculated_wasted``: decoded ahead of a round that asked for them, and
+    that did not.
     """
 
     decoded_tokens: int = 0
@@ -110,6 +134,8 @@ class TreeCost:
     drafted_tokens: int = 0
     tested_tokens: int = 0
     accepted_tokens: int = 0
+    speculated_used: int = 0
+    speculated_wasted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

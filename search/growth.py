@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from search.digest import round_reward
-from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory
+from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import Frontier, Outlook, Round, Scores, unknown_outlook
-from search.seed import node_seed
+from search.potential import potentials
+from search.seed import node_seed, step_seed
 from search.spec import SearchSpec
 from search.stats import path_length
 from search.tree import ROOT, Finish, Node, NodeState, Tree
@@ -92,10 +93,18 @@ class Growth:
         return self._hint(plan)
 
     def branches(self, plan: Round) -> list[Branch]:
-        """The children to draw, by rising parent id and child index."""
+        """The children to draw, by rising parent id and child index.
+
+        The branching factor that potentials are counted by is the round's mean, rounded up.
+        """
         branches: list[Branch] = []
-        for node in sorted(plan.expand):
-            branches += self._fork(node, plan.expand[node], len(self.tree) + len(branches))
+        nodes = sorted(plan.expand)
+        rewards = [self.tree[node].reward for node in nodes]
+        mean = -(-sum(plan.expand.values()) // max(1, len(nodes)))
+        ahead = potentials(rewards, max(1, mean))
+        for node, children in zip(nodes, ahead, strict=True):
+            first_id = len(self.tree) + len(branches)
+            branches += self._fork(node, plan.expand[node], first_id, children)
         return branches
 
     def drafts(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[Draft]:
@@ -160,16 +169,20 @@ class Growth:
         ahead = tuple(node.id for node in self.outlook(self.tree))
         return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
 
-    def _fork(self, parent: int, children: int, first_id: int) -> list[Branch]:
+    def _fork(self, parent: int, children: int, first_id: int, potential: int) -> list[Branch]:
         node = self.tree[parent]
         prefix = self.tree.tokens(parent)
-        limit = min(self._step_tokens, self._path_tokens - path_length(self.tree, parent))
-        first = len(node.children)
-        seeds = [node_seed(self._seed, "step", (*node.path, first + i)) for i in range(children)]
-        return [
-            Branch(parent, first + i, prefix, seed, limit, first_id + i)
-            for i, seed in enumerate(seeds)
-        ]
+        room = self._path_tokens - path_length(self.tree, parent)
+        limit = min(self._step_tokens, room)
+        branches = []
+        for child in range(len(node.children), len(node.children) + children):
+            path = (*node.path, child)
+            last = node.depth + 1 >= self._max_depth
+            ahead = None if last else Ahead(self._seed, path, potential, room)
+            seed = step_seed(self._seed, path)
+            child_id = first_id + len(branches)
+            branches.append(Branch(parent, child, prefix, seed, limit, child_id, ahead))
+        return branches
 
     def _judge(self, branch: Branch, step: Step) -> Finish:
         """How a step really ended: a delimited one may be empty or a loop, any open one the last.

@@ -15,3 +15,8 @@ def node_seed(request_seed: int, purpose: str, path: Sequence[int]) -> int:
     name = purpose.encode()
     data = struct.pack(f"<QI{len(path)}I", request_seed, len(name), *path) + name
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def step_seed(request_seed: int, path: Sequence[int]) -> int:
+    """The noise seed by which the step of the node at ``path`` is drawn, whenever that is."""
+    return node_seed(request_seed, "step", path)

@@ -135,6 +135,8 @@ def engine_options(settings: Settings) -> EngineOptions:
         k_config=settings.k_config,
         draft_kv_tokens=settings.draft_kv_tokens,
         verify_batch=settings.verify_batch,
+        speculate=settings.speculate,
+        lookahead=settings.lookahead,
         threads=settings.threads,
         exact=settings.exact,
         version=own_version(),

@@ -15,31 +15,19 @@ from rich.console import Console
 from search.spec import SearchSpec
 from server.options import (
     Answers,
-    BatchLimit,
     Dials,
-    Draft,
-    DraftName,
-    Engine,
-    EngineName,
-    Exact,
     Json,
-    KvPolicy,
-    KvPolicyName,
-    KvTokens,
-    Launch,
     Model,
     Policy,
-    PolicyUrls,
     Profile,
     RewardFormat,
     RewardModel,
-    RewardUrls,
     Seed,
     Split,
     Switch,
     Trees,
     Url,
-    VerifyBatch,
+    with_switches,
 )
 from server.settings import Settings, SettingsError, load_settings
 
@@ -79,56 +67,41 @@ def hedgerow(
 
 
 @app.command()
+@with_switches
 def serve(
+    *,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    engine: Engine = None,
-    policy_url: PolicyUrls = None,
-    reward_url: RewardUrls = None,
-    launch: Launch = False,
-    kv_policy: KvPolicy = None,
-    kv_tokens: KvTokens = None,
-    batch_limit: BatchLimit = None,
-    draft: Draft = None,
-    verify_batch: VerifyBatch = None,
-    exact: Exact = None,
     reward_format: RewardFormat = None,
     answers: Answers = None,
     trees: Trees = None,
+    switches: dict[str, Any],
 ) -> None:
     """Serve OpenAI's API and /v1/search."""
     from server.assemble import serve as run
     from server.tree_log import TreeLog
 
     own = {"host": host, "port": port, "reward_format": reward_format, "answers": answers}
-    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
-    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
+    settings = _settings(**switches, **own)
     with _tree_log(trees, TreeLog) as log:
         _run(run(settings, log))
 
 
 @app.command()
+@with_switches
 def solve(
+    *,
     question: Annotated[str, typer.Argument(help="What to answer.")],
     policy: Policy = "rebase",
     width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
     seed: Seed = None,
     dials: Dials = None,
-    engine: Engine = None,
-    policy_url: PolicyUrls = None,
-    reward_url: RewardUrls = None,
-    launch: Launch = False,
-    kv_policy: KvPolicy = None,
-    kv_tokens: KvTokens = None,
-    batch_limit: BatchLimit = None,
-    draft: Draft = None,
-    verify_batch: VerifyBatch = None,
-    exact: Exact = None,
     reward_format: RewardFormat = None,
     trees: Trees = None,
     url: Url = None,
     picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
     as_json: Json = False,
+    switches: dict[str, Any],
 ) -> None:
     """Answer one question, growing its tree in the terminal."""
     from server.solve import solve as run
@@ -136,8 +109,7 @@ def solve(
 
     spec = _spec(policy, width, seed, dials)
     own = {"reward_format": reward_format}
-    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
-    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
+    settings = _settings(**switches, **own)
     console = Console(stderr=as_json)
     with _tree_log(trees, TreeLog) as log:
         document = _run(run(question, spec, settings, console, log, url, picture))
@@ -146,7 +118,9 @@ def solve(
 
 
 @app.command(name="eval")
+@with_switches
 def evaluate(
+    *,
     task: Annotated[str, typer.Option(help="Task, such as game24, or a file .jsonl.")],
     split: Annotated[Split, typer.Option(help="Which questions of a task.")] = Split.TEST,
     limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
@@ -154,26 +128,17 @@ def evaluate(
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
     seed: Annotated[str, typer.Option(help="Seeds; the first one draws the questions.")] = "0",
     dials: Dials = None,
-    engine: Engine = None,
-    policy_url: PolicyUrls = None,
-    reward_url: RewardUrls = None,
-    launch: Launch = False,
     model: Model = None,
     reward_model: RewardModel = None,
     reward_format: RewardFormat = None,
     profile: Profile = None,
-    kv_policy: KvPolicy = None,
-    kv_tokens: KvTokens = None,
-    batch_limit: BatchLimit = None,
-    draft: Draft = None,
-    verify_batch: VerifyBatch = None,
-    exact: Exact = None,
     answers: Answers = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way at once.")] = 8,
     share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
     trees: Trees = None,
     as_json: Json = False,
+    switches: dict[str, Any],
 ) -> None:
     """Measure policies and widths on a task: accuracy, and what it costs.
 
@@ -190,8 +155,7 @@ def evaluate(
     graded, questions = _task(task, split, limit, seeds[0])
     own = {"reward_format": reward_format, "profile": profile, "answers": answers}
     own |= _models(model, reward_model)
-    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
-    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
+    settings = _settings(**switches, **own)
     same, rule = share is Switch.ON, settings.answers
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with _tree_log(trees, TreeLog) as log:
@@ -205,21 +169,14 @@ def evaluate(
 
 
 @app.command()
+@with_switches
 def replay(
+    *,
     response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
-    engine: Engine = None,
-    policy_url: PolicyUrls = None,
-    reward_url: RewardUrls = None,
-    launch: Launch = False,
-    kv_policy: KvPolicy = None,
-    kv_tokens: KvTokens = None,
-    batch_limit: BatchLimit = None,
-    draft: Draft = None,
-    verify_batch: VerifyBatch = None,
-    exact: Exact = None,
     reward_format: RewardFormat = None,
     url: Url = None,
     as_json: Json = False,
+    switches: dict[str, Any],
 ) -> None:
     """Grow recorded trees again; exit 1 if any of them differs."""
     from server.replay import RecordError, read_records
@@ -230,8 +187,7 @@ def replay(
     except RecordError as error:
         _fail(str(error), WRONG_USE)
     own = {"reward_format": reward_format}
-    own |= _drafts(draft, verify_batch) | _servers(policy_url, reward_url, launch)
-    settings = _settings(engine, kv_policy, kv_tokens, batch_limit, exact, **own)
+    settings = _settings(**switches, **own)
     console = Console(stderr=as_json)
     found = _run(replay_all(records, settings, console, url))
     if as_json:
@@ -240,12 +196,57 @@ def replay(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+@with_switches
+def plan(
+    *,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
+    length: Annotated[int, typer.Option(min=1, help="Tokens that a sequence has.")] = 256,
+    new: Annotated[int, typer.Option(min=1, help="Tokens that it is to grow by.")] = 64,
+    gpu: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(help="Plan for SGLang: a GPU's TFLOP/s, GB/s and GB, bfloat16."),
+    ] = None,
+    model: Model = None,
+    reward_model: RewardModel = None,
+    reward_format: RewardFormat = None,
+    as_json: Json = False,
+    switches: dict[str, Any],
+) -> None:
+    """Share KV between policy and reward model by the roofline, and say why."""
+    from kvpolicy.split import Device, Load
+    from server.plan import Machine, make_plan, this_machine
+
+    own = {"reward_format": reward_format} | _models(model, reward_model)
+    settings = _settings(**switches, **own)
+    try:
+        if gpu is None:
+            machine = this_machine(settings)
+        else:
+            tera, giga, memory = gpu
+            machine = Machine(Device(1e12 * tera, 1e9 * giga), 1e9 * memory, number_bytes=2)
+        found = make_plan(settings, Load(sequences, length, new), machine)
+    except (ValueError, OSError) as error:
+        _fail(str(error), WRONG_USE)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for reason in found["reasons"]:
+        print(reason)
+    shares = found["roofline"]
+    if gpu is None:
+        print(f"--kv-tokens {shares['kv_tokens']}, PRM {shares['prm_kv_tokens']} tokens")
+    else:
+        for name, fraction in found["mem_fraction_static"].items():
+            print(f"{name}: --mem-fraction-static {fraction}")
+
+
 @config.command()
 def check(as_json: Json = False) -> None:
     """Say what a server would be started with; exit 2 with one clear line if it could not be."""
     from server.config_check import check as run
 
-    settings = _settings(None, None, None, None, None)
+    settings = _settings()
     try:
         found = run(settings)
     except SettingsError as error:
@@ -263,38 +264,11 @@ def main() -> None:
     app()
 
 
-def _settings(
-    engine: EngineName | None,
-    kv_policy: KvPolicyName | None,
-    kv_tokens: int | None,
-    batch_limit: int | None,
-    exact: Switch | None,
-    **more: Any,
-) -> Settings:
+def _settings(**given: Any) -> Settings:
     try:
-        return load_settings(
-            engine=None if engine is None else engine.value,
-            kv_policy=None if kv_policy is None else kv_policy.value,
-            kv_tokens=kv_tokens,
-            batch_limit=batch_limit,
-            exact=None if exact is None else exact is Switch.ON,
-            **more,
-        )
+        return load_settings(**given)
     except SettingsError as error:
         _fail(str(error), WRONG_USE)
-
-
-def _drafts(draft: DraftName | None, verify_batch: int | None) -> dict[str, Any]:
-    """Settings of drafting."""
-    return {"draft": None if draft is None else draft.value, "verify_batch": verify_batch}
-
-
-def _servers(
-    policy_urls: list[str] | None, reward_urls: list[str] | None, launch: bool
-) -> dict[str, Any]:
-    """Settings of the SGLang servers that were named."""
-    named = {"policy_urls": policy_urls, "reward_urls": reward_urls, "launch": launch}
-    return {key: value for key, value in named.items() if value}
 
 
 def _models(model: str | None, reward_model: str | None) -> dict[str, Any]:

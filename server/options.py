@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -67,6 +70,12 @@ VerifyBatch = Annotated[
     int | None, typer.Option(help="Branches whose drafts are checked at once; 0: all.")
 ]
 Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
+Speculate = Annotated[
+    Switch | None, typer.Option(help="Idle places draw what rounds may ask for next.")
+]
+Lookahead = Annotated[
+    Switch | None, typer.Option(help="What is drawn ahead is scored with the step before it.")
+]
 RewardFormat = Annotated[
     str | None, typer.Option(help="How rewards are read: a name, or a .json file.")
 ]
@@ -87,3 +96,46 @@ RewardModel = Annotated[
     str | None, typer.Option(help="Reward model: a folder, a Hugging Face name, or none.")
 ]
 Profile = Annotated[str | None, typer.Option(help="How the policy model writes, such as llama.")]
+
+SWITCHES: dict[str, Any] = {
+    "engine": Engine,
+    "policy_urls": PolicyUrls,
+    "reward_urls": RewardUrls,
+    "launch": Launch,
+    "kv_policy": KvPolicy,
+    "kv_tokens": KvTokens,
+    "batch_limit": BatchLimit,
+    "draft": Draft,
+    "verify_batch": VerifyBatch,
+    "speculate": Speculate,
+    "lookahead": Lookahead,
+    "exact": Exact,
+}
+"""What every command takes that starts an engine: settings by name."""
+
+
+def with_switches(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the engine's switches; it gets those that are set as one dict ``switches``."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    taken = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in SWITCHES.items()
+    ]
+    parameters = [*(p for p in own if p.name != "switches"), *taken]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        asked = {name: given.pop(name) for name in SWITCHES}
+        named = {name: value for name, value in asked.items() if value not in (None, [], False)}
+        command(**given, switches={name: _setting(value) for name, value in named.items()})
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _setting(value: Any) -> Any:
+    """A setting's value: a switch is a truth, a name its text."""
+    if isinstance(value, Switch):
+        return value is Switch.ON
+    return value.value if isinstance(value, StrEnum) else value

@@ -109,6 +109,12 @@ class Settings(BaseSettings):
     verify_batch: int = Field(
         default=0, ge=0, description="branches whose drafts are checked at once; 0: all"
     )
+    speculate: bool = Field(
+        default=False, description="idle places draw what rounds may ask for next"
+    )
+    lookahead: bool = Field(
+        default=True, description="what is drawn ahead is scored with the step before it"
+    )
     threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
 

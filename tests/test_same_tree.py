@@ -114,6 +114,8 @@ async def restarted(options: EngineOptions) -> list[str]:
         await engine.close()
 
 
+AHEAD = {"speculate": True, "lookahead": True, "batch_limit": 64}
+
 CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[str]]], dict]] = {
     "batch limit 64": (one_by_one, {"batch_limit": 64}),
     "two threads": (one_by_one, {"threads": 2, "batch_limit": 64}),
@@ -129,9 +131,13 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
         | {"verify_batch": 2, "batch_limit": 64, "kv_tokens": 1_200, "draft_kv_tokens": 1_200},
     ),
     "two candidates a draft": (among_others, DRAFT | {"k_config": (2, 2, 1), "batch_limit": 64}),
+    "speculative expansion": (one_by_one, AHEAD | {"batch_limit": 16}),
+    "speculative expansion in a small pool": (among_others, AHEAD | {"kv_tokens": 1_200}),
     "everything": (
         among_others,
-        DRAFT | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},
+        DRAFT
+        | AHEAD
+        | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},
     ),
 }
 

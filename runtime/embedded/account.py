@@ -20,6 +20,8 @@ class Account:
     had to compute ``rehydrated_tokens`` again which an eviction had taken. ``target_passes`` counts
     a branch's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens`` were
     compared with the draw (the others came after a wrong one) and ``accepted_tokens`` equal to it.
+    ``speculated_used`` and ``speculated_wasted``: tokens drawn before a round asked for them, and
+    that none asked for.
     """
 
     def __init__(self, number: int) -> None:
@@ -30,6 +32,8 @@ class Account:
         self.cached_tokens = 0
         self.rehydrated_tokens = 0
         self.rehydrations = 0
+        self.speculated_used = 0
+        self.speculated_wasted = 0
         self.passes = 0
         self.target_passes = 0
         self.drafted_tokens = 0
@@ -80,6 +84,8 @@ class Account:
         self.cached_tokens += other.cached_tokens
         self.rehydrated_tokens += other.rehydrated_tokens
         self.rehydrations += other.rehydrations
+        self.speculated_used += other.speculated_used
+        self.speculated_wasted += other.speculated_wasted
         self.passes += other.passes
         self.target_passes += other.target_passes
         self.drafted_tokens += other.drafted_tokens

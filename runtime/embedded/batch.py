@@ -26,6 +26,8 @@ from search.engine import EngineError
 
 HEADROOM = 4
 """Slots a lane under way is expected to want soon, when another asks to enter."""
+SPARE_ROWS = 8
+"""Most rows a spare lane may start with: more means that its prefix is not cached."""
 WORTH_SHARING = 8
 """Tokens that another lane is about to publish and that are worth waiting for."""
 
@@ -33,7 +35,8 @@ WORTH_SHARING = 8
 class Refusal(Enum):
     """Why a lane may not enter now."""
 
-    FULL = "no room; the next in line waits too"
+    FULL = "no place in the batch; the next in line waits too"
+    STARVED = "no memory; the next in line waits too"
     SHARED = "a lane under way computes much of its prefix"
 
 
@@ -81,12 +84,19 @@ class Batch:
         self._starve = starve
 
     def enter(
-        self, tree: str, order: Order, tokens: np.ndarray, *, size: int, upto: int
+        self,
+        tree: str,
+        order: Order,
+        tokens: np.ndarray,
+        *,
+        size: int,
+        upto: int,
+        spare: bool = False,
     ) -> Lane | Refusal:
         """Start a lane over ``tokens`` that may grow to ``size``; see ``Cache.open``."""
-        if len(self.lanes) >= self._limit:
+        if self.places <= 0:
             return Refusal.FULL
-        lane = self.cache.open(tree, order, tokens, size, upto)
+        lane = self.cache.open(tree, order, tokens, size, upto, spare=spare)
         refusal = self._refusal(lane)
         if refusal:
             self.cache.drop(lane)
@@ -94,15 +104,29 @@ class Batch:
         insort(self.lanes, lane, key=_order)
         return lane
 
+    @property
+    def places(self) -> int:
+        """Lanes that may still enter."""
+        return self._limit - len(self.lanes)
+
     def publish(self, lane: Lane) -> None:
         """Take a lane out and cache what it computed."""
-        self.lanes.remove(lane)
+        self.park(lane)
         self.cache.publish(lane)
 
     def drop(self, lane: Lane) -> None:
         """Take a lane out and forget what it computed."""
-        self.lanes.remove(lane)
+        self.park(lane)
         self.cache.drop(lane)
+
+    def park(self, lane: Lane) -> None:
+        """Take a lane out if it is in; it keeps its slots."""
+        if lane in self.lanes:
+            self.lanes.remove(lane)
+
+    def resume(self, lane: Lane) -> None:
+        """Take a parked lane in again."""
+        insort(self.lanes, lane, key=_order)
 
     def advance(self, held: Set[Lane] = frozenset()) -> list[Advance]:
         """One forward pass over the next rows of the lanes but for those ``held`` back; empty if
@@ -129,19 +153,23 @@ class Batch:
         return advances
 
     def _refusal(self, lane: Lane) -> Refusal | None:
+        if lane.spare and lane.missing > SPARE_ROWS:
+            return Refusal.STARVED
         if not self.lanes:
             return None
         promised = sum(max(0, other.length - other.allocated) for other in self.lanes)
-        if self.cache.available < promised + lane.missing + HEADROOM * (len(self.lanes) + 1):
-            return Refusal.FULL
+        room = self.cache.spare_room if lane.spare else self.cache.available
+        if room < promised + lane.missing + HEADROOM * (len(self.lanes) + 1):
+            return Refusal.STARVED
         if lane.missing >= WORTH_SHARING and any(_overlap(lane, other) for other in self.lanes):
             return Refusal.SHARED
         return None
 
     def _plan(self, held: Set[Lane]) -> list[tuple[Lane, int]]:
-        """(lane, rows) in order, each with its slots reserved."""
+        """(lane, rows) in order, each with its slots reserved; a spare lane without any waits."""
         plan = []
-        filling = [lane for lane in self.lanes if lane.missing - lane.proposed > 1]
+        asked = [lane for lane in self.lanes if not lane.spare]
+        filling = [lane for lane in asked if lane.missing - lane.proposed > 1]
         shares = portions([(lane.tree, lane.missing) for lane in filling], self._rows)
         portion = dict(zip(filling, shares, strict=True))
         for lane in list(self.lanes):
@@ -150,7 +178,8 @@ class Batch:
             if lane.proposed and not self.cache.has_free(lane, lane.missing):
                 self.cache.prune(lane.retract().forks)
             rows = portion.get(lane, lane.missing)
-            if rows and not self._reserve(lane, rows):
+            reserve = self.cache.reserve if lane.spare else self._reserve
+            if rows and not reserve(lane, rows):
                 continue
             self.cache.fork(lane)
             if rows or any(fork.missing for fork in lane.forks):

@@ -46,7 +46,8 @@ class Prefix:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens."""
+    """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens; ``early``: no
+    round has asked for it yet."""
 
     call: Call
     index: int
@@ -57,6 +58,7 @@ class Run:
     drawn: list[int] = field(default_factory=list)
     logprob: float = 0.0
     entropy: float = 0.0
+    early: bool = False
 
     @property
     def length(self) -> int:

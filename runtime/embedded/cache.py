@@ -6,7 +6,7 @@ Every slot is in exactly one of the three; ``check`` proves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Cache:
         self.radix = RadixTree()
         self.retention = Retention(self.radix, policy, capacity, worth)
         self.lanes: set[Lane] = set()
+        self.forgo: Callable[[int], None] = _nothing
+        """Asked to give up spare lanes until so many slots are free, before other tokens go."""
         self.evicted_tokens = 0
         self.active_peak = 0
         self.peaks: dict[str, int] = {}
@@ -43,6 +45,11 @@ class Cache:
         return self.pool.free + self.radix.size - self.radix.locked
 
     @property
+    def spare_room(self) -> int:
+        """Slots that are free or that no search holds."""
+        return self.pool.free + self.radix.unheld
+
+    @property
     def cached_tokens(self) -> int:
         """Evictable tokens that no search holds."""
         return self.radix.unheld
@@ -56,12 +63,21 @@ class Cache:
         """Unique tokens held for one search."""
         return self.radix.held_tokens[tree] + self._private[tree]
 
-    def open(self, tree: str, order: Order, tokens: np.ndarray, size: int, upto: int) -> Lane:
+    def open(
+        self,
+        tree: str,
+        order: Order,
+        tokens: np.ndarray,
+        size: int,
+        upto: int,
+        *,
+        spare: bool = False,
+    ) -> Lane:
         """A lane over ``tokens`` that reuses what is cached of the first ``upto``."""
         anchor, cached = self.radix.match(tokens[:upto])
         self.radix.lock(anchor)
         self.radix.hold(anchor, tree)
-        lane = Lane(tree, order, tokens, size=size, anchor=anchor, cached=cached)
+        lane = Lane(tree, order, tokens, size=size, anchor=anchor, cached=cached, spare=spare)
         self.lanes.add(lane)
         return lane
 
@@ -72,14 +88,16 @@ class Cache:
     def reserve(self, lane: Lane, count: int) -> bool:
         """Give slots to the lane's next ``count`` tokens, by trimming if need be.
 
-        False if there are not as many.
+        False if there are not as many. For a spare lane nothing goes that a search holds.
         """
         wanted = lane.computed + count - lane.allocated
         if wanted <= 0:
             return True
+        if wanted > self.pool.free and not lane.spare:
+            self.forgo(wanted)
         lacking = wanted - self.pool.free
         if lacking > 0:
-            freed = self.retention.trim(lacking)
+            freed = self.retention.trim(lacking, held=not lane.spare)
             self.evicted_tokens += len(freed)
             self.pool.give(freed)
         if wanted > self.pool.free:
@@ -166,3 +184,7 @@ class Cache:
         self._private[lane.tree] -= lane.allocated - lane.shared
         self.radix.unlock(lane.anchor)
         self.lanes.remove(lane)
+
+
+def _nothing(wanted: int) -> None:
+    """No lane is spare."""

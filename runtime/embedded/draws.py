@@ -13,7 +13,6 @@ import torch
 from runtime.embedded.branches import Run
 from runtime.embedded.guesses import Guesses
 from runtime.embedded.leviathan import Offer, choose, distribution
-from search.engine import EngineError, Sampling
 from search.tree import Finish
 
 Token = tuple[int, float, float]
@@ -110,13 +109,3 @@ def _by_rejection(run: Run, logits: torch.Tensor, offer: Offer) -> tuple[int, fl
     p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
     token = choose(p, offer, run.branch.seed, run.length)
     return token, float(logits.double().log_softmax(-1)[token])
-
-
-def must_be_sane(sampling: Sampling) -> None:
-    """Raise EngineError for sampling that nothing can be drawn by."""
-    if not all(sampling.stop):
-        raise EngineError("stop: an empty string; at least one character is needed")
-    if not sampling.temperature >= 0:
-        raise EngineError(f"temperature: {sampling.temperature}; 0 or more is needed")
-    if not 0 < sampling.top_p <= 1:
-        raise EngineError(f"top_p: {sampling.top_p}; more than 0 and at most 1 is needed")

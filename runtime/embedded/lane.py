@@ -16,8 +16,8 @@ class Lane:
     ``tokens`` and ``slots`` are int64 buffers of the final length; ``length`` tokens are known,
     ``computed`` of them have keys and values, ``allocated`` have slots. The last ``proposed`` known
     tokens are guesses that a pass is to check, ``forks`` others beside them. ``order`` says who
-    goes first and who gives way. A lane's private tokens are those from ``shared`` to
-    ``allocated``.
+    goes first and who gives way; a ``spare`` lane runs in idle places and gives way to all others.
+    A lane's private tokens are those from ``shared`` to ``allocated``.
     """
 
     __slots__ = (
@@ -32,6 +32,7 @@ class Lane:
         "proposed",
         "shared",
         "slots",
+        "spare",
         "tokens",
         "tree",
     )
@@ -45,6 +46,7 @@ class Lane:
         size: int,
         anchor: Node,
         cached: np.ndarray,
+        spare: bool = False,
     ) -> None:
         """``size``: the most tokens it may come to; ``cached``: slots of its first tokens."""
         self.tree = tree
@@ -54,6 +56,7 @@ class Lane:
         self.slots = np.full(size, -1, dtype=np.int64)
         self.slots[: len(cached)] = cached
         self.anchor = anchor
+        self.spare = spare
         self.length = len(tokens)
         self.proposed = 0
         self.forks: list[Fork] = []

@@ -27,10 +27,12 @@ class EngineOptions:
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
     ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest).
-    ``batch_limit``: the most sequences of a model in one batch. ``threads``: of the arithmetic; 0
-    is one for each core. ``exact``: batch-invariant arithmetic. ``strict``: wrong books end the
-    process instead of being logged and counted. ``version`` goes into the fingerprint. A process
-    that owes an answer and says nothing for ``stall_seconds`` counts as down.
+    ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
+    policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
+    scored along with the one before it. ``threads``: of the arithmetic; 0 is one for each core.
+    ``exact``: batch-invariant arithmetic. ``strict``: wrong books end the process instead of being
+    logged and counted. ``version`` goes into the fingerprint. A process that owes an answer and
+    says nothing for ``stall_seconds`` counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
     ``runtime.embedded.speculation``; under the ``draft_rule`` ``coupled`` it changes time alone,
@@ -57,6 +59,8 @@ class EngineOptions:
     draft_kv_tokens: int = 32_768
     k_config: tuple[int, ...] = ()
     verify_batch: int = 0
+    speculate: bool = False
+    lookahead: bool = True
     threads: int = 0
     exact: bool = True
     strict: bool = False

@@ -113,24 +113,25 @@ class Retention:
             self._moved()
         self._radix.marks.remove_all(tree)
 
-    def trim(self, wanted: int) -> np.ndarray:
-        """Slots of at least ``wanted`` tokens, or of all that may go."""
+    def trim(self, wanted: int, *, held: bool = True) -> np.ndarray:
+        """Slots of at least ``wanted`` tokens, or of all that may go; ``held``: whether what a
+        search holds may."""
         before = time.perf_counter()
         if self._victims is None:
-            freed = self._radix.trim(wanted, held=not self.keeps_held)
+            freed = self._radix.trim(wanted, held=held and not self.keeps_held)
         else:
-            freed = self._trim_by_worth(wanted, self._victims)
+            freed = self._trim_by_worth(wanted, self._victims, held)
         self.trims += 1
         self.seconds += time.perf_counter() - before
         return freed
 
-    def _trim_by_worth(self, wanted: int, victims: Victims) -> np.ndarray:
+    def _trim_by_worth(self, wanted: int, victims: Victims, held: bool) -> np.ndarray:
         """Once at it, some more of what no search is about to read goes as well."""
         freed, count = [EMPTY], 0
         while (found := victims.lowest()) is not None:
             read_next, leaf = found
-            left = wanted - count + (0 if read_next else self._margin)
-            if left <= 0:
+            left = wanted - count + (self._margin if held and not read_next else 0)
+            if left <= 0 or (leaf.holders and not held):
                 break
             freed.append(victims.cut(leaf, left))
             count += len(freed[-1])

@@ -16,20 +16,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
-from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
+from runtime.embedded.account import Account, charge_pass, sum_of
+from runtime.embedded.batch import Advance, Batch, Forwards, Refusal
 from runtime.embedded.branches import Call, Prefix, Run
 from runtime.embedded.cache import Cache
-from runtime.embedded.draws import Draw, Taken, draw_for, must_be_sane, take
+from runtime.embedded.draws import Draw, Taken, draw_for, take
+from runtime.embedded.expansion import SpeculativeExpansion
+from runtime.embedded.intake import must_be_drawable
 from runtime.embedded.lane import Lane, Order
-from runtime.embedded.likelihoods import Likelihoods
 from runtime.embedded.namespaces import Namespaces
 from runtime.embedded.retention import WORTH, KvPolicy, Worth
 from runtime.embedded.speculation import Speculation
-from runtime.embedded.stops import Stops
+from runtime.embedded.steps import Steps
 from runtime.embedded.turns import in_turn
 from runtime.text import Text
-from search.engine import Branch, EngineError, Hint, KvMoved, Sampling, Step
+from search.engine import Branch, Hint, KvMoved, Sampling, Step
 from search.tree import ROOT, Finish
 
 PREFILL_ROWS = 256
@@ -62,10 +63,12 @@ class Scheduler:
         kv_policy: KvPolicy = "lru",
         speculation: Speculation | None = None,
         worth: Worth = WORTH,
+        speculate: bool = False,
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
         ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
-        ahead of the draws, None if nothing does."""
+        ahead of the draws, None if nothing does; ``speculate``: idle places are filled with what
+        rounds may ask for next."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = Cache(kv_tokens, kv_policy, worth)
@@ -82,19 +85,18 @@ class Scheduler:
         self.retractions = 0
         self._starved: list[int] = []
         self._draw = draw
-        self._text = text
-        self._eos = text.eos
-        self._pieces = text.pieces
+        self._steps = Steps(text)
         self._context = context
         self._vocab = vocab
         self._flops = flops
         self.speculation = speculation
         self._waiting: list[Run] = []
         self._running: dict[Lane, Run | Prefix] = {}
+        self.expansion = SpeculativeExpansion(
+            self.batch, self._running, self.accounts, self._steps, self._start, on=speculate
+        )
         self._calls: dict[int, Call] = {}
         self._finished: list[Call] = []
-        self._stops: dict[tuple[str, ...], Stops] = {}
-        self._likelihoods = Likelihoods()
         self._arrivals = 0
         self._namespaces = Namespaces()
 
@@ -106,7 +108,8 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Branches in the batch."""
-        return sum(isinstance(work, Run) for work in self._running.values())
+        works = self._running.values()
+        return sum(isinstance(work, Run) and not work.early for work in works)
 
     @property
     def waiting(self) -> int:
@@ -126,34 +129,33 @@ class Scheduler:
 
         ``fresh``: its prefixes do not follow from what was drawn here before.
         """
-        must_be_sane(sampling)
-        for branch in branches:
-            self._must_fit(branch, sampling)
+        rooms = {"context": self._context, "kv_tokens": self.cache.capacity}
+        must_be_drawable(branches, sampling, self._vocab, rooms)
         account = self._account(tree)
         self._arrivals += 1
-        call = Call(
-            call_id,
-            self._arrivals,
-            tree,
-            sampling,
-            self._stops_for(sampling),
-            [None] * len(branches),
-        )
+        stops, nothing = self._steps.stops(sampling), [None] * len(branches)
+        call = Call(call_id, self._arrivals, tree, sampling, stops, [*nothing])
         self._calls[call_id] = call
         prefixes: dict[tuple[int, ...], Prefix] = {}
+        runs = []
         for index, branch in enumerate(branches):
             prefix = prefixes.get(branch.tokens)
             if prefix is None:
                 prefix = self._prefix(tree, account, branch, fresh)
                 prefixes[branch.tokens] = prefix
             order = (account.number, call.number, index)
-            insort(self._waiting, Run(call, index, branch, prefix, order), key=_order)
-        if call.done:
+            runs.append(Run(call, index, branch, prefix, order))
+        self._begin(tree, runs)
+        if not runs:
             self._finished.append(self._calls.pop(call_id))
 
     def step(self) -> list[Drawn]:
         """One iteration: admit, run one forward pass, draw; the calls that are finished."""
-        self._admit()
+        if self._waiting:
+            self.expansion.park()
+            self._admit()
+        if not self._waiting and self._running:
+            self._draw_next([(r, r.prefix.logits) for r in self.expansion.fill()])
         landed = []
         advances = self._advance()
         self._charge(advances)
@@ -189,6 +191,7 @@ class Scheduler:
         account = self.accounts.get(tree)
         if account is None:
             return
+        self.expansion.bury(tree, hint.dead)
         self.cache.retention.hint(tree, hint)
         if account.bury(hint.dead):
             unfinished = [run.tokens() for run in self._waiting if run.call.tree == tree]
@@ -202,10 +205,11 @@ class Scheduler:
     ) -> float:
         """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
         path = self._namespaces.mark(tree, np.asarray(prompt, dtype=np.int64))
-        return self._likelihoods.mean(tree, path, steps)
+        return self._steps.mean_logprob(tree, path, steps)
 
     def abort(self, tree: str) -> list[int]:
         """Stop a search's branches; the ids of the calls that get no answer."""
+        self.expansion.end(tree)
         self._waiting = [run for run in self._waiting if run.call.tree != tree]
         for work in [work for lane, work in self._running.items() if lane.tree == tree]:
             self._leave(work, publish=False)
@@ -216,8 +220,9 @@ class Scheduler:
 
     def release(self, tree: str) -> Account | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
+        self.expansion.end(tree)
         account = self.accounts.pop(tree, None)
-        self._likelihoods.forget(tree)
+        self._steps.forget(tree)
         if account is not None:
             account.peak = self.cache.peaks.get(tree, 0)
             self.cache.release(tree, account.prompt)
@@ -236,24 +241,6 @@ class Scheduler:
             self.accounts[tree] = Account(self._arrivals)
         return self.accounts[tree]
 
-    def _must_fit(self, branch: Branch, sampling: Sampling) -> None:
-        must_be_ids("tokens", branch.tokens, self._vocab)
-        if not 1 <= branch.limit <= sampling.max_step_tokens:
-            raise EngineError(
-                f"limit: {branch.limit}; from 1 to {sampling.max_step_tokens} is needed"
-            )
-        must_fit(
-            len(branch.tokens) + branch.limit,
-            {"context": self._context, "kv_tokens": self.cache.capacity},
-            f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
-            "do not fit the",
-        )
-
-    def _stops_for(self, sampling: Sampling) -> Stops:
-        if sampling.stop not in self._stops:
-            self._stops[sampling.stop] = Stops(self._pieces, sampling.stop)
-        return self._stops[sampling.stop]
-
     def _prefix(self, tree: str, account: Account, branch: Branch, fresh: bool) -> Prefix:
         tokens = self._namespaces.mark(tree, np.asarray(branch.tokens, dtype=np.int64))
         known = account.prompt is not None and not fresh
@@ -262,7 +249,17 @@ class Scheduler:
         account.name(branch.parent, tokens)
         self.cache.retention.begin(tree, tokens)
         self.cache.retention.close(tree, branch.parent, ROOT, tokens)
-        return Prefix(tokens, known)
+        return self.expansion.prefix(tree, branch.parent, tokens) or Prefix(tokens, known)
+
+    def _begin(self, tree: str, runs: Sequence[Run]) -> None:
+        """Let branches wait with what was drawn for them early; end those whose step that is."""
+        finishes = [self.expansion.take(run) for run in runs]
+        self.expansion.settle(tree)
+        for run, finish in zip(runs, finishes, strict=True):
+            if finish is None:
+                insort(self._waiting, run, key=_order)
+            else:
+                self._end(run, finish)
 
     def _admit(self) -> None:
         """Let waiting branches in, the trees in turn, as far as places and memory go."""
@@ -271,9 +268,11 @@ class Scheduler:
         waiting = in_turn(self._waiting, lambda run: run.call.tree, places)
         for at, run in enumerate(waiting):
             ready = run.prefix.logits is not None
-            refusal = self._start_run(run) if ready else self._start_prefix(run)
+            refusal = self._start(run)
+            if refusal is Refusal.STARVED and self.expansion.give_up():
+                refusal = self._start(run)
             (held_back if refusal or not ready else admitted).append(run)
-            if refusal is Refusal.FULL:
+            if refusal and refusal is not Refusal.SHARED:
                 held_back += waiting[at + 1 :]
                 break
         self._waiting = sorted(held_back, key=_order)
@@ -283,10 +282,13 @@ class Scheduler:
         """One forward pass, over the draft's proposals too where there is one."""
         if self.speculation is None:
             return self.batch.advance()
-        running = sorted(
-            (work for work in self._running.values() if isinstance(work, Run)), key=_order
-        )
-        return self.speculation.advance(self.batch, running)
+        runs = [work for work in self._running.values() if isinstance(work, Run)]
+        asked = sorted((run for run in runs if not run.early), key=_order)
+        return self.speculation.advance(self.batch, asked)
+
+    def _start(self, run: Run) -> Refusal | None:
+        """Give a branch a lane, or have its prefix computed first."""
+        return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
 
     def _start_prefix(self, run: Run) -> Refusal | None:
         """Have the prefix of a branch computed, unless it is under way."""
@@ -294,7 +296,9 @@ class Scheduler:
         if prefix.lane is not None:
             return None
         size = len(prefix.tokens)
-        lane = self.batch.enter(tree, run.order, prefix.tokens, size=size, upto=size - 1)
+        lane = self.batch.enter(
+            tree, run.order, prefix.tokens, size=size, upto=size - 1, spare=run.early
+        )
         if isinstance(lane, Refusal):
             return lane
         prefix.lane = lane
@@ -309,7 +313,8 @@ class Scheduler:
         prefix, tree, tokens = run.prefix, run.call.tree, run.tokens()
         pending = 1 if run.drawn else 0
         size = len(prefix.tokens) + run.branch.limit
-        lane = self.batch.enter(tree, run.order, tokens, size=size, upto=len(tokens) - pending)
+        upto = len(tokens) - pending
+        lane = self.batch.enter(tree, run.order, tokens, size=size, upto=upto, spare=run.early)
         if isinstance(lane, Refusal):
             return lane
         run.lane = lane
@@ -359,7 +364,7 @@ class Scheduler:
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
         """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order."""
         for run, logits, draws in draw_for(self._draw, rows):
-            self._take(run, take(run, logits, draws, self._finish_of))
+            self._take(run, take(run, logits, draws, self._steps.finish))
 
     def _take(self, run: Run, taken: Taken) -> None:
         """Book what a run was given; end the step if it is complete."""
@@ -368,30 +373,27 @@ class Scheduler:
         if self.speculation:
             self.speculation.pace.checked(taken.tested, taken.accepted)
         if taken.finish is not None:
-            self._leave(run, publish=taken.finish is not Finish.END)
-            self._end(run, taken.finish)
+            self._close(run, taken.finish)
 
-    def _finish_of(self, run: Run) -> Finish | None:
-        """Why the step ends with its last token; None if it goes on."""
-        if run.drawn[-1] in self._eos:
-            return Finish.END
-        if run.call.stops.ended(run.drawn):
-            return Finish.STEP
-        return Finish.LENGTH if len(run.drawn) == run.branch.limit else None
+    def _close(self, run: Run, finish: Finish) -> None:
+        """A branch has drawn its step's last token."""
+        if run.early:
+            self.expansion.ended(run, finish)
+        else:
+            self._leave(run, publish=finish is not Finish.END)
+            self._end(run, finish)
 
     def _end(self, run: Run, finish: Finish) -> None:
         """File a finished step, and its call if it was the last."""
-        call, path, count = run.call, run.tokens(), len(run.drawn)
-        mean = run.logprob / count
-        text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
-        call.steps[run.index] = Step(tuple(run.drawn), text, finish, mean, run.entropy)
+        call, path = run.call, run.tokens()
+        call.steps[run.index] = self._steps.step(run, finish)
         if finish is not Finish.END:
             self.accounts[call.tree].name(run.branch.node, path)
+            self.expansion.offer(run, path)
         if finish is Finish.END or run.branch.node < ROOT:  # a verdict is nobody's parent
             self.cache.retention.drop(call.tree, run.branch.node)
         else:
             self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path)
-        self._likelihoods.note(call.tree, path, mean, count)
         if call.done:
             del self._calls[call.id]
             self._finished.append(call)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.cache import Cache
+from runtime.embedded.guesses import Guesses
 from runtime.embedded.lane import Lane, Order
 from runtime.embedded.namespaces import Namespaces
 from runtime.embedded.turns import in_turn
@@ -37,11 +39,16 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A path, int64 ids, to prefill and to read at its end."""
+    """A path, int64 ids, to prefill and to read at its end.
+
+    ``ahead``: a path that goes on from it by a step nobody has asked to score yet; it is read at
+    both ends in one pass where it fits.
+    """
 
     tree: str
     path: np.ndarray
     order: Order
+    ahead: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class Scorer:
         self._finished: list[Call] = []
         self._rewards: dict[str, dict[bytes, float]] = {}
         self._spelt: dict[str, Spelt] = {}
+        self._ahead: dict[str, dict[int, np.ndarray]] = {}
         self._arrivals = 0
         self._namespaces = Namespaces()
 
@@ -104,8 +112,13 @@ class Scorer:
         prompt: Sequence[int],
         question: str,
         trajectories: Sequence[Trajectory],
+        ahead: Mapping[int, Trajectory] | None = None,
     ) -> None:
-        """Take on trajectories. Raises EngineError if one can never be read."""
+        """Take on trajectories. Raises EngineError if one can never be read.
+
+        ``ahead``: by node, a trajectory that goes on from its by one step: its score is kept for
+        when it is asked for.
+        """
         spelt: Spelt = self._spelt.get(tree, {})
         paths = [
             np.asarray(self._reader.path(prompt, question, t, spelt), dtype=np.int64)
@@ -119,14 +132,21 @@ class Scorer:
         account = self._account(tree, self._namespaces.mark(tree, opening))
         self._spelt[tree] = spelt
         known = self._rewards[tree]
+        later = {
+            node: np.asarray(self._reader.path(prompt, question, t, spelt), dtype=np.int64)
+            for node, t in (ahead or {}).items()
+        }
         call = Call(call_id, tree, [path.tobytes() for path in paths])
         self._arrivals += 1
         for index, (path, key) in enumerate(zip(paths, call.paths, strict=True)):
-            account.name(trajectories[index].node, path)
+            node = trajectories[index].node
+            account.name(node, path)
             if key in known or key in call.unread:
                 continue
             call.unread.add(key)
             reading = Reading(tree, path, (account.number, self._arrivals, index))
+            if node in later:
+                self._look_ahead(reading, node, self._namespaces.mark(tree, later[node]))
             insort(self._waiting, reading, key=_order)
         self._calls[call_id] = call
         self._settle(call)
@@ -139,14 +159,22 @@ class Scorer:
         for advance in advances:
             if advance.logits is not None:
                 self._read(advance)
+        for lane in [lane for lane in self._running if not lane.missing]:
+            del self._running[lane]
+            self.batch.publish(lane)
         finished, self._finished = self._finished, []
         return [Scored(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished]
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""
         account = self.accounts.get(tree)
-        if account is not None and account.bury(hint.dead):
-            self.cache.retain(tree, account.alive())
+        if account is None:
+            return
+        ahead = self._ahead.get(tree, {})
+        for node in hint.dead:
+            ahead.pop(node, None)
+        if account.bury(hint.dead):
+            self.cache.retain(tree, [*account.alive(), *ahead.values()])
 
     def abort(self, tree: str) -> list[int]:
         """Stop reading for a search; the ids of the calls that get no answer."""
@@ -165,6 +193,7 @@ class Scorer:
         account = self.accounts.pop(tree, None)
         self._rewards.pop(tree, None)
         self._spelt.pop(tree, None)
+        self._ahead.pop(tree, None)
         if account is not None:
             self.past.charge(account)
             self.cache.release(tree, account.prompt)
@@ -196,27 +225,50 @@ class Scorer:
         places = Counter(lane.tree for lane in self._running)
         waiting = in_turn(self._waiting, lambda reading: reading.tree, places)
         for at, reading in enumerate(waiting):
-            size = len(reading.path)
-            lane = self.batch.enter(
-                reading.tree, reading.order, reading.path, size=size, upto=size - 1
-            )
+            lane = self._enter(reading)
             if isinstance(lane, Lane):
                 self._running[lane] = reading
                 self.accounts[reading.tree].cached_tokens += lane.computed
                 continue
             held_back.append(reading)
-            if lane is Refusal.FULL:
+            if lane is not Refusal.SHARED:
                 held_back += waiting[at + 1 :]
                 break
         self._waiting = sorted(held_back, key=_order)
 
+    def _look_ahead(self, reading: Reading, node: int, path: np.ndarray) -> None:
+        """Read a path along with the one before it, if it goes on from there and fits."""
+        before = len(reading.path)
+        fits = before < len(path) <= min(self._context, self.cache.capacity)
+        if not fits or int(path.max()) >= self._vocab:
+            return
+        if np.array_equal(path[:before], reading.path):
+            reading.ahead = path
+            self._ahead.setdefault(reading.tree, {})[node] = path
+
+    def _enter(self, reading: Reading) -> Lane | Refusal:
+        """Start a path; the step ahead goes along as what may be given up for want of room."""
+        path, end = reading.path, len(reading.path)
+        size = end if reading.ahead is None else len(reading.ahead)
+        lane = self.batch.enter(reading.tree, reading.order, path, size=size, upto=end - 1)
+        if isinstance(lane, Lane) and reading.ahead is not None:
+            lane.propose(Guesses(reading.ahead[end:].tolist()))
+        return lane
+
     def _read(self, advance: Advance) -> None:
-        """Turn the logits at a path's last tag into its reward."""
+        """Turn the logits at the last tag of a path, and of the step ahead, into rewards."""
         assert advance.logits is not None, "a path was read before its end"
-        reading = self._running.pop(advance.lane)
-        self.batch.publish(advance.lane)
+        lane, reading = advance.lane, self._running[advance.lane]
+        if advance.start < len(reading.path):
+            self._note(reading, advance.logits[0])
+        if reading.ahead is not None and lane.computed == len(reading.ahead):
+            ahead = self._reader.reward(advance.logits[-1])
+            self._rewards[reading.tree][reading.ahead.tobytes()] = ahead
+
+    def _note(self, reading: Reading, logits: torch.Tensor) -> None:
+        """A path is read."""
         key = reading.path.tobytes()
-        self._rewards[reading.tree][key] = self._reader.reward(advance.logits[-1])
+        self._rewards[reading.tree][key] = self._reader.reward(logits)
         for call in [call for call in self._calls.values() if call.tree == reading.tree]:
             call.unread.discard(key)
             self._settle(call)
@@ -226,8 +278,11 @@ class Scorer:
             self._finished.append(self._calls.pop(call.id))
 
     def _give_way(self, lane: Lane) -> None:
-        """A lane lost its place to older ones: its path waits again."""
-        insort(self._waiting, self._running.pop(lane), key=_order)
+        """A lane lost its place to older ones: its path waits again, if it is still to be read."""
+        reading = self._running.pop(lane)
+        reading.ahead = None
+        if reading.path.tobytes() not in self._rewards[reading.tree]:
+            insort(self._waiting, reading, key=_order)
 
 
 def _never() -> None:

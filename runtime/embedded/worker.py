@@ -188,7 +188,10 @@ class Worker:
         elif self._scorer is None:
             raise RewardMissing(f"reward_format {self._format.name!r}: no reward model is loaded")
         else:
-            self._scorer.score(message.call, tree, prompt, message.question, message.trajectories)
+            early = self._scheduler.expansion
+            ahead = early.whole(tree, message.trajectories) if self._options.lookahead else {}
+            trajectories = message.trajectories
+            self._scorer.score(message.call, tree, prompt, message.question, trajectories, ahead)
 
     def _likelihood(self, message: Score, steps: tuple[tuple[int, ...], ...]) -> float:
         try:
@@ -292,6 +295,8 @@ class Worker:
             "retractions": scheduler.retractions,
             "tested_tokens": policy.tested_tokens,
             "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
+            "speculated_used_tokens": policy.speculated_used,
+            "speculated_wasted_tokens": policy.speculated_wasted,
             "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
             "verdicts": self._judge.verdicts if self._judge else 0,
             "unparsed_verdicts": self._judge.unparsed_verdicts if self._judge else 0,
@@ -327,6 +332,7 @@ def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) 
         flops=config.flops,
         kv_policy=options.kv_policy,
         speculation=load_speculation(options, text),
+        speculate=options.speculate,
     )
 
 
@@ -345,4 +351,6 @@ def _cost(policy: Account, prm: Account, judged: Account) -> TreeCost:
         drafted_tokens=policy.drafted_tokens,
         tested_tokens=policy.tested_tokens,
         accepted_tokens=policy.accepted_tokens,
+        speculated_used=policy.speculated_used,
+        speculated_wasted=policy.speculated_wasted,
     )

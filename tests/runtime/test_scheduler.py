@@ -35,6 +35,7 @@ def scheduler(
     batch_limit: int = 64,
     kv_policy: KvPolicy = "arborkv",
     model: HashModel | None = None,
+    speculate: bool = False,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
@@ -48,6 +49,7 @@ def scheduler(
         batch_limit=batch_limit,
         flops=model.flops,
         kv_policy=kv_policy,
+        speculate=speculate,
     )
     return made, model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -147,3 +148,39 @@ def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
     with pytest.raises(EngineError, match=f"token id {VOCAB}"):
         engine.score(2, "oak", PROMPT, "", [Trajectory(1, ((VOCAB,),), ("",))])
     assert not engine.busy
+
+
+def test_a_step_ahead_is_scored_in_the_pass_of_the_one_before() -> None:
+    """Both rewards come from one pass, bit for bit; asked for, the second costs nothing."""
+    first, second = (1, 2, 3), (4, 5, 6, 7)
+    one = Trajectory(1, (first,), ("",))
+    two = Trajectory(9, (first, second), ("", ""))
+    engine, model = scorer()
+    engine.score(1, "oak", PROMPT, "", [one], {1: two})
+    assert [scored.rewards for scored in engine.step()] == [[from_scratch(one)]]
+    rows = model.rows
+    engine.score(2, "oak", PROMPT, "", [two])
+    assert finish(engine) == {2: [from_scratch(two)]}
+    assert model.rows == rows
+    engine.cache.check()
+
+
+def test_a_step_ahead_may_come_later_or_not_at_all() -> None:
+    """Cut into many passes the asked score does not wait; too long a step is left out; what died
+    is forgotten and let go of."""
+    short = Trajectory(1, ((1, 2),), ("",))
+    ahead = Trajectory(1, ((1, 2), tuple(random.Random(1).choices(range(26), k=300))), ("", ""))
+    engine, _ = scorer()
+    engine.score(1, "oak", PROMPT, "", [short], {1: ahead})
+    assert finish(engine) == {1: [from_scratch(short)]}
+    assert engine.batch.lanes
+    engine.score(2, "oak", PROMPT, "", [replace(ahead, node=2)])
+    assert finish(engine) == {2: [from_scratch(ahead)]}
+    engine.hint("oak", Hint(dead=(1, 2)))
+    engine.cache.check()
+    assert engine.cache.active_tokens == len(PROMPT)
+    small, _ = scorer(kv_tokens=60)
+    small.score(1, "oak", PROMPT, "", [short], {1: ahead})
+    assert finish(small) == {1: [from_scratch(short)]}
+    assert not small.batch.lanes
+    small.cache.check()

@@ -316,3 +316,22 @@ async def test_comparing_answers_does_not_hold_up_the_loop(consensus: str | None
     assert len(outcome.answers) > 1
     assert all(waited)
     assert waited
+
+
+@pytest.mark.parametrize("policy", ["beam", "mcts"])
+async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: PolicyName) -> None:
+    """Seed and limit of every child follow from its parent's branch; at the last depth none."""
+    engine = ScriptedEngine()
+    outcome = await run(engine, policy=policy, width=9, max_depth=4, trajectory_tokens=60)
+    branches = {branch.node: branch for asked in engine.expanded for branch in asked}
+    children = [b for b in branches.values() if b.parent in branches and b.parent < b.node]
+    assert children
+    for branch in children:
+        above = branches[branch.parent].ahead
+        assert above is not None
+        assert above.child_seed(branch.child) == branch.seed
+        drawn = len(outcome.tree[branch.parent].tokens)
+        assert branch.limit == min(256, above.room - drawn)
+    for branch in branches.values():
+        node = outcome.tree[branch.node]
+        assert (branch.ahead is None) == (node.depth == 4)

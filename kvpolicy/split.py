@@ -1,0 +1,164 @@
+"""How to share KV bytes between a generator and a verifier: the roofline split.
+
+A verifier prefills and is soon bound by arithmetic; a generator decodes and is bound by memory
+traffic, so it wants the larger batch. With N sequences of S tokens, L of them new, batches Bp and
+Bd cost
+
+    ceil(N / Bp) * t_prefill(Bp, S)  +  ceil(N / Bd) * L * t_decode(Bd, S + L / 2)
+
+seconds, where t = max(FLOPs / peak, bytes / bandwidth), subject to
+Bp * S * k_ver + Bd * (S + L) * k_gen <= M, k being KV bytes a token (FlashTTS, section 4.3.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class TooLittleMemory(ValueError):
+    """Not even one sequence of each model fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a pass of a model costs.
+
+    ``token_flops``: of one row, attention left out; ``pair_flops``: of one query meeting one key,
+    all layers and heads; ``weight_bytes``: read in every pass; ``kv_bytes``: a token's keys and
+    values.
+    """
+
+    token_flops: float
+    pair_flops: float
+    weight_bytes: float
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Peaks: ``flops`` and ``bandwidth`` (bytes) a second."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``sequences`` at once, of ``length`` tokens that the verifier reads, and ``new`` tokens that
+    each is to grow by."""
+
+    sequences: int
+    length: int
+    new: int
+
+    def __post_init__(self) -> None:
+        for field in ("sequences", "length", "new"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Batches, the bytes each model gets (together all there are), and the seconds they take.
+
+    ``prefill_bound``, ``decode_bound``: ``arithmetic`` or ``memory``, whichever takes longer.
+    """
+
+    verifier_batch: int
+    generator_batch: int
+    verifier_bytes: int
+    generator_bytes: int
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_bound: str
+    decode_bound: str
+
+    @property
+    def seconds(self) -> float:
+        """Of both stages."""
+        return self.prefill_seconds + self.decode_seconds
+
+
+def roofline(generator: Model, verifier: Model, device: Device, load: Load, budget: int) -> Split:
+    """The split of ``budget`` bytes that takes least time.
+
+    For every verifier batch the largest generator batch that fits; equal times go to the larger
+    generator batch. Raises TooLittleMemory.
+    """
+    best = None
+    for batch in range(1, load.sequences + 1):
+        held = batch * load.length * verifier.kv_bytes
+        found = _split(generator, verifier, device, load, budget, held, batch)
+        if found is None:
+            break
+        better = best is None or (found.seconds, -found.generator_batch) < (
+            best.seconds,
+            -best.generator_batch,
+        )
+        best = found if better else best
+    if best is None:
+        raise TooLittleMemory(_needed(generator, verifier, load, budget))
+    return best
+
+
+def even(generator: Model, verifier: Model, device: Device, load: Load, budget: int) -> Split:
+    """Half of ``budget`` bytes for each, with the largest batches that fit. Raises
+    TooLittleMemory."""
+    half = budget // 2
+    batch = min(load.sequences, half // (load.length * verifier.kv_bytes))
+    found = _split(generator, verifier, device, load, budget, half, batch) if batch else None
+    if found is None:
+        raise TooLittleMemory(_needed(generator, verifier, load, budget))
+    return found
+
+
+def prefill_seconds(model: Model, device: Device, batch: int, length: int) -> tuple[float, str]:
+    """One pass over ``batch`` sequences of ``length`` tokens, and what bounds it."""
+    pairs = length * (length + 1) / 2
+    flops = batch * (length * model.token_flops + pairs * model.pair_flops)
+    return _slower(flops, model.weight_bytes + batch * length * model.kv_bytes, device)
+
+
+def decode_seconds(model: Model, device: Device, batch: int, held: float) -> tuple[float, str]:
+    """One token for each of ``batch`` sequences that hold ``held`` tokens on average."""
+    flops = batch * (model.token_flops + held * model.pair_flops)
+    return _slower(flops, model.weight_bytes + batch * held * model.kv_bytes, device)
+
+
+def _split(
+    generator: Model,
+    verifier: Model,
+    device: Device,
+    load: Load,
+    budget: int,
+    verifier_bytes: int,
+    batch: int,
+) -> Split | None:
+    """``verifier_bytes`` for a verifier batch, the rest for the generator; None if it cannot be."""
+    rest = budget - verifier_bytes
+    decoding = min(load.sequences, rest // ((load.length + load.new) * generator.kv_bytes))
+    if decoding < 1:
+        return None
+    prefill, prefill_bound = prefill_seconds(verifier, device, batch, load.length)
+    decode, decode_bound = decode_seconds(generator, device, decoding, load.length + load.new / 2)
+    return Split(
+        verifier_batch=batch,
+        generator_batch=decoding,
+        verifier_bytes=verifier_bytes,
+        generator_bytes=rest,
+        prefill_seconds=-(-load.sequences // batch) * prefill,
+        decode_seconds=-(-load.sequences // decoding) * load.new * decode,
+        prefill_bound=prefill_bound,
+        decode_bound=decode_bound,
+    )
+
+
+def _slower(flops: float, traffic: float, device: Device) -> tuple[float, str]:
+    computing, moving = flops / device.flops, traffic / device.bandwidth
+    return (computing, "arithmetic") if computing >= moving else (moving, "memory")
+
+
+def _needed(generator: Model, verifier: Model, load: Load, budget: int) -> str:
+    reads = load.length * verifier.kv_bytes
+    draws = (load.length + load.new) * generator.kv_bytes
+    return f"budget: {budget} bytes; one sequence needs {reads} to verify and {draws} to generate"

@@ -1,0 +1,103 @@
+"""``hedgerow plan``: how to share KV bytes between policy and reward model, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvpolicy.split import Device, Load, Model, Split, even, roofline
+from runtime.embedded.config import ModelConfig
+from runtime.embedded.footprint import footprint, measured_peaks
+from runtime.reward_format import reward_format
+from server.settings import Settings, SettingsError
+
+PASSES_SHARE = 0.12
+"""Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the models run: ``memory`` bytes of a GPU, None for this machine's own processor.
+
+    ``number_bytes``: of a weight or an entry of a key, such as 2 for bfloat16.
+    """
+
+    device: Device
+    memory: float | None
+    number_bytes: int
+
+
+def this_machine(settings: Settings) -> Machine:
+    """The embedded engine's: peaks measured now, float32."""
+    import os
+
+    return Machine(measured_peaks(settings.threads or os.cpu_count() or 1), None, 4)
+
+
+def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any]:
+    """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
+
+    The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together, or on a GPU its
+    memory without both models' weights and ``PASSES_SHARE`` of it. Raises SettingsError without a
+    reward model, ValueError without room or for a checkpoint that cannot be read.
+    """
+    if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
+        raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
+    policy = footprint(ModelConfig.from_checkpoint(settings.policy_model), machine.number_bytes)
+    prm = footprint(ModelConfig.from_checkpoint(settings.reward_model), machine.number_bytes)
+    if machine.memory is None:
+        budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
+    else:
+        usable = (1 - PASSES_SHARE) * machine.memory
+        budget = int(usable - policy.weight_bytes - prm.weight_bytes)
+    chosen = roofline(policy, prm, machine.device, load, budget)
+    halves = even(policy, prm, machine.device, load, budget)
+    found = {
+        "load": asdict(load),
+        "device": asdict(machine.device),
+        "budget_bytes": budget,
+        "roofline": _shown(chosen, policy, prm),
+        "even": _shown(halves, policy, prm),
+        "reasons": _reasons(chosen, halves, load, machine.device, budget),
+    }
+    if machine.memory is not None:
+        found["mem_fraction_static"] = _fractions(chosen, policy, prm, machine.memory)
+    return found
+
+
+def _shown(split: Split, policy: Model, prm: Model) -> dict[str, Any]:
+    return asdict(split) | {
+        "seconds": split.seconds,
+        "kv_tokens": split.generator_bytes // policy.kv_bytes,
+        "prm_kv_tokens": split.verifier_bytes // prm.kv_bytes,
+    }
+
+
+def _fractions(split: Split, policy: Model, prm: Model, memory: float) -> dict[str, float]:
+    """SGLang's ``--mem-fraction-static``: weights and KV over what is free when a server starts,
+    the policy's server first. Rounded down, since what is over is needed by passes."""
+    first = policy.weight_bytes + split.generator_bytes
+    second = prm.weight_bytes + split.verifier_bytes
+    return {
+        "policy": int(100 * first / memory) / 100,
+        "reward_model": int(100 * min(1.0, second / (memory - first))) / 100,
+    }
+
+
+def _reasons(chosen: Split, halves: Split, load: Load, device: Device, budget: int) -> list[str]:
+    share = chosen.generator_bytes / budget
+    return [
+        f"Peaks: {device.flops / 1e9:.0f} GFLOP/s, {device.bandwidth / 1e9:.0f} GB/s.",
+        f"Load: {load.sequences} sequences of {load.length} tokens, each to grow by {load.new}.",
+        f"The reward model reads {chosen.verifier_batch} at once; its time goes into "
+        f"{_word(chosen.prefill_bound)}, so a larger batch would "
+        f"{'not help it' if chosen.prefill_bound == 'arithmetic' else 'help it'}.",
+        f"The policy decodes {chosen.generator_batch} at once; its time goes into "
+        f"{_word(chosen.decode_bound)}.",
+        f"So of {budget / 1e6:.0f} MB of KV the policy gets {share:.0%}: {chosen.seconds:.3g} s "
+        f"by the roofline, against {halves.seconds:.3g} s with half for each.",
+    ]
+
+
+def _word(bound: str) -> str:
+    return "arithmetic" if bound == "arithmetic" else "moving bytes"

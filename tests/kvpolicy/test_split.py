@@ -1,0 +1,98 @@
+"""The roofline split: by hand, against brute force, and where it must lean."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpolicy.split import (
+    Device,
+    Load,
+    Model,
+    TooLittleMemory,
+    decode_seconds,
+    even,
+    prefill_seconds,
+    roofline,
+)
+
+SMALL = Model(token_flops=2.0, pair_flops=0.0, weight_bytes=100.0, kv_bytes=1)
+DEVICE = Device(flops=100.0, bandwidth=100.0)
+
+
+def test_a_split_worked_by_hand() -> None:
+    """N = 4, S = 10, L = 10: a verifier of 10 bytes a sequence beside a generator of 20.
+
+    Of 90 bytes Bp = 1 leaves 80 for Bd = 4: prefill 4 x max(0.2, 1.1) = 4.4 s, decode 10 x
+    max(0.08, 1.6) = 16 s. Bp = 2 leaves Bd = 3, which needs two batches: 2.4 + 2 x 10 x 1.45.
+    """
+    found = roofline(SMALL, SMALL, DEVICE, Load(4, 10, 10), 90)
+    assert (found.verifier_batch, found.generator_batch) == (1, 4)
+    assert found.prefill_seconds == pytest.approx(4.4)
+    assert found.decode_seconds == pytest.approx(16.0)
+    assert (found.verifier_bytes, found.generator_bytes) == (10, 80)
+    assert (found.prefill_bound, found.decode_bound) == ("memory", "memory")
+    half = even(SMALL, SMALL, DEVICE, Load(4, 10, 10), 90)
+    assert (half.verifier_batch, half.generator_batch) == (4, 2)
+    assert half.seconds > found.seconds
+
+
+def test_a_large_prefill_is_bound_by_arithmetic_and_a_decode_by_memory() -> None:
+    """The asymmetry that the split lives from."""
+    model = Model(token_flops=3e9, pair_flops=2e5, weight_bytes=3e9, kv_bytes=28_000)
+    gpu = Device(flops=1e14, bandwidth=1e12)
+    assert prefill_seconds(model, gpu, 8, 500)[1] == "arithmetic"
+    assert decode_seconds(model, gpu, 8, 500)[1] == "memory"
+    found = roofline(model, model, gpu, Load(64, 500, 200), 2_000_000_000)
+    assert found.generator_bytes > 5 * found.verifier_bytes
+
+
+def test_too_little_is_said_with_both_sizes() -> None:
+    """Not one sequence of each fits."""
+    for rule in (roofline, even):
+        with pytest.raises(TooLittleMemory, match=r"budget: 15 bytes.*10 to verify and 20"):
+            rule(SMALL, SMALL, DEVICE, Load(4, 10, 10), 15)
+
+
+def test_a_load_of_nothing_is_refused() -> None:
+    """There is nothing to plan for."""
+    with pytest.raises(ValueError, match="new: 0"):
+        Load(1, 1, 0)
+
+
+MODELS = st.builds(
+    Model,
+    token_flops=st.floats(1, 1e3),
+    pair_flops=st.floats(0, 10),
+    weight_bytes=st.floats(1, 1e4),
+    kv_bytes=st.integers(1, 8),
+)
+DEVICES = st.builds(Device, flops=st.floats(1, 1e4), bandwidth=st.floats(1, 1e4))
+LOADS = st.builds(Load, st.integers(1, 12), st.integers(1, 30), st.integers(1, 30))
+
+
+@given(MODELS, MODELS, DEVICES, LOADS, st.integers(1, 8_000))
+def test_no_pair_of_batches_is_faster(
+    generator: Model, verifier: Model, device: Device, load: Load, budget: int
+) -> None:
+    """Brute force over verifier batches, the largest that fits beside each; all is given out."""
+    times = {}
+    for batch, decoding in itertools.product(range(1, load.sequences + 1), repeat=2):
+        held = batch * load.length * verifier.kv_bytes
+        held += decoding * (load.length + load.new) * generator.kv_bytes
+        if held <= budget:
+            prefill, _ = prefill_seconds(verifier, device, batch, load.length)
+            decode, _ = decode_seconds(generator, device, decoding, load.length + load.new / 2)
+            rounds = -(-load.sequences // batch), -(-load.sequences // decoding) * load.new
+            times[batch, decoding] = rounds[0] * prefill + rounds[1] * decode
+    if not times:
+        with pytest.raises(TooLittleMemory):
+            roofline(generator, verifier, device, load, budget)
+        return
+    found = roofline(generator, verifier, device, load, budget)
+    largest = {b: max(d for c, d in times if c == b) for b in {b for b, _ in times}}
+    assert found.seconds == pytest.approx(min(times[b, d] for b, d in largest.items()))
+    assert found.verifier_bytes + found.generator_bytes == budget

@@ -1,0 +1,161 @@
+"""An engine in the test's own process: both schedulers on hash models, stepped when asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from runtime.embedded.retention import KvPolicy
+from search.controller import Problem, search
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+    Usage,
+)
+from search.outcome import Outcome
+from search.spec import SearchSpec
+from tests.runtime.hash_model import CONTEXT
+from tests.runtime.test_scheduler import scheduler
+from tests.runtime.test_scorer import scorer
+
+
+class InlineEngine:
+    """``Engine`` over a scheduler and a scorer. ``on_step`` is called before every iteration."""
+
+    def __init__(
+        self,
+        *,
+        speculate: bool = False,
+        lookahead: bool = False,
+        kv_tokens: int = 8000,
+        batch_limit: int = 64,
+        kv_policy: KvPolicy = "arborkv",
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.policy, self.model = scheduler(
+            kv_tokens=kv_tokens, batch_limit=batch_limit, kv_policy=kv_policy, speculate=speculate
+        )
+        self.prm, self.prm_model = scorer(kv_tokens=kv_tokens, batch_limit=batch_limit)
+        self.on_step = on_step
+        self._lookahead = lookahead
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._turning: asyncio.Task[None] | None = None
+        self._calls = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Exact; the hash model's context."""
+        return Capabilities(
+            engine="inline",
+            models={"policy": "hash", "prm": "hash"},
+            exact=True,
+            scores=True,
+            embeds="lexical",
+            context_tokens=CONTEXT,
+            fingerprint="inline-1",
+        )
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw."""
+        return await self._ask(lambda call: self.policy.expand(call, tree, branches, sampling))
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """Score, looking ahead if that is on."""
+        early = self.policy.expansion
+        ahead = early.whole(tree, trajectories) if self._lookahead else {}
+        return await self._ask(
+            lambda call: self.prm.score(call, tree, prompt, question, trajectories, ahead)
+        )
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Two numbers of the last step."""
+        return [(float(len(t.steps[-1])), float(t.steps[-1][0]) + 1) for t in trajectories]
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Tell both."""
+        self.policy.hint(tree, hint)
+        self.prm.hint(tree, hint)
+
+    async def release(self, tree: str) -> TreeCost:
+        """What it cost."""
+        await self.abort(tree)
+        account, _ = self.policy.release(tree), self.prm.release(tree)
+        if account is None:
+            return TreeCost()
+        return TreeCost(
+            decoded_tokens=account.decoded_tokens,
+            speculated_used=account.speculated_used,
+            speculated_wasted=account.speculated_wasted,
+        )
+
+    async def abort(self, tree: str) -> None:
+        """Stop both; whoever still waits hears of it."""
+        for call in self.policy.abort(tree) + self.prm.abort(tree):
+            self._settle(call, EngineError("aborted"))
+
+    async def usage(self) -> Usage:
+        """Nothing that a test asks for."""
+        return Usage(0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
+
+    async def health(self) -> None:
+        """Always well."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+    async def _ask(self, begin: Callable[[int], None]) -> Any:
+        self._calls += 1
+        begin(self._calls)
+        answer = self._answers[self._calls] = asyncio.get_running_loop().create_future()
+        if self._turning is None or self._turning.done():
+            self._turning = asyncio.create_task(self._turn())
+        return await answer
+
+    def _settle(self, call: int, answer: Any) -> None:
+        waiting = self._answers.pop(call)
+        if waiting.done():
+            return
+        if isinstance(answer, Exception):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
+
+    async def _turn(self) -> None:
+        """Iterate while there is anything to do, letting searches ask in between."""
+        while self.policy.busy or self.prm.busy:
+            self.on_step()
+            if self.policy.busy:
+                for drawn in self.policy.step():
+                    self._settle(drawn.call, drawn.steps)
+            if self.prm.busy:
+                for scored in self.prm.step():
+                    self._settle(scored.call, scored.rewards)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+
+async def grow(engine: InlineEngine, prompt: tuple[int, ...], spec: SearchSpec) -> Outcome:
+    """One search; a reply's answer is its last letter."""
+    return await search(
+        Problem(prompt, "", "\n\n"),
+        spec,
+        engine,
+        tree_id=f"{spec.policy}-{spec.seed}-{prompt[:3]}",
+        answer_of=lambda text: text[-1:] or None,
+        clock=lambda: 0.0,
+    )

@@ -1,0 +1,47 @@
+"""What a beam's previous reward says about running its children ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.potential import potentials
+
+REWARDS = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=40)
+
+
+def test_four_bins_by_hand() -> None:
+    """B = 4 over rewards from 0.1 to 0.9: bins of 0.2, the top one may run all four ahead."""
+    rewards = [0.9, 0.71, 0.69, 0.5, 0.31, 0.29, 0.1]
+    assert potentials(rewards, 4) == [4, 4, 3, 3, 2, 1, 1]
+
+
+def test_equal_rewards_are_all_at_the_top() -> None:
+    """Nothing tells them apart."""
+    assert potentials([0.5, 0.5, 0.5], 3) == [3, 3, 3]
+    assert potentials([0.5], 2) == [2]
+
+
+def test_without_a_reward_one_child() -> None:
+    """The children of the root, and policies that score nothing."""
+    assert potentials([None, None], 8) == [1, 1]
+    assert potentials([None, 0.2, 0.8], 2) == [1, 1, 2]
+    assert potentials([], 3) == []
+
+
+def test_a_branching_factor_below_one_is_refused() -> None:
+    """There is no such search."""
+    with pytest.raises(ValueError, match="branching: 0"):
+        potentials([0.5], 0)
+
+
+@given(REWARDS, st.integers(1, 16))
+def test_a_better_beam_may_run_as_many_ahead(rewards: list[float | None], branching: int) -> None:
+    """From 1 to B, monotone in the reward, the best beam B."""
+    found = potentials(rewards, branching)
+    pairs = [(r, p) for r, p in zip(rewards, found, strict=True) if r is not None]
+    assert all(1 <= p <= branching for p in found)
+    assert all(p <= q for r, p in pairs for s, q in pairs if r <= s)
+    if pairs:
+        assert max(pairs)[1] == branching

@@ -1,0 +1,55 @@
+"""``hedgerow plan``: the split in tokens and fractions, with its reasons."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kvpolicy.split import Device, Load
+from server.cli import app
+from server.plan import Machine, make_plan
+from server.settings import SettingsError, load_settings
+
+GPU = ["--gpu", "100", "1000", "24"]
+
+
+def run(*words: str) -> str:
+    """What the command prints."""
+    done = CliRunner().invoke(app, ["plan", *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_this_machines_plan_gives_out_all_tokens_and_says_why() -> None:
+    """The bundled models have equal KV a token: the two shares add up to what was set."""
+    found = json.loads(run("--json", "--kv-tokens", "4096", "--sequences", "16"))
+    shares = found["roofline"]
+    assert shares["kv_tokens"] + shares["prm_kv_tokens"] in (4096 + 65_536, 4096 + 65_535)
+    assert shares["kv_tokens"] > shares["prm_kv_tokens"]
+    assert found["device"]["flops"] > 0 < found["device"]["bandwidth"]
+    assert found["even"]["generator_bytes"] == found["budget_bytes"] // 2
+    assert any("so a larger batch would" in reason for reason in found["reasons"])
+
+
+def test_a_gpus_plan_is_two_fractions() -> None:
+    """The second server's share is of what the first one left; nothing exceeds the memory."""
+    found = json.loads(run("--json", *GPU))
+    first, second = (found["mem_fraction_static"][name] for name in ("policy", "reward_model"))
+    assert 0 < first < 1
+    assert 0 < second < 1
+    assert first + (1 - first) * second <= 0.9
+    words = run(*GPU)
+    assert f"policy: --mem-fraction-static {first}" in words
+    assert "Peaks: 100000 GFLOP/s, 1000 GB/s." in words
+
+
+def test_what_cannot_be_planned_is_one_line() -> None:
+    """No reward model, or no room."""
+    load, machine = Load(4, 100, 10), Machine(Device(1e12, 1e11), None, 4)
+    with pytest.raises(SettingsError, match="nothing to share"):
+        make_plan(load_settings({}, reward_format="none"), load, machine)
+    done = CliRunner().invoke(app, ["plan", *GPU[:3], "0.01"])
+    assert done.exit_code == 2
+    assert "one sequence needs" in done.stderr
