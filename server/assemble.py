@@ -137,6 +137,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         verify_batch=settings.verify_batch,
         speculate=settings.speculate,
         lookahead=settings.lookahead,
+        order=settings.order,
         threads=settings.threads,
         exact=settings.exact,
         version=own_version(),

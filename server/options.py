@@ -44,6 +44,14 @@ class DraftName(StrEnum):
     SCHEDULED = "scheduled"
 
 
+class OrderName(StrEnum):
+    """How branches stand in the queue for the batch."""
+
+    PREFIX = "prefix"
+    FCFS = "fcfs"
+    RANDOM = "random"
+
+
 class Split(StrEnum):
     """The splits of a task."""
 
@@ -72,6 +80,9 @@ VerifyBatch = Annotated[
 Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
 Speculate = Annotated[
     Switch | None, typer.Option(help="Idle places draw what rounds may ask for next.")
+]
+Order = Annotated[
+    OrderName | None, typer.Option(help="Order in which a round's branches are let in.")
 ]
 Lookahead = Annotated[
     Switch | None, typer.Option(help="What is drawn ahead is scored with the step before it.")
@@ -109,6 +120,7 @@ SWITCHES: dict[str, Any] = {
     "verify_batch": VerifyBatch,
     "speculate": Speculate,
     "lookahead": Lookahead,
+    "order": Order,
     "exact": Exact,
 }
 """What every command takes that starts an engine: settings by name."""

@@ -115,6 +115,9 @@ class Settings(BaseSettings):
     lookahead: bool = Field(
         default=True, description="what is drawn ahead is scored with the step before it"
     )
+    order: Literal["prefix", "fcfs", "random"] = Field(
+        default="prefix", description="in which a round's branches are let in"
+    )
     threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
 

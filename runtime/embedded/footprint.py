@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from kvpolicy.split import Device, Model
 
+from kvpolicy.split import Device, Model
 from runtime.embedded.config import ModelConfig
 
 SIDE = 1024

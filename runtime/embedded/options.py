@@ -11,6 +11,7 @@ from runtime.embedded.leviathan import DraftRule
 from runtime.embedded.pace import LONGEST
 from runtime.embedded.retention import KvPolicy
 from runtime.embedded.speculation import DraftMode
+from runtime.embedded.visits import Visits
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -29,10 +30,11 @@ class EngineOptions:
     ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest).
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
-    scored along with the one before it. ``threads``: of the arithmetic; 0 is one for each core.
-    ``exact``: batch-invariant arithmetic. ``strict``: wrong books end the process instead of being
-    logged and counted. ``version`` goes into the fingerprint. A process that owes an answer and
-    says nothing for ``stall_seconds`` counts as down.
+    scored along with the one before it; ``order``: in which a round's branches are let in.
+    ``threads``: of the arithmetic; 0 is one for each core. ``exact``: batch-invariant arithmetic.
+    ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
+    into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``
+    counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
     ``runtime.embedded.speculation``; under the ``draft_rule`` ``coupled`` it changes time alone,
@@ -61,6 +63,7 @@ class EngineOptions:
     verify_batch: int = 0
     speculate: bool = False
     lookahead: bool = True
+    order: Visits = "prefix"
     threads: int = 0
     exact: bool = True
     strict: bool = False
@@ -75,7 +78,12 @@ class EngineOptions:
         for field in ("kv_tokens", "prm_kv_tokens", "batch_limit", "draft_kv_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
-        modes = {"kv_policy": KvPolicy, "draft": DraftMode, "draft_rule": DraftRule}
+        modes = {
+            "kv_policy": KvPolicy,
+            "draft": DraftMode,
+            "draft_rule": DraftRule,
+            "order": Visits,
+        }
         for field, known in modes.items():
             if getattr(self, field) not in get_args(known):
                 allowed = ", ".join(get_args(known))

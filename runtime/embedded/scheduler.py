@@ -29,6 +29,7 @@ from runtime.embedded.retention import WORTH, KvPolicy, Worth
 from runtime.embedded.speculation import Speculation
 from runtime.embedded.steps import Steps
 from runtime.embedded.turns import in_turn
+from runtime.embedded.visits import Visits, ranks
 from runtime.text import Text
 from search.engine import Branch, Hint, KvMoved, Sampling, Step
 from search.tree import ROOT, Finish
@@ -64,11 +65,12 @@ class Scheduler:
         speculation: Speculation | None = None,
         worth: Worth = WORTH,
         speculate: bool = False,
+        visits: Visits = "prefix",
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
         ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
         ahead of the draws, None if nothing does; ``speculate``: idle places are filled with what
-        rounds may ask for next."""
+        rounds may ask for next; ``visits``: the order in which a round's branches are let in."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = Cache(kv_tokens, kv_policy, worth)
@@ -88,6 +90,7 @@ class Scheduler:
         self._steps = Steps(text)
         self._context = context
         self._vocab = vocab
+        self._visits: Visits = visits
         self._flops = flops
         self.speculation = speculation
         self._waiting: list[Run] = []
@@ -138,12 +141,13 @@ class Scheduler:
         self._calls[call_id] = call
         prefixes: dict[tuple[int, ...], Prefix] = {}
         runs = []
-        for index, branch in enumerate(branches):
+        places = ranks(branches, self._visits)
+        for index, (branch, place) in enumerate(zip(branches, places, strict=True)):
             prefix = prefixes.get(branch.tokens)
             if prefix is None:
                 prefix = self._prefix(tree, account, branch, fresh)
                 prefixes[branch.tokens] = prefix
-            order = (account.number, call.number, index)
+            order = (account.number, call.number, place)
             runs.append(Run(call, index, branch, prefix, order))
         self._begin(tree, runs)
         if not runs:

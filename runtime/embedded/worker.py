@@ -333,6 +333,7 @@ def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) 
         kv_policy=options.kv_policy,
         speculation=load_speculation(options, text),
         speculate=options.speculate,
+        visits=options.order,
     )
 
 

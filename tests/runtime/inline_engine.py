@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.embedded.retention import KvPolicy
+from runtime.embedded.visits import Visits
 from search.controller import Problem, search
 from search.engine import (
     Branch,
@@ -37,10 +38,15 @@ class InlineEngine:
         kv_tokens: int = 8000,
         batch_limit: int = 64,
         kv_policy: KvPolicy = "arborkv",
+        order: Visits = "prefix",
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy, self.model = scheduler(
-            kv_tokens=kv_tokens, batch_limit=batch_limit, kv_policy=kv_policy, speculate=speculate
+            kv_tokens=kv_tokens,
+            batch_limit=batch_limit,
+            kv_policy=kv_policy,
+            speculate=speculate,
+            visits=order,
         )
         self.prm, self.prm_model = scorer(kv_tokens=kv_tokens, batch_limit=batch_limit)
         self.on_step = on_step

@@ -11,6 +11,7 @@ import pytest
 from runtime.embedded.retention import KvPolicy
 from runtime.embedded.sampler import draw
 from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.visits import Visits
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
@@ -36,6 +37,7 @@ def scheduler(
     kv_policy: KvPolicy = "arborkv",
     model: HashModel | None = None,
     speculate: bool = False,
+    visits: Visits = "prefix",
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
@@ -50,6 +52,7 @@ def scheduler(
         flops=model.flops,
         kv_policy=kv_policy,
         speculate=speculate,
+        visits=visits,
     )
     return made, model
 
