@@ -79,8 +79,8 @@ def _fractions(split: Split, policy: Model, prm: Model, memory: float) -> dict[s
     first = policy.weight_bytes + split.generator_bytes
     second = prm.weight_bytes + split.verifier_bytes
     return {
-        "policy": int(100 * first / memory) / 100,
-        "reward_model": int(100 * min(1.0, second / (memory - first))) / 100,
+        "policy": int(1e4 * first / memory) / 1e4,
+        "reward_model": int(1e4 * min(1.0, second / (memory - first))) / 1e4,
     }
 
 

@@ -12,7 +12,7 @@ from server.cli import app
 from server.plan import Machine, make_plan
 from server.settings import SettingsError, load_settings
 
-GPU = ["--gpu", "100", "1000", "24"]
+GPU = ["--length", "500", "--gpu", "100", "1000", "0.1"]
 
 
 def run(*words: str) -> str:
@@ -50,6 +50,6 @@ def test_what_cannot_be_planned_is_one_line() -> None:
     load, machine = Load(4, 100, 10), Machine(Device(1e12, 1e11), None, 4)
     with pytest.raises(SettingsError, match="nothing to share"):
         make_plan(load_settings({}, reward_format="none"), load, machine)
-    done = CliRunner().invoke(app, ["plan", *GPU[:3], "0.01"])
+    done = CliRunner().invoke(app, ["plan", *GPU[:-1], "0.01"])
     assert done.exit_code == 2
     assert "one sequence needs" in done.stderr
