@@ -177,7 +177,7 @@ class Batch:
                 continue
             if lane.proposed and not self.cache.has_free(lane, lane.missing):
                 self.cache.prune(lane.retract().forks)
-            rows = portion.get(lane, lane.missing)
+            rows = min(portion.get(lane, lane.missing), lane.missing)
             reserve = self.cache.reserve if lane.spare else self._reserve
             if rows and not reserve(lane, rows):
                 continue
