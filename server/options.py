@@ -138,12 +138,16 @@ def with_switches(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**given: Any) -> None:
         asked = {name: given.pop(name) for name in SWITCHES}
-        named = {name: value for name, value in asked.items() if value not in (None, [], False)}
-        command(**given, switches={name: _setting(value) for name, value in named.items()})
+        given["switches"] = {n: _setting(v) for n, v in asked.items() if _named(v)}
+        command(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _named(value: Any) -> bool:
+    return value is not None and value is not False and value != []
 
 
 def _setting(value: Any) -> Any:
