@@ -9,7 +9,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/hedgerow
 COPY constraints.txt ./
-RUN /opt/hedgerow/bin/pip install -c constraints.txt --index-url "$TORCH_INDEX" torch
+RUN /opt/hedgerow/bin/pip install -c constraints.txt --extra-index-url "$TORCH_INDEX" torch
 COPY pyproject.toml README.md LICENSE ./
 COPY server/ server/
 COPY search/ search/

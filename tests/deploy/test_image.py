@@ -47,8 +47,12 @@ def what_is_installed_here(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_make_a_server_that_answers_its_probe(tmp_path: Path) -> None:
+def test_the_steps_make_a_server_that_answers_its_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the copied files alone: installed, started from elsewhere, healthy, and it searches."""
+    monkeypatch.setenv("TORCH_INDEX", "https://pypi.org/simple")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     stages = stages_of(DOCKERFILE)
     builder = Builder(ROOT, tmp_path, what_is_installed_here)
     builder.run(stages["build"])
