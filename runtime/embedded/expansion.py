@@ -161,8 +161,8 @@ class SpeculativeExpansion:
         """A round asks for a branch: it gets what was drawn of it early, and how its step ended if
         it has. What was computed is cached, since something may follow now."""
         beam = self._beams.get(run.call.tree, {}).get(run.branch.parent)
-        early = beam and beam.children.get(run.branch.child)
-        if not early or not _same(early, run):
+        early = None if beam is None else beam.children.get(run.branch.child)
+        if beam is None or early is None or not _same(early, run):
             return None
         del beam.children[run.branch.child]
         run.drawn, run.logprob, run.entropy = early.drawn, early.logprob, early.entropy
@@ -216,8 +216,9 @@ class SpeculativeExpansion:
 
     def _onward(self, tree: str, trajectory: Trajectory) -> Trajectory | None:
         beam = self._beams.get(tree, {}).get(trajectory.node)
-        for child in sorted(beam.children) if beam else ():
-            run = beam.children[child]
+        children = {} if beam is None else beam.children
+        for child in sorted(children):
+            run = children[child]
             if (finish := self._ended.get(run)) is not None:
                 step = self._steps.step(run, finish)
                 steps, texts = (*trajectory.steps, step.tokens), (*trajectory.texts, step.text)

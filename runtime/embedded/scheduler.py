@@ -159,7 +159,8 @@ class Scheduler:
             self.expansion.park()
             self._admit()
         if not self._waiting and self._running:
-            self._draw_next([(r, r.prefix.logits) for r in self.expansion.fill()])
+            begun = [(run, run.prefix.logits) for run in self.expansion.fill()]
+            self._draw_next([(run, logits) for run, logits in begun if logits is not None])
         landed = []
         advances = self._advance()
         self._charge(advances)
