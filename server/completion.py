@@ -93,9 +93,12 @@ async def _chain(
 
 
 def first_stop(text: str, stop: tuple[str, ...]) -> int | None:
-    """Where the first stop string begins, None if there is none."""
-    found = [at for at in (text.find(string) for string in stop) if at >= 0]
-    return min(found, default=None)
+    """Where the stop string begins that is complete first (of several, the longest); or None.
+
+    Not the one that begins first: whoever reads along could not know of it yet.
+    """
+    found = [(at + len(string), at) for string in stop if (at := text.find(string)) >= 0]
+    return min(found)[1] if found else None
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:

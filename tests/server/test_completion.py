@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from search.engine import Branch, PrefixTooLong
@@ -42,12 +42,13 @@ def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
 
 
 @given(st.integers(1, 50), st.lists(st.text("abcde", min_size=1, max_size=3), max_size=3))
+@example(1, ["b", "dbb"])
 def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop: list[str]) -> None:
-    """The reply is the unstopped one up to the first stop string; no part of one is ever told."""
+    """The reply ends where the stop string begins that is complete first; no part of it is told."""
     whole = draw(piece=40)[0]
     text, told, _ = draw(piece=piece, stop=tuple(stop))
-    ends = [whole.find(s) for s in stop if s in whole]
-    assert text == whole[: min(ends, default=None)]
+    ends = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
+    assert text == whole[: min(ends)[1] if ends else None]
     assert "".join(told) == text
 
 
