@@ -12,9 +12,6 @@ from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
 FOLDER = Path(loadtest.__file__ or ".").parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
 
-PENDING = {"engine: sglang"}
-"""What recipes name that not every version has."""
-
 KV_POLICIES = {"full", "h2o", "streaming_llm", "thinkv", "extractive"}
 VARIANTS = {"paper_baseline", "baseline", "P", "MP", "SMP"}
 
@@ -33,7 +30,7 @@ def test_every_published_table_has_its_recipes() -> None:
 
 def test_a_recipe_names_what_exists_or_is_coming(recipe: Recipe) -> None:
     """Policies, fields of a search, formats, profiles, engines, switches."""
-    assert recipe.unknown() <= PENDING
+    assert not recipe.unknown()
     for row in recipe.rows:
         assert row.get("kv_policy", "full") in KV_POLICIES
         assert row.get("variant", "baseline") in VARIANTS
