@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 
 import pytest
 
@@ -44,7 +45,8 @@ def test_a_row_worked_by_hand() -> None:
 @pytest.mark.timeout(900)
 def test_a_scenario_runs() -> None:
     """One key asks without end: it is refused, and no request of anybody fails."""
-    pytest.importorskip("locust")
+    # Not imported: it would patch this process's threads.
+    assert find_spec("locust") is not None, "install the extra `load`"
     found, requests = run("abusive", 4, 5.0)
     assert found["requests"] == len(requests) > 1
     assert found["errors"] == 0
