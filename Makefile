@@ -1,5 +1,5 @@
 # make serve   install and serve the bundled models on 127.0.0.1:8000
-# make test    install and run every test (JOBS of the quick ones at once)
+# make test    install and run every test, JOBS of them at once
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
 # make quick   the quick suite      make lint   style, types, import arrows
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
@@ -26,7 +26,7 @@ serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
 test: quick
-	$(BIN)/pytest -m "slow and not sglang"
+	$(BIN)/pytest -m "slow and not sglang" -n $(JOBS) --dist loadfile
 
 quick: $(READY)
 	$(BIN)/pytest -m "not slow" -n $(JOBS)

@@ -148,7 +148,13 @@ def reference() -> list[str]:
     return asyncio.run(one_by_one(OFF))
 
 
-@pytest.mark.parametrize("change", CHANGES)
+SLOW = {"engine restarted", "warm cache", "a small pool by worth", "two candidates a draft"}
+"""Changes that take a while and whose like is among the others."""
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHANGES]
+)
 def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
     """Everything off, then each change and all of them: equal digests."""
     run, options = CHANGES[change]
@@ -158,6 +164,7 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
 JUDGED = replace(OFF, prm=None, reward_format="generative")
 
 
+@pytest.mark.slow
 def test_a_judged_tree_is_the_same_tree() -> None:
     """Verdicts are drawn like steps: the policy as its own judge, alone and amid other searches."""
     question, seeds = QUESTIONS[0], (1, 2)
