@@ -14,14 +14,12 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.embedded.account import Account
-from runtime.embedded.draft import load_speculation
 from runtime.embedded.forward import Forward, Span
 from runtime.embedded.judge import Bench
 from runtime.embedded.kv_store import KVStore
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.sampler import draw
-from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.scorers import load_judge
+from runtime.embedded.worker import scheduler_for
 from runtime.text import Text
 from search.engine import (
     Branch,
@@ -81,20 +79,7 @@ class Way:
         """``options`` of an engine whose policy is the target's checkpoint; the policy judges."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}
         self._target, self._options = target, options
-        text = Text(options.policy)
-        config = target.forward.config
-        self._scheduler = Scheduler(
-            target,
-            draw,
-            text,
-            context=text.context,
-            vocab=config.vocab,
-            kv_tokens=options.kv_tokens,
-            batch_limit=options.batch_limit,
-            flops=config.flops,
-            kv_policy=options.kv_policy,
-            speculation=load_speculation(options, text),
-        )
+        self._scheduler = scheduler_for(options, target, target.forward.config)
         judging = load_judge(replace(options, reward_format="generative"), self._scheduler)
         assert judging is not None, "the format asks a judge"
         self._judge: Bench = judging[0]
@@ -104,7 +89,7 @@ class Way:
             exact=options.same_trees,
             scores=True,
             embeds=None,
-            context_tokens=text.context,
+            context_tokens=Text(options.policy).context,
             fingerprint="",
             score_tokens=judging[1],
         )

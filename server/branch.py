@@ -7,22 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from search.engine import (
-    Branch,
-    Capabilities,
-    Engine,
-    Hint,
-    KvMoved,
-    Sampling,
-    Step,
-    TellsKv,
-    Trajectory,
-    TreeCost,
-)
-from search.engine import Usage as EngineUsage
+from search.engine import Engine, Trajectory
 from search.tree import ROOT, Finish
 from search.tree_json import from_json
 from server.errors import bad_value
+from server.passed_on import PassedOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +65,12 @@ def begun_at(document: bytes, node: int) -> Begun:
     )
 
 
-class Continued:
+class Continued(PassedOn):
     """An engine whose reward model reads the steps that stand already as steps, not as prompt."""
 
     def __init__(self, engine: Engine, begun: Begun) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._begun = begun
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The engine's."""
-        return self._engine.capabilities
-
-    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does."""
-        return await self._engine.expand(tree, branches, sampling)
 
     async def score(
         self,
@@ -111,33 +91,6 @@ class Continued:
         """Whole trajectories, too."""
         del prompt
         return await self._engine.embed(tree, self._begun.prompt, self._whole(trajectories))
-
-    def hint(self, tree: str, hint: Hint) -> None:
-        """As the engine does."""
-        self._engine.hint(tree, hint)
-
-    def kv_moved(self, tree: str) -> KvMoved | None:
-        """As the engine does, if it does."""
-        return self._engine.kv_moved(tree) if isinstance(self._engine, TellsKv) else None
-
-    async def release(self, tree: str) -> TreeCost:
-        """As the engine does."""
-        return await self._engine.release(tree)
-
-    async def abort(self, tree: str) -> None:
-        """As the engine does."""
-        await self._engine.abort(tree)
-
-    async def usage(self) -> EngineUsage:
-        """As the engine does."""
-        return await self._engine.usage()
-
-    async def health(self) -> None:
-        """As the engine does."""
-        await self._engine.health()
-
-    async def close(self) -> None:
-        """The engine is not this one's to close."""
 
     def _whole(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         steps, texts = self._begun.steps, self._begun.texts

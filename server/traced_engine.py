@@ -10,26 +10,14 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Tracer, set_span_in_context
 
-from search.engine import (
-    Branch,
-    Capabilities,
-    Engine,
-    EngineError,
-    Hint,
-    KvMoved,
-    Sampling,
-    Step,
-    TellsKv,
-    Trajectory,
-    TreeCost,
-    Usage,
-)
+from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory, Usage
 from search.events import Event, Evicted, Pruned, Rehydrated, Selected
+from server.passed_on import PassedOn
 
 NANOSECONDS = 1e9
 
 
-class TracedEngine:
+class TracedEngine(PassedOn):
     """An engine for one tree. ``whole``: the span of its search; ``model``: the policy's name.
 
     The search decides from the last thing it told (``hear``) of one round, or from its embeddings
@@ -37,7 +25,7 @@ class TracedEngine:
     """
 
     def __init__(self, engine: Engine, tracer: Tracer, whole: Span, model: str) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._tracer = tracer
         self._whole = set_span_in_context(whole)
         self._model = model
@@ -60,11 +48,6 @@ class TracedEngine:
         if self._round is not None:
             self._round.end(self._heard)
             self._round = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The engine's."""
-        return self._engine.capabilities
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """As the engine does; what it evicted and rehydrated meanwhile hangs below."""
@@ -117,29 +100,6 @@ class TracedEngine:
         decide.end()
         self._deciding_from = None
         self._engine.hint(tree, hint)
-
-    def kv_moved(self, tree: str) -> KvMoved | None:
-        """As the engine does, if it does."""
-        return self._engine.kv_moved(tree) if isinstance(self._engine, TellsKv) else None
-
-    async def release(self, tree: str) -> TreeCost:
-        """As the engine does."""
-        return await self._engine.release(tree)
-
-    async def abort(self, tree: str) -> None:
-        """As the engine does."""
-        await self._engine.abort(tree)
-
-    async def usage(self) -> Usage:
-        """As the engine does."""
-        return await self._engine.usage()
-
-    async def health(self) -> None:
-        """As the engine does."""
-        await self._engine.health()
-
-    async def close(self) -> None:
-        """The engine is not this one's to close."""
 
     def _begin(self) -> None:
         """A new round, unless it has begun already."""
