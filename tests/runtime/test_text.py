@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
@@ -17,7 +17,7 @@ from runtime.profile import PROFILES
 from runtime.text import Text
 from tests.runtime.tiny_models import make_tokenizer
 
-CONFIG = {"max_position_embeddings": 128, "vocab_size": 300, "eos_token_id": 258}
+CONFIG = {"max_position_embeddings": 128, "vocab_size": 300, "eos_token_id": 262}
 WORDS = ["▁", "▁Hi", "▁the", "re", ".", "\n", *(f"<0x{byte:02X}>" for byte in range(256))]
 
 
@@ -54,9 +54,13 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 60), max_size=4))
+@example(text="the th", cuts=[1])
+@given(
+    text=st.text(max_size=30).filter(lambda text: "<|" not in text),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+)
 def test_pieces_joined_are_the_text(byte_level: Text, text: str, cuts: list[int]) -> None:
-    """Also where a cut goes through the bytes of one character."""
+    """Also where a cut goes through the bytes of one character; special tokens are no text."""
     ids = byte_level.encode(text)
     assert byte_level.decode(ids) == text
     edges = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
@@ -89,8 +93,8 @@ def test_leading_spaces_are_kept_in_context(sentencepiece: Text) -> None:
 def test_what_ends_a_reply(byte_level: Text, sentencepiece: Text) -> None:
     """Ids of the generation config, the config and the tokenizer all end a reply."""
     end = byte_level.token("<|end|>")
-    assert byte_level.eos == {258, 261, 263, end}
-    assert sentencepiece.eos == {258}
+    assert byte_level.eos == {262, 261, 263, end}
+    assert sentencepiece.eos == {262}
     assert (byte_level.context, byte_level.vocab_size) == (128, 300)
     assert len(byte_level.pieces) == 300
 
