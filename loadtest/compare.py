@@ -14,7 +14,7 @@ from loadtest.kept import Kept
 from loadtest.result import Result
 from loadtest.searches import SPRIG, Item, Method, grow
 from models.tasks import TASKS
-from runtime.embedded.config import ModelConfig
+from runtime.embedded.model.config import ModelConfig
 from runtime.text import Text
 from search.digest import combined_digest
 from search.engine import Engine

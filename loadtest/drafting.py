@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from runtime.embedded.account import Account
-from runtime.embedded.forward import Forward, Span
-from runtime.embedded.judge import Bench
-from runtime.embedded.kv_store import KVStore
+from runtime.embedded.drawing.account import Account
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scorers import load_judge
+from runtime.embedded.scoring.judge import Bench
+from runtime.embedded.scoring.scorers import load_judge
 from runtime.embedded.worker import scheduler_for
 from runtime.text import Text
 from search.engine import (

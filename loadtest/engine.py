@@ -25,8 +25,8 @@ import torch
 
 from loadtest.generate_loop import GenerateLoop
 from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
-from runtime.embedded.forward import Forward, Span
-from runtime.embedded.kernels import cut
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.kernels import cut
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from loadtest.searches import SPRIG
-from runtime.embedded.sampler import draw
-from runtime.embedded.stops import Stops
+from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.drawing.stops import Stops
 from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, RewardMissing, Sampling, Step, Trajectory
 from search.tree import Finish

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from loadtest.replayed import Recorded
-from runtime.embedded.forward import Forward, Span
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.scorers import load_scorer
+from runtime.embedded.scoring.scorers import load_scorer
 from runtime.embedded.worker import scheduler_for
 from runtime.text import Text
 from search.engine import (

@@ -27,8 +27,8 @@ from loadtest.policy_events import event_us
 from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from models.tasks import TASKS
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.kv.retention import KvPolicy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from server.evaluate import judge

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.embedded.cache import Cache
-from runtime.embedded.retention import KvPolicy
+from runtime.embedded.kv.cache import Cache
+from runtime.embedded.kv.retention import KvPolicy
 from search.engine import Hint
 from search.tree import ROOT
 

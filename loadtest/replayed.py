@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.embedded.account import Account
-from runtime.embedded.forward import Span
-from runtime.embedded.retention import WORTH, KvPolicy, Worth
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.drawing.account import Account
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
+from runtime.embedded.model.forward import Span
 from runtime.text import Text
 from search.engine import Branch, Hint, Sampling, Step
 

@@ -26,8 +26,8 @@ from loadtest.engine import Decoding
 from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from models.deepen import deepen
-from runtime.embedded.config import ModelConfig
-from runtime.embedded.forward import Forward
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.digest import combined_digest

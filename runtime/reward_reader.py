@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.embedded.weights import tensor_reader
+from runtime.embedded.model.weights import tensor_reader
 from runtime.reward_format import Reads, RewardFormat
 from runtime.reward_path import Dialogue, Ids, OwnIds, Paths, PolicyIds, Spelt
 from runtime.text import Text

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from runtime.embedded.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.text import Text

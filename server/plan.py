@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvpolicy.split import Device, Load, Model, Split, even, roofline
-from runtime.embedded.config import ModelConfig
-from runtime.embedded.footprint import footprint, measured_peaks
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.footprint import footprint, measured_peaks
 from runtime.reward_format import reward_format
 from server.settings import Settings, SettingsError
 

@@ -16,7 +16,7 @@ import pytest
 
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
-from runtime.embedded.retention import KvPolicy
+from runtime.embedded.kv.retention import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search
 from search.outcome import Outcome

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from runtime.embedded.embedder import Words
 from runtime.embedded.link import Link
 from runtime.embedded.messages import (
     Abort,
@@ -26,6 +25,7 @@ from runtime.embedded.messages import (
     ToEngine,
 )
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.scoring.embedder import Words
 from runtime.embedders.endpoint import Endpoint
 from search.engine import (
     Branch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.embedded.embedder import Vector, Words
+from runtime.embedded.scoring.embedder import Vector, Words
 from search.engine import (
     Branch,
     Capabilities,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from runtime.embedded.leviathan import DraftRule
-from runtime.embedded.pace import LONGEST
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.speculation import DraftMode
-from runtime.embedded.visits import Visits
+from runtime.embedded.drafting.leviathan import DraftRule
+from runtime.embedded.drafting.pace import LONGEST
+from runtime.embedded.drafting.speculation import DraftMode
+from runtime.embedded.drawing.visits import Visits
+from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -37,8 +37,8 @@ class EngineOptions:
     counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
-    ``runtime.embedded.speculation``; under the ``draft_rule`` ``coupled`` it changes time alone,
-    under ``leviathan`` trees keep their distribution but not their digests.
+    ``runtime.embedded.drafting.speculation``; under the ``draft_rule`` ``coupled`` it changes time
+    alone, under ``leviathan`` trees keep their distribution but not their digests.
     ``draft_tokens``: how far, 0 to follow what was measured; ``k_config``: how many tokens at each
     depth after each one before it (deeper it is one); ``draft_kv_tokens``: the capacity of its KV
     store; ``verify_batch``: branches whose drafts are checked at once, 0 for all.

@@ -17,14 +17,12 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from runtime.embedded.account import Account
-from runtime.embedded.batch import Forwards
-from runtime.embedded.config import ModelConfig
-from runtime.embedded.draft import load_speculation
-from runtime.embedded.embedder import Embedder, Words
+from runtime.embedded.drafting.draft import load_speculation
+from runtime.embedded.drawing.account import Account
+from runtime.embedded.drawing.batch import Forwards
+from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.forward import Forward
-from runtime.embedded.hidden import HiddenStates
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -42,10 +40,12 @@ from runtime.embedded.messages import (
     Stop,
     ToEngine,
 )
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.sampler import draw
-from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.scorers import load_judge, load_scorer
+from runtime.embedded.scoring.embedder import Embedder, Words
+from runtime.embedded.scoring.hidden import HiddenStates
+from runtime.embedded.scoring.scorers import load_judge, load_scorer
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_format import reward_format
 from runtime.text import Text

@@ -15,7 +15,7 @@ Path = tuple[int, ...]
 
 
 class Flops(Protocol):
-    """Multiplies and adds of a forward pass, as ``runtime.embedded.config`` counts them."""
+    """Multiplies and adds of a forward pass, as ``runtime.embedded.model.config`` counts them."""
 
     def __call__(self, tokens: int, context_sum: int, logits: int | None = None, /) -> float: ...
 

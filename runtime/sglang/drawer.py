@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.embedded.stops import Stops
+from runtime.embedded.drawing.stops import Stops
 from runtime.sglang.account import Flops, Path
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing

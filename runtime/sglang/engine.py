@@ -12,7 +12,7 @@ from dataclasses import fields
 from itertools import count
 from typing import Any
 
-from runtime.embedded.config import ModelConfig, UnsupportedModel
+from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.deepen import deepen
-from runtime.embedded.forward import Forward, Span
+from runtime.embedded.model.forward import Forward, Span
 
 DRAFT = Path("models/sprig/draft")
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from runtime.embedded.forward import Span
-from runtime.embedded.sampler import draw
+from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.model.forward import Span
 from search.engine import Branch, Sampling, Step
 from search.tree import Finish
 

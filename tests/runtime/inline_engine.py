@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.visits import Visits
+from runtime.embedded.drawing.visits import Visits
+from runtime.embedded.kv.retention import KvPolicy
 from search.controller import Problem, search
 from search.engine import (
     Branch,

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.attention import Attention
-from runtime.embedded.config import ModelConfig
-from runtime.embedded.kernels import Workspace, cut
-from runtime.embedded.kv_store import KVStore
-from runtime.embedded.plan import BLOCK, Plan, Span, build_plan
+from runtime.embedded.model.attention import Attention
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.kernels import Workspace, cut
+from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.model.plan import BLOCK, Plan, Span, build_plan
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
 CONFIG = ModelConfig(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.embedded.retention import KvPolicy
+from runtime.embedded.kv.retention import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.seed import node_seed
 from search.tree import Finish

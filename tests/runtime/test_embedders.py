@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from runtime.embedded.embedder import PIECE_TOKENS, Embedder, Words
-from runtime.embedded.forward import Forward, Span
-from runtime.embedded.hidden import HiddenStates
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.scoring.embedder import PIECE_TOKENS, Embedder, Words
+from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.embedders.encoder import Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
 from runtime.embedders.lexical import SIZE, embed_texts

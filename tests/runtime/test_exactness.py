@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.forward import Forward, Span
+from runtime.embedded.model.forward import Forward, Span
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
 SPRIG = Path(__file__).parents[2] / "models/sprig/policy"

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.embedded.branches import Run
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.drawing.branches import Run
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.kv.retention import KvPolicy
 from search.engine import Ahead, Branch, Hint, Sampling
 from search.outcome import Outcome
 from search.policies.registry import POLICIES

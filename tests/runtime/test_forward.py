@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from runtime.embedded.config import ModelConfig, UnsupportedModel
-from runtime.embedded.forward import Forward, Span
-from runtime.embedded.selfcheck import QUERY_TILES, ROW_TILES
+from runtime.embedded.model.config import ModelConfig, UnsupportedModel
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.selfcheck import QUERY_TILES, ROW_TILES
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
 SPRIG = Path(__file__).parents[2] / "models/sprig/policy"

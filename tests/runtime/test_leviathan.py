@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from runtime.embedded.draft import load_speculation
-from runtime.embedded.forward import Forward, Span
-from runtime.embedded.leviathan import Offer, candidate_seeds, choose, distribution, trials
+from runtime.embedded.drafting.draft import load_speculation
+from runtime.embedded.drafting.leviathan import Offer, candidate_seeds, choose, distribution, trials
+from runtime.embedded.drawing.sampler import draw, foresee
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.sampler import draw, foresee
-from runtime.embedded.scheduler import Scheduler
 from runtime.text import Text
 from search.engine import Branch, Sampling
 from search.seed import node_seed

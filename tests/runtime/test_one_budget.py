@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.kv.retention import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish

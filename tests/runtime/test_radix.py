@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.embedded.radix import RadixTree, common_prefix
+from runtime.embedded.kv.radix import RadixTree, common_prefix
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 TREES = st.sampled_from(["ash", "oak", "elm"])

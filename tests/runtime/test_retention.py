@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.embedded.forward import Span
-from runtime.embedded.radix import RadixTree
-from runtime.embedded.retention import KvPolicy, Retention
+from runtime.embedded.kv.radix import RadixTree
+from runtime.embedded.kv.retention import KvPolicy, Retention
+from runtime.embedded.model.forward import Span
 from search.engine import Branch, Hint, Sampling
 from search.seed import node_seed
 from search.tree import ROOT

@@ -20,8 +20,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from runtime.embedded.engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scorer import Scorer
-from runtime.embedded.scorers import load_scorer
+from runtime.embedded.scoring.scorer import Scorer
+from runtime.embedded.scoring.scorers import load_scorer
 from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, RewardMissing, Sampling, Trajectory
 from search.tree import ROOT

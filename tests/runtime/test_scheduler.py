@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.sampler import draw
-from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.visits import Visits
+from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.drawing.visits import Visits
+from runtime.embedded.kv.retention import KvPolicy
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish

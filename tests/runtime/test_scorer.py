@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.embedded.scorer import Scorer
+from runtime.embedded.scoring.scorer import Scorer
 from runtime.reward_path import PolicyIds
 from runtime.reward_reader import Reader, Softmax
 from search.engine import EngineError, Hint, PrefixTooLong, Trajectory

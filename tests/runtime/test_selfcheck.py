@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.embedded.selfcheck import Inexact, agreeing
+from runtime.embedded.model.selfcheck import Inexact, agreeing
 
 
 def results(bits: dict[int, list[float]]):

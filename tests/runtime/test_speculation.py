@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.embedded.branches import Run
-from runtime.embedded.drafter import Drafter
-from runtime.embedded.forward import Span
-from runtime.embedded.pace import Pace
-from runtime.embedded.retention import KvPolicy
-from runtime.embedded.sampler import draw, foresee
-from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.speculation import Speculation
+from runtime.embedded.drafting.drafter import Drafter
+from runtime.embedded.drafting.pace import Pace
+from runtime.embedded.drafting.speculation import Speculation
+from runtime.embedded.drawing.branches import Run
+from runtime.embedded.drawing.sampler import draw, foresee
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.model.forward import Span
 from search.tree import Finish
 from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
 from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish

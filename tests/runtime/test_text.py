@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
 
-from runtime.embedded.stops import Stops
+from runtime.embedded.drawing.stops import Stops
 from runtime.profile import PROFILES
 from runtime.text import Text
 from tests.runtime.tiny_models import make_tokenizer

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.namespaces import Namespaces, token_ids
-from runtime.embedded.turns import in_turn, portions
+from runtime.embedded.drawing.turns import in_turn, portions
+from runtime.embedded.kv.namespaces import Namespaces, token_ids
 from tests.runtime.hash_model import VOCAB
 from tests.runtime.test_scheduler import SAMPLING, children, finish, scheduler
 from tests.runtime.test_scorer import finish as finish_scores

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.embedded.forward import Forward, Span
-from runtime.embedded.hidden import HiddenStates
-from runtime.embedded.sampler import draw
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.text import Text
 from runtime.twin import Twin, TwinOptions
 from search.engine import (

@@ -9,8 +9,8 @@ import pytest
 
 from kvpolicy.forest import Forest, Rank
 from kvpolicy.order import Knobs
-from runtime.embedded.radix import Node, RadixTree
-from runtime.embedded.victims import Victims
+from runtime.embedded.kv.radix import Node, RadixTree
+from runtime.embedded.kv.victims import Victims
 from search.tree import ROOT
 
 

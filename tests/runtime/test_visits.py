@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from runtime.embedded.visits import Visits, ranks
+from runtime.embedded.drawing.visits import Visits, ranks
 from search.engine import Branch
 from search.spec import SearchSpec
 from tests.runtime.inline_engine import InlineEngine, grow

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.stops import Stops
+from runtime.embedded.drawing.stops import Stops
 from runtime.sglang.account import Account
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launch import ServerOptions

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.sampler import draw
+from runtime.embedded.drawing.sampler import draw
 from runtime.noise import gumbel
 from runtime.sglang_plugin.plugin import make_cache, supported, version_of
 from runtime.sglang_plugin.seeding import noise, sample, seeded_batch, truncated

@@ -1,0 +1,1 @@
+"""Speculative decoding: a draft runs ahead, the target checks."""

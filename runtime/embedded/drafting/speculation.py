@@ -1,0 +1,86 @@
+"""Speculative decoding in rounds (SEED, section 4): the draft runs ahead, the target checks.
+
+``scheduled``: all branches that are ready are drafted for in one batch, and checked first come,
+first served, so many at once (1 is the paper's); a checked branch goes back to drafting.
+``serial``: one branch is drafted for and checked until it ends, then the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from runtime.embedded.drafting.drafter import Drafter
+from runtime.embedded.drafting.guesses import Guesses
+from runtime.embedded.drafting.pace import Pace
+from runtime.embedded.drawing.batch import Advance, Batch
+from runtime.embedded.drawing.branches import Run
+
+DraftMode = Literal["off", "serial", "scheduled"]
+
+
+class Speculation:
+    """Who is drafted for, and whose proposals are checked next."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        pace: Pace,
+        *,
+        serial: bool,
+        verify_batch: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``verify_batch``: branches checked at once; 0 for all that are ready."""
+        self.drafter = drafter
+        self.pace = pace
+        self._most = 1 if serial else verify_batch
+        self._serial = serial
+        self._clock = clock
+        self._queue: dict[Run, Guesses] = {}
+        self._pass: tuple[int, float] | None = None
+
+    def advance(self, batch: Batch, running: Sequence[Run]) -> list[Advance]:
+        """One pass of the target, in which those whose turn it is have their proposals checked.
+
+        ``running``: the branches that have a lane, oldest first.
+        """
+        turns = running[:1] if self._serial else running
+        ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
+        served = self._serve(ready) if ready else []
+        held = {run.lane for run in running if run not in served and run.lane is not None}
+        held -= {run.lane for run in turns if run not in ready}
+        start = self._clock()
+        advances = batch.advance(held)
+        self._pass = None
+        if all(advance.logits is not None for advance in advances):
+            self._pass = sum(advance.all_rows for advance in advances), start
+        return advances
+
+    def drawn(self) -> None:
+        """The tokens of the pass have been drawn: it is over."""
+        if self._pass is not None and self._pass[0]:
+            rows, start = self._pass
+            self.pace.target.add(rows, self._clock() - start)
+
+    def end(self, run: Run, *, publish: bool) -> None:
+        """A branch has ended or lost its place."""
+        self._queue.pop(run, None)
+        self.drafter.end(run, publish=publish)
+
+    def _serve(self, ready: Sequence[Run]) -> list[Run]:
+        """Draft for those who have no proposals; give theirs to the first in the queue."""
+        together = min(self._most or len(ready), len(ready))
+        length, branches = self.pace.plan(len(ready), together, 1 if self._serial else len(ready))
+        new = [run for run in ready if run not in self._queue]
+        wishes = {run: self.pace.widths(min(length, run.left - 1)) for run in new[:branches]}
+        found = self.drafter.propose({run: widths for run, widths in wishes.items() if widths})
+        self._queue |= {run: found.get(run) or Guesses() for run in new}
+        if branches < len(ready):  # a trial, or none: nobody waits for it
+            together = len(ready)
+        served = list(self._queue)[:together]
+        for run in served:
+            assert run.lane is not None, "a branch without a lane is in the queue"
+            run.lane.propose(self._queue.pop(run))
+        return served

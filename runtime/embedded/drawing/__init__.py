@@ -1,0 +1,1 @@
+"""Rounds of branches drawn token by token, those of all searches through one batch."""

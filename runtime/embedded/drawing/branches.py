@@ -1,0 +1,80 @@
+"""A round of branches on its way through the policy model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.kv.lane import Lane, Order
+from search.engine import Branch, Sampling, Step
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A round asked for at once, and the steps drawn so far."""
+
+    id: int
+    number: int
+    tree: str
+    sampling: Sampling
+    stops: Stops
+    steps: list[Step | None]
+
+    @property
+    def done(self) -> bool:
+        """Whether every branch has its step."""
+        return None not in self.steps
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """A distinct prefix of a call, prefilled once for all branches that start from it.
+
+    ``known``: the search has been here before, so all but the last token once had KV. ``logits``
+    (1, vocab) are those of its last token; ``used``: a branch has started from them.
+    """
+
+    tokens: np.ndarray
+    known: bool
+    lane: Lane | None = None
+    logits: torch.Tensor | None = None
+    used: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens; ``early``: no
+    round has asked for it yet."""
+
+    call: Call
+    index: int
+    branch: Branch
+    prefix: Prefix
+    order: Order
+    lane: Lane | None = None
+    drawn: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    entropy: float = 0.0
+    early: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prefix and of what was drawn."""
+        return len(self.prefix.tokens) + len(self.drawn)
+
+    @property
+    def size(self) -> int:
+        """The most tokens it may come to."""
+        return len(self.prefix.tokens) + self.branch.limit
+
+    @property
+    def left(self) -> int:
+        """The most tokens still to be drawn."""
+        return self.branch.limit - len(self.drawn)
+
+    def tokens(self) -> np.ndarray:
+        """The prefix and what was drawn, int64."""
+        return np.concatenate([self.prefix.tokens, np.asarray(self.drawn, dtype=np.int64)])

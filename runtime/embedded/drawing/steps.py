@@ -1,0 +1,54 @@
+"""When a step ends, and what it then is; how likely it was is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.embedded.drawing.branches import Run
+from runtime.embedded.drawing.likelihoods import Likelihoods
+from runtime.embedded.drawing.stops import Stops
+from runtime.text import Text
+from search.engine import Sampling, Step
+from search.tree import Finish
+
+
+class Steps:
+    """Judges the tokens that branches have drawn."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._eos = text.eos
+        self._pieces = text.pieces
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._likelihoods = Likelihoods()
+
+    def stops(self, sampling: Sampling) -> Stops:
+        """What ends a step under this sampling."""
+        if sampling.stop not in self._stops:
+            self._stops[sampling.stop] = Stops(self._pieces, sampling.stop)
+        return self._stops[sampling.stop]
+
+    def finish(self, run: Run) -> Finish | None:
+        """Why the step ends with its last token; None if it goes on."""
+        if run.drawn[-1] in self._eos:
+            return Finish.END
+        if run.call.stops.ended(run.drawn):
+            return Finish.STEP
+        return Finish.LENGTH if len(run.drawn) == run.branch.limit else None
+
+    def step(self, run: Run, finish: Finish) -> Step:
+        """The step that a branch has come to."""
+        mean = run.logprob / len(run.drawn)
+        self._likelihoods.note(run.call.tree, run.tokens(), mean, len(run.drawn))
+        text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
+        return Step(tuple(run.drawn), text, finish, mean, run.entropy)
+
+    def mean_logprob(self, tree: str, prompt: np.ndarray, steps: Sequence[Sequence[int]]) -> float:
+        """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
+        return self._likelihoods.mean(tree, prompt, steps)
+
+    def forget(self, tree: str) -> None:
+        """The search is over."""
+        self._likelihoods.forget(tree)

@@ -1,0 +1,190 @@
+"""One model's KV cache: free slots, the radix tree of cached tokens, and the lanes under way.
+
+Every slot is in exactly one of the three; ``check`` proves it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from runtime.embedded.drafting.guesses import Fork
+from runtime.embedded.kv.lane import Lane, Order
+from runtime.embedded.kv.radix import EMPTY, RadixTree
+from runtime.embedded.kv.retention import WORTH, KvPolicy, Retention, Worth
+from runtime.embedded.kv.slots import SlotPool
+
+
+class Cache:
+    """The books of a KV store with ``capacity`` token slots."""
+
+    def __init__(self, capacity: int, policy: KvPolicy = "lru", worth: Worth = WORTH) -> None:
+        self.pool = SlotPool(capacity)
+        self.radix = RadixTree()
+        self.retention = Retention(self.radix, policy, capacity, worth)
+        self.lanes: set[Lane] = set()
+        self.forgo: Callable[[int], None] = _nothing
+        """Asked to give up spare lanes until so many slots are free, before other tokens go."""
+        self.evicted_tokens = 0
+        self.active_peak = 0
+        self.peaks: dict[str, int] = {}
+        self._private = Counter[str]()
+
+    @property
+    def capacity(self) -> int:
+        """Token slots in all."""
+        return self.pool.capacity
+
+    @property
+    def available(self) -> int:
+        """Slots that are free or can be freed by trimming."""
+        if self.retention.keeps_held:
+            return self.pool.free + self.radix.unheld
+        return self.pool.free + self.radix.size - self.radix.locked
+
+    @property
+    def spare_room(self) -> int:
+        """Slots that are free or that no search holds."""
+        return self.pool.free + self.radix.unheld
+
+    @property
+    def cached_tokens(self) -> int:
+        """Evictable tokens that no search holds."""
+        return self.radix.unheld
+
+    @property
+    def active_tokens(self) -> int:
+        """Tokens held for searches in flight."""
+        return self.capacity - self.pool.free - self.radix.unheld
+
+    def tokens_of(self, tree: str) -> int:
+        """Unique tokens held for one search."""
+        return self.radix.held_tokens[tree] + self._private[tree]
+
+    def open(
+        self,
+        tree: str,
+        order: Order,
+        tokens: np.ndarray,
+        size: int,
+        upto: int,
+        *,
+        spare: bool = False,
+    ) -> Lane:
+        """A lane over ``tokens`` that reuses what is cached of the first ``upto``."""
+        anchor, cached = self.radix.match(tokens[:upto])
+        self.radix.lock(anchor)
+        self.radix.hold(anchor, tree)
+        lane = Lane(tree, order, tokens, size=size, anchor=anchor, cached=cached, spare=spare)
+        self.lanes.add(lane)
+        return lane
+
+    def has_free(self, lane: Lane, count: int) -> bool:
+        """Whether the lane's next ``count`` tokens find slots without a trim."""
+        return lane.computed + count - lane.allocated <= self.pool.free
+
+    def reserve(self, lane: Lane, count: int) -> bool:
+        """Give slots to the lane's next ``count`` tokens, by trimming if need be.
+
+        False if there are not as many. For a spare lane nothing goes that a search holds.
+        """
+        wanted = lane.computed + count - lane.allocated
+        if wanted <= 0:
+            return True
+        if wanted > self.pool.free and not lane.spare:
+            self.forgo(wanted)
+        lacking = wanted - self.pool.free
+        if lacking > 0:
+            freed = self.retention.trim(lacking, held=not lane.spare)
+            self.evicted_tokens += len(freed)
+            self.pool.give(freed)
+        if wanted > self.pool.free:
+            return False
+        lane.slots[lane.allocated : lane.allocated + wanted] = self.pool.take(wanted)
+        lane.allocated += wanted
+        self._private[lane.tree] += wanted
+        return True
+
+    def fork(self, lane: Lane) -> None:
+        """Give slots to the tokens of the lane's forks; forks that find no free ones go."""
+        kept = []
+        for fork in lane.forks:
+            wanted = len(fork.tokens) - len(fork.slots)
+            if wanted > self.pool.free or not (fork.above is None or fork.above in kept):
+                self.prune([fork])
+                continue
+            fork.slots = np.concatenate([fork.slots, self.pool.take(wanted)])
+            kept.append(fork)
+        lane.forks = kept
+
+    def prune(self, forks: Iterable[Fork]) -> None:
+        """Take the slots of forks back."""
+        for fork in forks:
+            self.pool.give(fork.slots)
+            fork.slots, fork.computed = EMPTY, 0
+
+    def publish(self, lane: Lane) -> None:
+        """End a lane: what it computed becomes the radix tree's, held by its search."""
+        first, last = lane.shared, lane.computed
+        _, spare = self.radix.extend(
+            lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
+        )
+        self.pool.give(spare)
+        self.pool.give(lane.slots[last : lane.allocated])
+        self.radix.mend(lane.tree, lane.tokens[:last], lane.opened)
+        self._end(lane)
+
+    def drop(self, lane: Lane) -> None:
+        """End a lane and forget what it computed."""
+        self.pool.give(lane.private)
+        self._end(lane)
+
+    def retain(self, tree: str, paths: Iterable[np.ndarray]) -> None:
+        """Let a search hold no more than these token paths and what its lanes read."""
+        reading = [lane.tokens[: lane.shared] for lane in self.lanes if lane.tree == tree]
+        self.pool.give(self.radix.retain(tree, [*paths, *reading]))
+
+    def release(self, tree: str, prompt: np.ndarray | None) -> None:
+        """Let go of a search without lanes; of its tokens only the prompt's stay cached."""
+        if prompt is not None:
+            self.radix.keep(prompt)
+        self.retention.end(tree)
+        self.retain(tree, ())
+        self.peaks.pop(tree, None)
+        self._private.pop(tree, None)
+
+    def note_peaks(self) -> None:
+        """Record what each running search and all of them hold now."""
+        self.active_peak = max(self.active_peak, self.active_tokens)
+        for tree in {lane.tree for lane in self.lanes}:
+            self.peaks[tree] = max(self.peaks.get(tree, 0), self.tokens_of(tree))
+
+    def check(self) -> None:
+        """Raise AssertionError unless every slot is in one place and all counts agree."""
+        self.radix.check()
+        slots = [self.pool.listed(), *(node.slots for node in self.radix.nodes())]
+        slots += [lane.private for lane in self.lanes]
+        every = np.sort(np.concatenate(slots))
+        assert np.array_equal(every, np.arange(self.capacity)), "a slot is lost or used twice"
+        private = Counter[str]()
+        locks = Counter[int]()
+        for lane in self.lanes:
+            private[lane.tree] += len(lane.private)
+            node = lane.anchor
+            while node.parent is not None:
+                locks[node.serial] += 1
+                node = node.parent
+        assert +self._private == +private, "private tokens by search"
+        assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
+
+    def _end(self, lane: Lane) -> None:
+        self.prune(lane.forks)
+        self._private[lane.tree] -= lane.allocated - lane.shared
+        self.radix.unlock(lane.anchor)
+        self.lanes.remove(lane)
+
+
+def _nothing(wanted: int) -> None:
+    """No lane is spare."""

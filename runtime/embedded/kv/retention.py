@@ -1,0 +1,142 @@
+"""Which cached tokens go first when room is short: by age, or by what they are worth to searches.
+
+A step that has ended is a mark in the radix tree, unless nothing that is held may go, and under
+``arborkv`` a block of ``kvpolicy.forest`` too. A leaf is worth the most of the blocks that end
+there, over all searches; what is trimmed is computed again by the prefill that comes before
+decoding. Order decides cost, never a result.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from kvpolicy.forest import Forest
+from kvpolicy.order import Knobs
+from kvpolicy.value import UNFITTED, Theta
+from runtime.embedded.kv.radix import EMPTY, RadixTree
+from runtime.embedded.kv.victims import Victims
+from search.engine import Hint
+from search.tree import ROOT
+
+KvPolicy = Literal["full", "lru", "arborkv"]
+"""``full``: nothing goes that a search holds. ``lru``: what was used longest ago goes first.
+``arborkv``: what is worth least."""
+
+MARGIN = 0.02
+"""Share of the capacity that a trim frees beyond what is wanted, so that trims are few."""
+KNOBS = Knobs(distance_decay=0.0)
+"""Best-first search returns to the best open node, however far: a decay by distance lost to lru."""
+
+
+class Worth(NamedTuple):
+    """How ``arborkv`` values a block: the estimator's coefficients and equation (2)'s constants."""
+
+    theta: Theta = UNFITTED
+    knobs: Knobs = KNOBS
+
+
+WORTH = Worth()
+
+
+class Retention:
+    """The KV policy of one radix tree: it hears what searches do and says what to give up."""
+
+    def __init__(
+        self,
+        radix: RadixTree,
+        policy: KvPolicy,
+        capacity: int,
+        worth: Worth = WORTH,
+    ) -> None:
+        """``capacity``: of the KV store, in tokens."""
+        self.keeps_held = policy == "full"
+        self.seconds = 0.0
+        self.trims = 0
+        self._radix = radix
+        self._forest = Forest(worth.theta, worth.knobs) if policy == "arborkv" else None
+        self._victims = Victims(radix, self._forest) if self._forest is not None else None
+        self._margin = int(MARGIN * capacity)
+
+    def begin(self, tree: str, prompt: np.ndarray) -> None:
+        """A search's prompt, int64 ids; only the first one counts."""
+        if self._forest is not None and tree not in self._forest:
+            self._forest.plant(tree, len(prompt))
+            self._forest.transition(tree, {}, [ROOT], ())
+            self._radix.mark((tree, ROOT), prompt)
+            self._moved()
+
+    def close(self, tree: str, node: int, parent: int, path: np.ndarray) -> None:
+        """A step has ended; ``path``: token ids from the prompt's start to the step's end."""
+        if self._forest is None or self._victims is None:
+            if not self.keeps_held:
+                self._radix.mark((tree, node), path, (tree, parent))
+            return
+        before = time.perf_counter()
+        blocks = self._forest[tree]
+        if node not in blocks:
+            above = parent if parent in blocks else ROOT
+            self._forest.boundary(tree, node, above, max(1, len(path) - blocks.ends(above)))
+        if not blocks.settled:
+            self._moved()
+        if blocks.alive(node):
+            self._radix.mark((tree, node), path, (tree, parent))
+            self._victims.join((tree, node))
+        self.seconds += time.perf_counter() - before
+
+    def draws(self, tree: str, node: int, path: np.ndarray) -> None:
+        """A step under way lost its place: its tokens so far will be read when it goes on."""
+        if self._victims is not None:
+            self._radix.mark((tree, node), path)
+            self._victims.join((tree, node))
+
+    def drop(self, tree: str, node: int) -> None:
+        """A step ended the reply: nothing will be drawn from there."""
+        self._radix.marks.remove((tree, node))
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """A search moved on."""
+        before = time.perf_counter()
+        for node in hint.dead:
+            self._radix.marks.remove((tree, node))
+        if self._forest is not None:
+            self._forest.transition(tree, hint.values, hint.active, hint.dead, hint.outlook)
+            self._moved()
+        self.seconds += time.perf_counter() - before
+
+    def end(self, tree: str) -> None:
+        """A search is over."""
+        if self._forest is not None:
+            self._forest.fell(tree)
+            self._moved()
+        self._radix.marks.remove_all(tree)
+
+    def trim(self, wanted: int, *, held: bool = True) -> np.ndarray:
+        """Slots of at least ``wanted`` tokens, or of all that may go; ``held``: whether what a
+        search holds may."""
+        before = time.perf_counter()
+        if self._victims is None:
+            freed = self._radix.trim(wanted, held=held and not self.keeps_held)
+        else:
+            freed = self._trim_by_worth(wanted, self._victims, held)
+        self.trims += 1
+        self.seconds += time.perf_counter() - before
+        return freed
+
+    def _trim_by_worth(self, wanted: int, victims: Victims, held: bool) -> np.ndarray:
+        """Once at it, some more of what no search is about to read goes as well."""
+        freed, count = [EMPTY], 0
+        while (found := victims.lowest()) is not None:
+            read_next, leaf = found
+            left = wanted - count + (self._margin if held and not read_next else 0)
+            if left <= 0 or (leaf.holders and not held):
+                break
+            freed.append(victims.cut(leaf, left))
+            count += len(freed[-1])
+        return np.concatenate(freed)
+
+    def _moved(self) -> None:
+        if self._victims is not None:
+            self._victims.outdate()

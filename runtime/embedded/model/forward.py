@@ -1,0 +1,211 @@
+"""The embedded engine's forward pass: a Llama-family model over spans of many sequences at once.
+
+Exact mode: a row's logits are the same bits whatever else is in the call, however its prefix was
+cut into calls, and with any of the thread counts that the self-check has compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.embedded.model.attention import Attention
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.kernels import (
+    Rotation,
+    Workspace,
+    cut,
+    gate,
+    normalise,
+    product,
+    rotate,
+    tiled,
+)
+from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.model.plan import Plan, Span, build_plan
+from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
+from runtime.embedded.model.weights import Layer, Weights
+
+__all__ = ["Forward", "Span"]
+
+
+class Forward:
+    """A model's weights and its pass. Not thread-safe: one call at a time."""
+
+    def __init__(
+        self, checkpoint: str | Path, *, exact: bool = True, threads: int, head: bool = True
+    ) -> None:
+        """Load ``checkpoint`` in float32 and fix the tiles.
+
+        ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
+        ``threads``: torch's threads, set for the whole process. ``exact`` False: one matrix product
+        over all rows; results then depend on the batch by some 1e-7.
+        """
+        if threads < 1:
+            raise ValueError(f"threads: {threads}; at least 1 is needed")
+        torch.set_num_threads(threads)
+        self.config = ModelConfig.from_checkpoint(checkpoint)
+        self.exact = exact
+        self._threads = threads
+        with torch.inference_mode():
+            self._weights = Weights.load(checkpoint, self.config, head=head)
+            tiles = check_tiles(self._weights, self.config, threads) if exact else plain_tiles()
+            self._rotation = Rotation(self.config)
+        self.tiles: Tiles = tiles
+        self._space = Workspace()
+
+    def new_store(self, slots: int) -> KVStore:
+        """An empty store for ``slots`` tokens of this model."""
+        with torch.inference_mode():
+            return KVStore(self.config, slots)
+
+    def run(self, spans: Sequence[Span], store: KVStore) -> Tensor:
+        """Compute new positions, write their KV, return logits.
+
+        Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
+        Raises ValueError for a span whose lengths do not fit together or that exceeds the context.
+        """
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            plan = self._plan(spans, store)
+            hidden = self._blocks(plan, store)
+            return self._logits(hidden, _asked(spans, plan))
+
+    def states(self, spans: Sequence[Span], store: KVStore, layers: int) -> Tensor:
+        """Like ``run`` up to ``layers``: the residual stream there, each row at root mean square 1.
+
+        Returns float32 (rows asked, hidden) in span order.
+        """
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            plan = self._plan(spans, store)
+            stream = self._blocks(plan, store, layers)
+            asked = stream.index_select(0, _asked(spans, plan))
+            return normalise(asked, self.config.norm_eps, torch.empty_like(asked))
+
+    def _plan(self, spans: Sequence[Span], store: KVStore) -> Plan:
+        longest = max((len(s.slots) for s in spans), default=0)
+        if longest > self.config.context:
+            raise ValueError(f"spans: {longest} positions; the context is {self.config.context}")
+        return build_plan(
+            spans,
+            padding=store.padding,
+            kv_heads=self.config.kv_heads,
+            sizes=self.tiles.queries,
+            window=self.config.sliding_window,
+        )
+
+    def _blocks(self, plan: Plan, store: KVStore, layers: int | None = None) -> Tensor:
+        """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
+        the plan's row order."""
+        one = _Pass(plan, store, self.config, self.tiles, self._space)
+        return one.run(self._weights.layers[:layers], self._weights.embedding, self._rotation)
+
+    def _logits(self, stream: Tensor, asked: Tensor) -> Tensor:
+        """Final norm, and head if there is one, of the rows ``asked``: a tensor of its own."""
+        pieces = cut(len(asked), self.tiles.rows) if len(asked) else [(0, 0)]
+        rows = pieces[-1][1]
+        wanted = torch.zeros(rows, dtype=torch.int64)
+        wanted[: len(asked)] = asked
+        last = stream.index_select(0, wanted)
+        normal = normalise(last, self.config.norm_eps, torch.empty_like(last))
+        if self._weights.head is None:
+            return normal.mul_(self._weights.last_norm)[: len(asked)]
+        logits = torch.empty(rows, self.config.vocab)
+        product(tiled(normal, logits, pieces), self._weights.head)
+        return logits[: len(asked)]
+
+
+class _Pass:
+    """The layers of one call. Buffers and their views are made once and serve every layer."""
+
+    def __init__(
+        self, plan: Plan, store: KVStore, config: ModelConfig, tiles: Tiles, space: Workspace
+    ) -> None:
+        self._plan, self._store, self._eps = plan, store, config.norm_eps
+        count, size, kv_heads = len(plan.rows.tokens), config.head_dim, config.kv_heads
+        pieces = cut(count, tiles.rows)
+        self._rows = rows = pieces[-1][1]
+        self._stream = space.take("stream", rows, config.hidden)
+        self._added = added = space.take("added", rows, config.hidden)
+        self._normal = normal = space.take("normal", rows, config.hidden)
+        turned = config.heads + kv_heads
+        self._qkv = qkv = space.take("qkv", rows, (turned + kv_heads) * size)
+        attended = space.take("attended", rows, config.heads * size)
+        gate_up = space.take("gate_up", rows, 2 * config.ffn)
+        self._gated = gated = space.take("gated", rows, config.ffn)
+        self._scratch = space.take("gate", rows, config.ffn)
+        self._gate_up = gate_up
+        self._qkv_rows = tiled(normal, qkv, pieces)
+        self._output_rows = tiled(attended, added, pieces)
+        self._gate_up_rows = tiled(normal, gate_up, pieces)
+        self._down_rows = tiled(gated, added, pieces)
+        heads = qkv.view(rows, -1, size)
+        self._turned = heads[:, :turned]
+        self._turn_scratch = space.take("turn", rows, turned, size)
+        self._query_heads = heads[:count, : config.heads]
+        self._query = space.take("query", count, config.heads, size)
+        self._new_kv = heads[:count, config.heads :]
+        self._attended = attended[:count].view(count, config.heads, size)
+        self._attention = Attention(
+            plan, kv_heads=kv_heads, group=config.group, head_dim=size, space=space
+        )
+
+    def run(self, layers: Sequence[Layer], embedding: Tensor, rotation: Rotation) -> Tensor:
+        """The residual stream (padded rows, hidden) after ``layers``, in the plan's row order."""
+        plan, stream = self._plan, self._stream
+        torch.index_select(embedding, 0, self._padded(plan.rows.tokens), out=stream)
+        turn = rotation.at(self._padded(plan.rows.positions))
+        writes = self._store.index(torch.from_numpy(plan.rows.writes))
+        for number, layer in enumerate(layers):
+            normalise(stream, self._eps, self._normal)
+            self._attend(layer, number, turn, writes)
+            stream.add_(self._added)
+            normalise(stream, self._eps, self._normal)
+            product(self._gate_up_rows, layer.gate_up)
+            gate(self._gate_up, self._gated, self._scratch)
+            product(self._down_rows, layer.down)
+            stream.add_(self._added)
+        return stream
+
+    def _attend(
+        self, layer: Layer, number: int, turn: tuple[Tensor, Tensor], writes: Tensor
+    ) -> None:
+        """Project, turn, write the new keys and values, attend, project back into ``added``."""
+        product(self._qkv_rows, layer.qkv)
+        if layer.qkv_bias is not None:
+            self._qkv.add_(layer.qkv_bias)
+        if layer.head_norm is not None:
+            normal = normalise(self._turned, self._eps, self._turn_scratch)
+            torch.mul(normal, layer.head_norm, out=self._turned)
+        rotate(self._turned, *turn, self._turn_scratch)
+        store = self._store
+        store.both[number].index_copy_(0, writes, self._new_kv.reshape(len(writes), -1))
+        self._query.copy_(self._query_heads)
+        self._attention.run(self._query, store.keys[number], store.values[number], self._attended)
+        product(self._output_rows, layer.output)
+        if layer.output_bias is not None:
+            self._added.add_(layer.output_bias)
+
+    def _padded(self, ids: NDArray[np.int64]) -> Tensor:
+        """``ids`` (rows,) with zeros for the rows that only fill the last tile."""
+        padded = torch.zeros(self._rows, dtype=torch.int64)
+        padded[: len(ids)] = torch.from_numpy(ids)
+        return padded
+
+
+def _asked(spans: Sequence[Span], plan: Plan) -> Tensor:
+    """Rows that get logits, as places in the plan's row order, in span order."""
+    new = np.array([len(s.tokens) for s in spans], dtype=np.int64)
+    since = np.array([s.logits_from for s in spans], dtype=np.int64)
+    within = np.arange(int(new.sum())) - np.repeat(new.cumsum() - new, new)
+    place = np.empty_like(plan.rows.order)
+    place[plan.rows.order] = np.arange(len(place))
+    return torch.from_numpy(place[within >= np.repeat(since, new)])

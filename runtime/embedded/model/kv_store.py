@@ -1,0 +1,40 @@
+"""Keys and values of every cached token, by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.embedded.model.config import ModelConfig
+
+
+class KVStore:
+    """Float32 keys and values of ``slots`` tokens for every layer.
+
+    ``keys[layer]`` and ``values[layer]`` are (kv_heads x rows, head_dim) with row
+    ``head * rows + slot``, so that a head's keys of a block are gathered as whole rows;
+    ``both[layer]`` is the one after the other, so that a token's are written at once. The slot
+    ``padding`` = ``slots`` stays zero and fills blocks that end early.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int) -> None:
+        """``slots``: tokens to hold, at least 1."""
+        if slots < 1:
+            raise ValueError(f"slots: {slots}; at least 1 is needed")
+        self.slots = slots
+        self.padding = slots
+        self.rows = slots + 1
+        self.kv_heads = config.kv_heads
+        each = config.kv_heads * self.rows
+        self.both = [torch.zeros(2 * each, config.head_dim) for _ in range(config.layers)]
+        self.keys = [layer[:each] for layer in self.both]
+        self.values = [layer[each:] for layer in self.both]
+
+    def index(self, slots: Tensor) -> Tensor:
+        """Rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), heads fastest."""
+        heads = torch.arange(2 * self.kv_heads) * self.rows
+        return (slots[:, None] + heads).flatten()
+
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return sum(layer.nbytes for layer in self.both)

@@ -1,0 +1,169 @@
+"""Which tile sizes give the same bits on this machine, found at start on the model's own weights.
+
+Matrix libraries choose kernels by shape. A size stays only if every row of it comes out the same
+bits as in the reference size, in any place of the tile and with one thread or all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.kernels import cut, normalise, product, tiled
+from runtime.embedded.model.plan import BLOCK
+from runtime.embedded.model.weights import Weights
+
+_LOG = logging.getLogger(__name__)
+
+ROW_TILES = (64, 16, 4)
+QUERY_TILES = (16, 4, 2, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes to use, descending: ``rows`` of matrix products (empty: no tiles), ``queries`` a key
+    block. ``dropped`` names the candidates that disagreed."""
+
+    rows: tuple[int, ...]
+    queries: tuple[int, ...]
+    dropped: tuple[str, ...] = ()
+
+
+class Inexact(ValueError):
+    """This machine's arithmetic cannot be made exact; the message says what differs."""
+
+
+def plain_tiles() -> Tiles:
+    """Tiles for the plain forward: chosen for speed alone."""
+    return Tiles(rows=(), queries=QUERY_TILES)
+
+
+def check_tiles(weights: Weights, config: ModelConfig, threads: int) -> Tiles:
+    """Compare the candidates with 1 and ``threads`` threads. Raises Inexact if none is left."""
+    counts = sorted({1, threads})
+    try:
+        rows = agreeing(ROW_TILES, lambda tile: _row_products(weights, config, tile, counts))
+        queries = agreeing(QUERY_TILES, lambda tile: _query_products(config, tile, counts))
+        _check_elementwise(config, counts)
+    finally:
+        torch.set_num_threads(threads)
+    dropped = (
+        *(f"row tile {tile}" for tile in ROW_TILES if tile not in rows),
+        *(f"query tile {tile}" for tile in QUERY_TILES if tile not in queries),
+    )
+    if dropped:
+        _LOG.info("not bit-equal on this machine, so not used: %s", ", ".join(dropped))
+    return Tiles(rows, queries, dropped)
+
+
+def agreeing(
+    candidates: Sequence[int], results: Callable[[int], Iterator[list[Tensor]]]
+) -> tuple[int, ...]:
+    """The largest set of candidates whose ``results`` are equal throughout, descending."""
+    classes: list[tuple[list[Tensor], list[int]]] = []
+    for tile in candidates:
+        steady = _steady(results(tile))
+        if steady is None:
+            continue
+        for known, members in classes:
+            if all(map(torch.equal, known, steady)):
+                members.append(tile)
+                break
+        else:
+            classes.append((steady, [tile]))
+    if not classes:
+        raise Inexact("exact: on, but no tile size repeats its own bits here; off is needed")
+    return tuple(max(classes, key=lambda pair: len(pair[1]))[1])
+
+
+def _steady(results: Iterator[list[Tensor]]) -> list[Tensor] | None:
+    """The first of each list of repetitions, or None if a repetition differs from its first."""
+    steady = []
+    for repeats in results:
+        if not all(torch.equal(repeats[0], other) for other in repeats[1:]):
+            return None
+        steady.append(repeats[0])
+    return steady
+
+
+def _row_products(
+    weights: Weights, config: ModelConfig, tile: int, threads: Sequence[int]
+) -> Iterator[list[Tensor]]:
+    """Products with every shape of weight, the rows standing in different places of the tile."""
+    first = weights.layers[0]
+    seed = torch.Generator().manual_seed(0)
+    rows = max(ROW_TILES)
+    head = () if weights.head is None else (weights.head,)
+    for weight in (first.qkv, first.output, first.gate_up, first.down, *head):
+        x = torch.randn(rows, weight.shape[0], generator=seed)
+        repeats = []
+        for count in threads:
+            torch.set_num_threads(count)
+            for shift in (0, 3):
+                out = torch.empty(rows, weight.shape[1])
+                product(tiled(x.roll(shift, 0), out, cut(rows, (tile,))), weight)
+                repeats.append(out.roll(-shift, 0))
+        yield repeats
+
+
+def _query_products(
+    config: ModelConfig, tile: int, threads: Sequence[int]
+) -> Iterator[list[Tensor]]:
+    """Scores and mixes of 16 rows with 5 blocks, a block alone and among the others."""
+    seed = torch.Generator().manual_seed(0)
+    pairs, rows, group, size = 5, max(QUERY_TILES), config.group, config.head_dim
+    keys = torch.randn(pairs, BLOCK, size, generator=seed)
+    query = torch.randn(pairs, rows, group, size, generator=seed)
+    weight = torch.rand(pairs, rows, group, BLOCK, generator=seed)
+    for left, right in ((query, keys.transpose(1, 2)), (weight, keys)):
+        repeats = []
+        for count in threads:
+            torch.set_num_threads(count)
+            for shift in (0, 1):
+                whole = _in_tiles(left.roll(shift, 1), right, tile)
+                alone = [_in_tiles(left[i : i + 1], right[i : i + 1], tile) for i in range(pairs)]
+                repeats += [whole.roll(-shift, 1), torch.cat(alone)]
+        yield repeats
+
+
+def _in_tiles(left: Tensor, right: Tensor, tile: int) -> Tensor:
+    """(pairs, rows, group, n) x (pairs, n, m) -> (pairs, rows, group, m), ``tile`` rows at once."""
+    pairs, rows, group, inner = left.shape
+    cuts = rows // tile
+    each = right.transpose(1, 2) if right.stride(1) == 1 else right
+    each = each.repeat_interleave(cuts, 0)
+    each = each.transpose(1, 2) if right.stride(1) == 1 else each
+    out = torch.bmm(left.reshape(pairs * cuts, tile * group, inner), each)
+    return out.view(pairs, rows, group, -1)
+
+
+def _check_elementwise(config: ModelConfig, threads: Sequence[int]) -> None:
+    """Raise Inexact if ``exp`` or a row's sum depends on where it stands."""
+    seed = torch.Generator().manual_seed(0)
+    x = torch.randn(65537, generator=seed) * 8
+    rows = torch.randn(64, config.hidden, generator=seed)
+    blocks = torch.rand(64, config.group, BLOCK, generator=seed)
+    torch.set_num_threads(1)
+    exact = x.exp(), normalise(rows, 1e-6, torch.empty_like(rows)), blocks.sum(-1)
+    for count in threads:
+        torch.set_num_threads(count)
+        for start, end in ((0, 65537), (1, 65537), (5, 40003), (7, 24), (65536, 65537)):
+            if not torch.equal(x[start:end].clone().exp(), exact[0][start:end]):
+                raise Inexact(
+                    f"exact: on, but exp differs at an offset of {start} with {count} threads"
+                )
+        for start, end in ((0, 64), (1, 2), (3, 7), (5, 36)):
+            part = rows[start:end].clone()
+            if not torch.equal(normalise(part, 1e-6, torch.empty_like(part)), exact[1][start:end]):
+                raise Inexact(
+                    f"exact: on, but a row's norm depends on its neighbours with {count} threads"
+                )
+            if not torch.equal(blocks[start:end].clone().sum(-1), exact[2][start:end]):
+                raise Inexact(
+                    f"exact: on, but a row's sum depends on its neighbours with {count} threads"
+                )

@@ -1,0 +1,1 @@
+"""Rewards and embeddings of steps, and the policy as judge."""
