@@ -7,12 +7,14 @@ by level in NumPy, so an update is O(n) with few calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvpolicy.order import Bools, Ints, Knobs, merit, weigh
-from kvpolicy.value import Floats, score
+from kvpolicy.order import Bools, Ints, Knobs, weigh
+from kvpolicy.signals import Signals
+from kvpolicy.value import Floats
 
 ROOT = 0
 _ABSENT = -2
@@ -54,7 +56,7 @@ class Blocks:
 
     def __init__(self, prompt_tokens: int, table: Floats, knobs: Knobs) -> None:
         """``table``: ``Theta.table``; ``prompt_tokens`` is block 0's length."""
-        self._table = table
+        self._signals = Signals(table, knobs)
         self._knobs = knobs
         self._parent: list[int] = []
         self._live_children: list[int] = []
@@ -62,14 +64,13 @@ class Blocks:
         self._tokens = np.zeros(_FIRST, dtype=np.int64)
         self._depth = np.zeros(_FIRST, dtype=np.int64)
         self._open_leaf = np.zeros(_FIRST, dtype=np.bool_)
-        self._merit = np.zeros(_FIRST, dtype=np.float64)
-        self._signals = np.full((3, _FIRST), np.nan)
-        self._unscored: set[int] = set()
+        self._leafless = np.full(_FIRST, np.inf)
+        """What a row weighs before its open leaves are looked at."""
         self._attention: dict[int, tuple[float, int]] = {}
-        self._stale: set[int] = set()
         self._dead: set[int] = set()
         self._active: tuple[int, ...] = ()
         self._now: tuple[Floats, Bools] | None = None
+        self._dear = self._leafless
         self._fresh: dict[int, float] = {}
         self.close(ROOT, -1, prompt_tokens)
 
@@ -115,17 +116,15 @@ class Blocks:
         self._make_room(node)
         depth = 0 if node == ROOT else int(self._depth[parent]) + 1
         self._parent[node] = parent
-        self._tokens[node], self._depth[node], self._open_leaf[node] = tokens, depth, True
+        self._tokens[node], self._depth[node] = tokens, depth
+        self._open_leaf[node], self._leafless[node] = True, -np.inf
         if node != ROOT:
             self._live_children[parent] += 1
             self._open_leaf[parent] = False
-            self._signals[0, node] = self._signals[0, parent]
-        self._signals[1, node] = np.nan if sure is None else sure
-        self._unscored.add(node)
+        self._signals.add(node, None if node == ROOT else parent, depth, sure)
         if depth == len(self._levels):
             self._levels.append(Level())
         self._levels[depth].append(node, parent)
-        self._stale.add(node)
         if self._now is None or not self._joins(node, parent):
             self._now = None
 
@@ -140,9 +139,8 @@ class Blocks:
                 raise ValueError(f"value: {value} of node {node}; from 0 to 1 is needed")
             if node not in self:
                 continue
-            self._unscored.discard(node)
-            self._signals[0, node] = value
-            self._touch(node)
+            self._signals.rate(node, value)
+            self._now = None
             if self._live_children[node]:
                 self._inherit(node)
 
@@ -152,16 +150,12 @@ class Blocks:
         This is the value that the search itself goes by (section 4 of the paper); it takes the
         place of a reward. Unknown ids pass.
         """
-        rows = np.array(outlook, dtype=np.int64)
-        rows = rows[rows < len(self._parent)]
-        rows = rows[self._tokens[rows] > 0]
-        if not len(rows):
-            return
-        self._signals[0, rows] = 1.0 - np.arange(len(rows)) / len(rows)
-        known = rows.tolist()
-        self._unscored.difference_update(known)
-        self._stale.update(known)
-        self._now = None
+        rows = np.fromiter(outlook, np.int64, len(outlook))
+        if len(rows) and (rows.max() >= len(self._parent) or not self._tokens[rows].all()):
+            rows = np.array([node for node in outlook if node in self], dtype=np.int64)
+        if len(rows):
+            self._signals.foresee(rows)
+            self._now = None
 
     def attend(self, node: int, mass: float, queries: int) -> None:
         """``queries`` later tokens paid ``mass`` (mean over the slice's heads) to a block in all.
@@ -173,8 +167,8 @@ class Blocks:
         paid, asked = self._attention.get(node, (0.0, 0))
         paid, asked = paid + mass, asked + queries
         self._attention[node] = paid, asked
-        self._signals[2, node] = min(1.0, paid / asked)
-        self._touch(node)
+        self._signals.attend(node, min(1.0, paid / asked))
+        self._now = None
 
     def focus(self, active: Iterable[int]) -> None:
         """The search stands at these leaves now; those dead or without a block are left out."""
@@ -197,11 +191,14 @@ class Blocks:
         """Each block's weight and whether it is on Path*, both (rows,); not to be written to.
 
         A block weighs the most of the open leaves at or below it; minus infinity where there is
-        none. Path* is the union of the active leaves' ancestor chains, themselves included.
+        none, infinity where there is no block. Path* is the union of the active leaves' ancestor
+        chains, themselves included.
         """
         if self._now is None or self._fresh:
             self._fresh.clear()
-            self._now = self._weigh()
+            weight, on_path = self._now = self._weigh()
+            self._dear = weight.copy()
+            self._dear[on_path] = np.inf
         return self._now
 
     def standing(self, node: int) -> tuple[bool, float]:
@@ -217,11 +214,12 @@ class Blocks:
 
     def standing_of(self, nodes: Ints) -> Floats:
         """The weights of many (n,), infinite on Path*; a step without a block counts as on its
-        path."""
-        weight, on_path = self.weights()
-        rows = np.minimum(nodes, len(weight) - 1)
-        off = (rows == nodes) & (self._tokens[rows] > 0) & ~on_path[rows]
-        return np.where(off, weight[rows], np.inf)
+        path. ``nodes`` rise."""
+        self.weights()
+        if not len(nodes) or (nodes[0] >= ROOT and nodes[-1] < len(self._dear)):
+            return self._dear[nodes]
+        rows = np.clip(nodes, ROOT, len(self._dear) - 1)
+        return np.where(rows == nodes, self._dear[rows], np.inf)
 
     @property
     def settled(self) -> bool:
@@ -231,9 +229,8 @@ class Blocks:
 
     def own_weights(self) -> tuple[Floats, Bools]:
         """Equation (2) without α for each block by itself, and Path*, both (rows,): paper mode."""
-        self._score()
         distance, on_path = self._reach()
-        return weigh(self._merit[: len(on_path)], ~on_path, distance, self._knobs), on_path
+        return weigh(self._signals.merits(), ~on_path, distance, self._knobs), on_path
 
     def distances(self) -> tuple[Ints, Bools]:
         """Edges from each block to the nearest active leaf, and who is on Path*; both (rows,).
@@ -262,11 +259,17 @@ class Blocks:
         if self._knobs.distance_decay:
             return self.distances()
         on_path = np.zeros(len(self._parent), dtype=np.bool_)
-        for node in self._active:
-            while node >= ROOT and not on_path[node]:
-                on_path[node] = True
-                node = self._parent[node]
+        on_path[list(self._path())] = True
         return np.zeros(1, dtype=np.int64), on_path
+
+    def _path(self) -> set[int]:
+        """Path*."""
+        path: set[int] = set()
+        for node in self._active:
+            while node >= ROOT and node not in path:
+                path.add(node)
+                node = self._parent[node]
+        return path
 
     def _joins(self, node: int, parent: int) -> bool:
         """Weigh a block that just closed below Path*; False if it stands elsewhere."""
@@ -274,23 +277,15 @@ class Blocks:
         on_path = self._now[1]
         if not self._active or parent >= len(on_path) or not on_path[parent]:
             return False
-        self._score()
         decay = self._knobs.distance_decay
-        away = self._near()[parent] + 1 if decay else 0
-        off = np.ones(1, dtype=np.bool_)
-        own = weigh(self._merit[node : node + 1], off, np.array([away]), self._knobs)
-        self._fresh[node] = float(own[0])
+        near = math.exp(-decay * (self._near()[parent] + 1)) if decay else 1.0
+        self._fresh[node] = self._signals.merit_of(node) * self._knobs.off_path * near
         return True
 
     def _near(self) -> dict[int, int]:
         """Distance to the nearest active leaf of every block on Path*."""
         parent = self._parent
-        path: set[int] = set()
-        for node in self._active:
-            while node >= ROOT and node not in path:
-                path.add(node)
-                node = parent[node]
-        rising = sorted(path)
+        rising = sorted(self._path())
         far = len(rising)
         near = dict.fromkeys(rising, far)
         near.update(dict.fromkeys(self._active, 0))
@@ -303,18 +298,10 @@ class Blocks:
 
     def _weigh(self) -> tuple[Floats, Bools]:
         weight, on_path = self.own_weights()
-        weight = np.where(self._open_leaf[: len(weight)], weight, -np.inf)
+        weight = np.where(self._open_leaf[: len(weight)], weight, self._leafless[: len(weight)])
         for level in reversed(self._levels[1:]):
             np.maximum.at(weight, level.parents, weight[level.rows])
         return weight, on_path
-
-    def _score(self) -> None:
-        """Equation (1)'s score of the blocks whose signals have changed."""
-        if self._stale:
-            rows = np.fromiter(self._stale, np.int64, len(self._stale))
-            scores = score(self._table, self._signals[:, rows])
-            self._merit[rows] = merit(scores, self._depth[rows], self._knobs)
-            self._stale.clear()
 
     def _leave(self, parent: int) -> None:
         """A child of ``parent`` died; without live ones it is an open leaf again."""
@@ -325,15 +312,10 @@ class Blocks:
     def _inherit(self, node: int) -> None:
         """Hand a block's value down to the unscored blocks below it."""
         renewed = {node}
-        for below in sorted(self._unscored):
+        for below in self._signals.unscored(node):
             if self._parent[below] in renewed:
                 renewed.add(below)
-                self._signals[0, below] = self._signals[0, node]
-                self._touch(below)
-
-    def _touch(self, node: int) -> None:
-        self._stale.add(node)
-        self._now = None
+                self._signals.inherit(below, node)
 
     def _make_room(self, node: int) -> None:
         """Rows up to ``node``."""
@@ -344,7 +326,7 @@ class Blocks:
         if node < room:
             return
         more = max(room, node + 1 - room)
-        for name in ("_tokens", "_depth", "_open_leaf", "_merit"):
+        for name in ("_tokens", "_depth", "_open_leaf"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
-        self._signals = np.concatenate([self._signals, np.full((3, more), np.nan)], axis=1)
+        self._leafless = np.concatenate([self._leafless, np.full(more, np.inf)])

@@ -7,6 +7,7 @@ cache's to recognise; it gives such a block the highest of its ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -116,9 +117,13 @@ class Forest:
         tree and the higher id, whose turn comes last, go first. A node without a block is a step
         still being drawn: it counts as on its path.
         """
-        number = -self._number.get(tree, 0)
         blocks = self._trees.get(tree)
         if blocks is None or node not in blocks:
-            return True, 0.0, number, -node
+            return self.rank_at(tree, node, math.inf)
         on_path, weight = blocks.standing(node)
-        return on_path, 0.0 if on_path else weight, number, -node
+        return self.rank_at(tree, node, math.inf if on_path else weight)
+
+    def rank_at(self, tree: str, node: int, weight: float) -> Rank:
+        """``rank`` of a block whose weight is known as ``Blocks.standing_of`` gives it."""
+        ahead = weight == math.inf
+        return ahead, 0.0 if ahead else weight, -self._number.get(tree, 0), -node

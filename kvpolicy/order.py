@@ -48,7 +48,8 @@ class Knobs:
 
 def merit(score: Floats, depth: Ints, knobs: Knobs) -> Floats:
     """The part of a weight that the search's focus does not change: s^γ · e^(-λd·d)."""
-    return score**knobs.sharpness * np.exp(-knobs.depth_decay * depth)
+    sharp = score**knobs.sharpness
+    return sharp * np.exp(-knobs.depth_decay * depth) if knobs.depth_decay else sharp
 
 
 def weigh(merits: Floats, off_path: Bools, distance: Ints, knobs: Knobs) -> Floats:
@@ -56,8 +57,10 @@ def weigh(merits: Floats, off_path: Bools, distance: Ints, knobs: Knobs) -> Floa
 
     ``merits`` as of ``merit``, ``distance`` Δ in edges to the nearest active leaf; all (n,).
     """
-    near = np.exp(-knobs.distance_decay * distance)
-    return merits * near * np.where(off_path, knobs.off_path, 1.0)
+    weights = merits * np.where(off_path, knobs.off_path, 1.0)
+    if knobs.distance_decay:
+        weights *= np.exp(-knobs.distance_decay * distance)
+    return weights
 
 
 def retain(tokens: Ints, weight: Floats, budget: int) -> Ints:

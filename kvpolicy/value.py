@@ -97,8 +97,12 @@ def score(table: Floats, signals: Floats) -> Floats:
     present = ~np.isnan(signals)
     coefficients = table[present[0] + 2 * present[1] + 4 * present[2]]
     terms = coefficients[:, 1:].T * np.where(present, signals, 0.0)
-    logit = coefficients[:, 0] + terms[0] + terms[1] + terms[2]
-    return 1.0 / (1.0 + np.exp(np.minimum(-logit, _STEEPEST)))
+    return sigmoid(coefficients[:, 0] + terms[0] + terms[1] + terms[2])
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """1 / (1 + e^-x), elementwise."""
+    return 1.0 / (1.0 + np.exp(np.minimum(-logits, _STEEPEST)))
 
 
 def parse_theta(document: Any) -> Theta:

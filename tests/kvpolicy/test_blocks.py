@@ -227,3 +227,14 @@ def test_weights_agree_with_a_naive_walk(parents: list[int], data: st.DataObject
     assert weights == pytest.approx([expected[node] for node in nodes])
     assert set(np.flatnonzero(on_path)) == path
     assert all(weights[above[node]] >= weights[node] for node in nodes[1:])
+
+
+def test_what_has_no_block_stands_as_on_its_path() -> None:
+    """A step still being drawn, a gap, and a verdict, which is no node's: all are dearest."""
+    blocks = grown(0)
+    blocks.close(4, 0, 10)
+    blocks.focus([1])
+    off = blocks.standing(4)[1]
+    nodes = np.array([-70, -1, 0, 1, 3, 4, 9], dtype=np.int64)
+    assert blocks.standing_of(nodes).tolist() == [math.inf] * 5 + [off, math.inf]
+    assert blocks.standing_of(nodes[2:5]).tolist() == [math.inf] * 3

@@ -92,6 +92,17 @@ def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:
     assert not any(node.marks for node in (cached.radix.root, *cached.radix.nodes()))
 
 
+def test_a_verdict_under_way_outlives_what_is_only_remembered() -> None:
+    """Its name is no node's: below the root, far from any block."""
+    cached = Cached("arborkv")
+    cached.cache(ids(9, 9, 7, 7), 6)
+    cached.retention.draws("ash", -200, ids(9, 9, 7, 7))
+    assert cached.retention.trim(4).tolist() == [4, 5, 2, 3]
+    cached.radix.check()
+    cached.retention.drop("ash", -200)
+    assert cached.radix.marks.standing("ash").tolist() == [ROOT]
+
+
 def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_prompt() -> None:
     """Its parent's own block is unknown here; the order needs only that it is there."""
     cached = Cached("arborkv")

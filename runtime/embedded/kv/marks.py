@@ -11,13 +11,18 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from search.tree import ROOT
+
 if TYPE_CHECKING:
     from runtime.embedded.kv.radix import Node
 
 Mark = tuple[str, int]
-"""A step by its search's name and its node's id."""
+"""A step by its search's name and its node's id, below ``ROOT`` if it is no node's."""
 
 TOKEN_BYTES = 8
+NO_STEPS = np.empty(0, dtype=np.int64)
 
 
 class Marks:
@@ -25,7 +30,8 @@ class Marks:
 
     def __init__(self) -> None:
         self._where: dict[Mark, Node] = {}
-        self._standing: defaultdict[str, set[int]] = defaultdict(set)
+        self._standing: defaultdict[str, bytearray] = defaultdict(bytearray)
+        self._nameless: defaultdict[str, set[int]] = defaultdict(set)
         self._paths: defaultdict[str, dict[Mark, bytes]] = defaultdict(dict)
         self._cut: defaultdict[str, defaultdict[int, set[Mark]]] = defaultdict(_sets)
         self._lost: defaultdict[str, set[Mark]] = defaultdict(set)
@@ -35,9 +41,11 @@ class Marks:
         """The node at which a mark stands; None if there is none."""
         return self._where.get(mark)
 
-    def standing(self, tree: str) -> set[int]:
-        """The steps of a search that have a mark. Not to be written to."""
-        return self._standing.get(tree, set())
+    def standing(self, tree: str) -> np.ndarray:
+        """The steps of a search that have a mark, int64, rising."""
+        flags, nameless = self._standing.get(tree), self._nameless.get(tree)
+        steps = np.flatnonzero(np.frombuffer(flags, dtype=np.uint8)) if flags else NO_STEPS
+        return np.concatenate([np.array(sorted(nameless)), steps]) if nameless else steps
 
     def whole(self, mark: Mark) -> bool:
         """Whether all of a step's path is cached."""
@@ -56,7 +64,7 @@ class Marks:
             self.remove(mark)
         node.marks.add(mark)
         self._where[mark] = node
-        self._standing[mark[0]].add(mark[1])
+        self._stand(mark)
         self._paths[mark[0]][mark] = path
         if cached < self.length(mark):
             self._cut[mark[0]][self.length(mark)].add(mark)
@@ -77,7 +85,9 @@ class Marks:
         """A search is over."""
         for mark in list(self._paths[tree]):
             self.remove(mark)
-        for of_tree in (self._standing, self._paths, self._cut, self._lost, self._moved):
+        for of_tree in (self._standing, self._nameless, self._paths):
+            of_tree.pop(tree, None)
+        for of_tree in (self._cut, self._lost, self._moved):
             of_tree.pop(tree, None)
 
     def lose(self, mark: Mark) -> None:
@@ -121,7 +131,8 @@ class Marks:
     def check(self, nodes: Iterable[Node]) -> None:
         """Raise AssertionError unless marks are where they are said to be."""
         assert {m: n for n in nodes for m in n.marks} == self._where, "marks"
-        marked = {(tree, step) for tree, steps in self._standing.items() for step in steps}
+        trees = {*self._standing, *self._nameless}
+        marked = {(tree, step) for tree in trees for step in self.standing(tree).tolist()}
         assert marked == set(self._where), "marks by search"
         known = {mark for paths in self._paths.values() for mark in paths}
         assert marked <= known, "a mark without a path"
@@ -129,9 +140,22 @@ class Marks:
         assert known - marked <= cut, "a whole step without a mark"
         assert cut <= known, "a step that is over was cut"
 
+    def _stand(self, mark: Mark) -> None:
+        tree, step = mark
+        if step < ROOT:
+            self._nameless[tree].add(step)
+            return
+        flags = self._standing[tree]
+        if step >= len(flags):
+            flags.extend(bytes(max(len(flags), step + 1 - len(flags))))
+        flags[step] = 1
+
     def _vanish(self, mark: Mark) -> None:
         del self._where[mark]
-        self._standing[mark[0]].remove(mark[1])
+        if mark[1] < ROOT:
+            self._nameless[mark[0]].remove(mark[1])
+        else:
+            self._standing[mark[0]][mark[1]] = 0
 
 
 def _sets() -> defaultdict[int, set[Mark]]:

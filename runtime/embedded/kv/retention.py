@@ -27,6 +27,8 @@ KvPolicy = Literal["full", "lru", "arborkv"]
 
 MARGIN = 0.02
 """Share of the capacity that a trim frees beyond what is wanted, so that trims are few."""
+MOST_MARGIN = 32
+"""Tokens that it frees beyond at most: each costs a little, and no search waits for more."""
 KNOBS = Knobs(distance_decay=0.0)
 """Best-first search returns to the best open node, however far: a decay by distance lost to lru."""
 
@@ -58,7 +60,7 @@ class Retention:
         self._radix = radix
         self._forest = Forest(worth.theta, worth.knobs) if policy == "arborkv" else None
         self._victims = Victims(radix, self._forest) if self._forest is not None else None
-        self._margin = int(MARGIN * capacity)
+        self._margin = min(MOST_MARGIN, int(MARGIN * capacity))
 
     def begin(self, tree: str, prompt: np.ndarray) -> None:
         """A search's prompt, int64 ids; only the first one counts."""

@@ -11,9 +11,8 @@ import heapq
 import numpy as np
 
 from kvpolicy.forest import Forest, Rank
-from kvpolicy.order import Ints
 from kvpolicy.value import Floats
-from runtime.embedded.kv.marks import Mark
+from runtime.embedded.kv.marks import NO_STEPS, Mark
 from runtime.embedded.kv.radix import Node, RadixTree
 
 
@@ -28,8 +27,9 @@ class Victims:
         self._radix = radix
         self._forest = forest
         self._trees: list[str] = []
-        self._tree: list[int] = []
-        self._step: list[int] = []
+        self._tree = self._step = NO_STEPS
+        self._key = _NO_KEYS
+        self._left = 0
         self._late: list[tuple[Rank, Mark]] = []
         self._bare = True
         self._outdated = True
@@ -96,19 +96,19 @@ class Victims:
     def _first(self) -> tuple[Rank, Mark] | None:
         """The next mark, of those ordered at once and those added since."""
         late = self._late[0] if self._late else None
-        if not self._step:
+        if not self._left:
             return late
-        mark = self._trees[self._tree[-1]], self._step[-1]
-        rank = self._forest.rank(*mark)
-        return late if late is not None and late[0] <= rank else (rank, mark)
+        at = self._left - 1
+        tree, step = self._trees[self._tree[at]], int(self._step[at])
+        rank = self._forest.rank_at(tree, step, float(self._key[at]))
+        return late if late is not None and late[0] <= rank else (rank, (tree, step))
 
     def _skip(self, entry: tuple[Rank, Mark]) -> None:
         """Take out what ``_first`` gave."""
         if self._late and self._late[0] is entry:
             heapq.heappop(self._late)
         else:
-            self._step.pop()
-            self._tree.pop()
+            self._left -= 1
 
     def _order(self) -> None:
         """Order all marks by ``Forest.rank``, the lowest last.
@@ -118,18 +118,19 @@ class Victims:
         """
         self._late.clear()
         self._trees = list(self._forest)
-        steps, trees, keys = [_NO_STEPS], [_NO_STEPS], [_NO_KEYS]
+        steps, trees, keys = [NO_STEPS], [NO_STEPS], [_NO_KEYS]
         for index, name in reversed(list(enumerate(self._trees))):
-            standing = self._radix.marks.standing(name)
-            mine = np.sort(np.fromiter(standing, np.int64, len(standing)))[::-1]
-            steps.append(mine)
+            mine = self._radix.marks.standing(name)
+            steps.append(mine[::-1])
             trees.append(np.full(len(mine), index))
-            keys.append(self._forest[name].standing_of(mine))
-        order = np.argsort(np.concatenate(keys), kind="stable")[::-1]
-        self._step = np.concatenate(steps)[order].tolist()
-        self._tree = np.concatenate(trees)[order].tolist()
+            keys.append(self._forest[name].standing_of(mine)[::-1])
+        every = np.concatenate(keys)
+        order = np.argsort(every, kind="stable")[::-1]
+        self._key = every[order]
+        self._step = np.concatenate(steps)[order]
+        self._tree = np.concatenate(trees)[order]
+        self._left = len(order)
         self._bare, self._outdated = True, False
 
 
-_NO_STEPS: Ints = np.empty(0, dtype=np.int64)
 _NO_KEYS: Floats = np.empty(0, dtype=np.float64)

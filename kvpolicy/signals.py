@@ -1,0 +1,113 @@
+"""What is known of each block of a tree, and the score that follows (ArborKV, section 4).
+
+A change touches a few numbers. Scores are made anew for all blocks at once when they are asked for,
+in so few calls that it does not matter how many have changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvpolicy.order import Ints, Knobs, merit
+from kvpolicy.value import Floats, sigmoid
+
+_FIRST = 64
+_VALUED, _SURE, _ATTENDED = 1, 2, 4
+_COLUMNS = ["_value", "_sure", "_mass", "_offset", "_slope", "_depth", "_present", "_scored"]
+
+
+class Signals:
+    """The signals v, u and a of blocks. Row i of every column is block i.
+
+    A score's logit is ``offset + slope * v``: the coefficients of the signals that are there, with
+    u and a in the offset.
+    """
+
+    def __init__(self, table: Floats, knobs: Knobs) -> None:
+        """``table``: ``Theta.table``."""
+        self._table: list[list[float]] = table.tolist()
+        self._knobs = knobs
+        self._rows = 0
+        self._value, self._sure, self._mass = np.zeros((3, _FIRST))
+        self._offset, self._slope = np.zeros((2, _FIRST))
+        self._depth, self._present = np.zeros((2, _FIRST), dtype=np.int64)
+        self._scored = np.zeros(_FIRST, dtype=np.bool_)
+        self._unvalued: set[int] = set()
+
+    def add(self, node: int, parent: int | None, depth: int, sure: float | None) -> None:
+        """A block, whose value is its parent's until it has one. ``sure``: its u."""
+        self._make_room(node)
+        self._depth[node] = depth
+        present = 0
+        if sure is not None:
+            present, self._sure[node] = _SURE, sure
+        if parent is None or parent in self._unvalued:
+            self._unvalued.add(node)
+        else:
+            present |= _VALUED
+            self._value[node] = self._value[parent]
+        self._settle(node, present)
+
+    def rate(self, node: int, value: float) -> None:
+        """A value of its own."""
+        self._scored[node] = True
+        self._hand_down(node, value)
+
+    def unscored(self, above: int) -> list[int]:
+        """The rows after ``above`` that have no value of their own, blocks or not."""
+        return (np.flatnonzero(~self._scored[above + 1 : self._rows]) + above + 1).tolist()
+
+    def inherit(self, node: int, giver: int) -> None:
+        """A block without a value of its own gets another's."""
+        self._hand_down(node, float(self._value[giver]))
+
+    def foresee(self, nodes: Ints) -> None:
+        """Values that fall evenly from 1 in this order."""
+        self._value[nodes] = np.arange(len(nodes), 0, -1) / len(nodes)
+        self._scored[nodes] = True
+        for node in self._unvalued.intersection(nodes.tolist()) if self._unvalued else ():
+            self._hand_down(node, float(self._value[node]))
+
+    def attend(self, node: int, mass: float) -> None:
+        """The attention a that a block gets."""
+        self._mass[node] = mass
+        self._settle(node, int(self._present[node]) | _ATTENDED)
+
+    def merits(self) -> Floats:
+        """s^γ · e^(-λd·d) of each block (rows,)."""
+        return self._merits(slice(self._rows))
+
+    def merit_of(self, node: int) -> float:
+        """The same of one block."""
+        return float(self._merits(slice(node, node + 1))[0])
+
+    def _merits(self, rows: slice) -> Floats:
+        logits = self._slope[rows] * self._value[rows]
+        logits += self._offset[rows]
+        return merit(sigmoid(logits), self._depth[rows], self._knobs)
+
+    def _hand_down(self, node: int, value: float) -> None:
+        self._unvalued.discard(node)
+        self._value[node] = value
+        self._settle(node, int(self._present[node]) | _VALUED)
+
+    def _settle(self, node: int, present: int) -> None:
+        """Which signals a block has, or what they are, has changed."""
+        bias, slope, sure, mass = self._table[present]
+        offset = bias
+        if present & _SURE:
+            offset += sure * float(self._sure[node])
+        if present & _ATTENDED:
+            offset += mass * float(self._mass[node])
+        self._present[node], self._offset[node], self._slope[node] = present, offset, slope
+
+    def _make_room(self, node: int) -> None:
+        """Rows up to ``node``."""
+        self._rows = max(self._rows, node + 1)
+        room = len(self._value)
+        if node < room:
+            return
+        more = max(room, node + 1 - room)
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
