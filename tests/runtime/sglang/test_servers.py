@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server, Servers
+from runtime.sglang.launch import Server
 from runtime.sglang.options import SglangOptions
+from runtime.sglang_plugin.wire import Note, custom_params, figures
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import (
@@ -33,11 +35,15 @@ from search.outcome import Outcome
 from search.seed import node_seed
 from search.spec import SearchSpec
 from search.tree import Finish
-from server.assemble import running
-from server.settings import BUNDLED, load_settings
-from tests.runtime.sglang.yard import KV_TOKENS, MEMORY, PYTHON, ROOT, Yard
+from server.settings import BUNDLED
+from tests.runtime.sglang.yard import KV_TOKENS, ROOT, Yard
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.sglang,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="session"),
+]
 
 POLICY, PRM = BUNDLED / "policy", BUNDLED / "prm"
 TEXT = Text(POLICY)
@@ -69,7 +75,7 @@ def options(policies: list[Server], rewards: list[Server], **changes: object) ->
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def engine(yard: Yard) -> AsyncIterator[SglangEngine]:
     policy, reward = await yard.have("policy", "reward")
     made = await SglangEngine.start(options([policy], [reward]))
@@ -104,6 +110,18 @@ async def until_idle(server: Server) -> None:
     async with asyncio.timeout(120):
         while await at_work(server):
             await asyncio.sleep(0.1)
+
+
+async def test_launched_servers_begin_with_the_engine(yard: Yard) -> None:
+    """``--launch`` on a CPU: both servers, our plug-in at work. That nothing is left of them
+    afterwards is seen where the yard ends."""
+    parts = await yard.launched()
+    await (await yard.supervised()).health()
+    assert parts.engine.capabilities.reproducible == "seeded"
+    outcome = await grown(parts.engine, QUESTIONS[0], policy="ets")
+    assert (outcome.stats.finished, outcome.reproducible) == (4, "seeded")
+    usage = await parts.engine.usage()
+    assert (usage.kv_tokens_active, usage.kv_tokens_cached > 0) == (0, True)
 
 
 async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangEngine) -> None:
@@ -289,7 +307,7 @@ async def test_the_command_line_on_running_servers(yard: Yard) -> None:
 async def test_a_server_that_ends_is_down_and_comes_back(engine: SglangEngine, yard: Yard) -> None:
     """A killed reward server: calls fail by name, its keeper starts it, the engine goes on."""
     _, reward = await yard.have("policy", "reward")
-    kept = yard.supervised("reward")
+    kept = await yard.supervised()
     await kept.health()
     assert reward.process is not None
     os.killpg(reward.process.pid, signal.SIGKILL)
@@ -311,9 +329,22 @@ async def test_a_server_that_ends_is_down_and_comes_back(engine: SglangEngine, y
     assert (await grown(engine, QUESTIONS[1])).stats.finished == 4
 
 
+async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: Yard) -> None:
+    """Notes and seeds mean nothing to it, and its answer says nothing of them."""
+    (stock,) = (await yard.have("policy", "stock"))[1:]
+    note = Note("ash", 8, node=1, parent=0, turn=1)
+    asked = {"max_new_tokens": 4, "sampling_seed": 3, "custom_params": custom_params(note)}
+    body = {"input_ids": list(range(20, 28)), "sampling_params": asked}
+    async with httpx.AsyncClient(base_url=stock.url, timeout=300.0, trust_env=False) as client:
+        answer = (await client.post("/generate", json=body)).raise_for_status().json()
+        told = figures((await client.get("/server_info")).json())
+    assert len(answer["output_ids"]) == 4
+    assert told is None
+
+
 async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: Yard) -> None:
     """All are answered, on the server that is left, and nothing is left at work there."""
-    left, killed = await yard.have("policy", "another policy")
+    left, killed = await yard.have("policy", "stock")
     engine = await SglangEngine.start(options([left, killed], []))
     assert engine.capabilities.reproducible == "no"  # one of them is without our plug-in
     try:
@@ -331,28 +362,3 @@ async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: Yard) -> N
         await until_idle(left)
     finally:
         await engine.close()
-
-
-async def test_launched_servers_begin_and_end_with_the_engine(yard: Yard) -> None:
-    """``--launch`` on a CPU: both servers, our plug-in at work, and nothing left afterwards."""
-    await yard.have()
-    launch = {
-        "HEDGEROW_ENGINE": "sglang",
-        "HEDGEROW_LAUNCH": "true",
-        "HEDGEROW_LAUNCH_PYTHON": str(PYTHON),
-        "HEDGEROW_LAUNCH_DEVICE": "cpu",
-        "HEDGEROW_LAUNCH_MEMORY": f"{MEMORY},{MEMORY}",
-        "HEDGEROW_KV_TOKENS": str(KV_TOKENS),
-        "HEDGEROW_PRM_KV_TOKENS": str(KV_TOKENS),
-    }
-    async with running(load_settings(launch)) as parts:
-        assert isinstance(parts.restartable, Servers)
-        servers = list(parts.restartable.servers)
-        assert parts.engine.capabilities.reproducible == "seeded"
-        outcome = await grown(parts.engine, QUESTIONS[0], policy="ets")
-        assert (outcome.stats.finished, outcome.reproducible) == (4, "seeded")
-        usage = await parts.engine.usage()
-        assert (usage.kv_tokens_active, usage.kv_tokens_cached > 0) == (0, True)
-    for server in servers:
-        with pytest.raises(httpx.ConnectError):
-            await at_work(server)

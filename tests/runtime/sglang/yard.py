@@ -1,67 +1,93 @@
-"""Real SGLang servers of the bundled models, on the CPU, two at most at a time."""
+"""Real SGLang servers of the bundled models, on the CPU, two at a time, each started once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
+
 from runtime.sglang.launch import Server, ServerOptions, Servers
-from server.settings import BUNDLED
+from server.assemble import Parts, running
+from server.settings import BUNDLED, load_settings
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
-MODELS = {
-    "policy": BUNDLED / "policy",
-    "another policy": BUNDLED / "policy",
-    "reward": BUNDLED / "prm",
-}
 KV_TOKENS = 20_000
 MEMORY = 0.5
 """SGLang counts what others take of this machine meanwhile as its own; KV_TOKENS bounds the KV."""
 START_SECONDS = 1200.0
+LAUNCH = {
+    "HEDGEROW_ENGINE": "sglang",
+    "HEDGEROW_LAUNCH": "true",
+    "HEDGEROW_LAUNCH_PYTHON": str(PYTHON),
+    "HEDGEROW_LAUNCH_DEVICE": "cpu",
+    "HEDGEROW_LAUNCH_MEMORY": f"{MEMORY},{MEMORY}",
+    "HEDGEROW_KV_TOKENS": str(KV_TOKENS),
+    "HEDGEROW_PRM_KV_TOKENS": str(KV_TOKENS),
+    "HEDGEROW_POLICY_ARGS": "--random-seed 1",
+    "HEDGEROW_REWARD_ARGS": "--random-seed 1",
+}
 
 
 class Yard:
-    """Servers by name, started when they are asked for; those that are not asked for go.
-
-    ``policy`` has our plug-in at work, the others are as SGLang makes them.
+    """Servers by name. ``policy`` and ``reward`` are those that ``--launch`` starts, the first with
+    our plug-in at work; ``stock`` is a policy as SGLang makes it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._all: dict[str, Servers] = {}
+    def __init__(self) -> None:
+        self._ends = AsyncExitStack()
+        self._parts: Parts | None = None
+        self._stock = Server(
+            ServerOptions(
+                model=BUNDLED / "policy",
+                python=PYTHON,
+                device="cpu",
+                memory=MEMORY,
+                kv_tokens=KV_TOKENS,
+                args=("--random-seed", "1"),
+            )
+        )
+
+    async def launched(self) -> Parts:
+        """What ``--launch`` has made: the engine and its servers."""
+        if self._parts is None:
+            self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))
+        return self._parts
+
+    async def supervised(self) -> Servers:
+        """What looks after the launched servers."""
+        servers = (await self.launched()).restartable
+        assert isinstance(servers, Servers)
+        return servers
 
     async def have(self, *names: str) -> list[Server]:
-        """These servers, ready."""
-        for name in set(self._all) - set(names):
-            await self._all.pop(name).close()
-        fresh = {name: self._new(name) for name in names if name not in self._all}
-        self._all |= fresh
-        await asyncio.gather(*(servers.start() for servers in fresh.values()))
-        for name in set(names) - set(fresh):
-            await self._all[name].restart()
-        return [self._all[name].servers[0] for name in names]
+        """These servers, ready; the others end, to make room."""
+        policy, reward = (await self.supervised()).servers
+        by_name = {"policy": policy, "reward": reward, "stock": self._stock}
+        for name in set(by_name) - set(names):
+            await asyncio.to_thread(by_name[name].stop)
+        wanted = [by_name[name] for name in names]
+        for server in wanted:
+            if server.process is None or server.ended is not None:
+                await asyncio.to_thread(server.stop)
+                server.start()
+        await asyncio.gather(*(server.ready(START_SECONDS) for server in wanted))
+        return wanted
 
-    def supervised(self, name: str) -> Servers:
-        """What looks after a server."""
-        return self._all[name]
-
-    def close(self) -> None:
-        """End them all."""
-        for servers in self._all.values():
-            for server in servers.servers:
-                server.stop()
-
-    def _new(self, name: str) -> Servers:
-        options = ServerOptions(
-            model=MODELS[name],
-            python=PYTHON,
-            device="cpu",
-            memory=MEMORY,
-            kv_tokens=KV_TOKENS,
-            args=("--random-seed", "1"),
-            seeds=name == "policy",
-            evicts=name == "policy",
-            log=self._folder / f"{name}.log",
-        )
-        return Servers([options], START_SECONDS)
+    async def close(self) -> list[str]:
+        """End all; of the launched ones, those that still answer."""
+        await asyncio.to_thread(self._stock.stop)
+        if self._parts is None:
+            return []
+        servers = (await self.supervised()).servers
+        await self._ends.aclose()
+        left = []
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+            for server in servers:
+                with contextlib.suppress(httpx.ConnectError):
+                    await client.get(f"{server.url}/health")
+                    left.append(server.url)
+        return left
