@@ -48,6 +48,7 @@ class Notes:
             values=self._values if first else self.hint.values,
             active=self.hint.active,
             dead=self.hint.dead,
+            outlook=self.hint.outlook,
         )
         return {"custom_params": custom_params(note)}
 

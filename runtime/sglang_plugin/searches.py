@@ -91,7 +91,8 @@ class Searches:
         if note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
-            self._forest.transition(note.tree, note.values, note.active, note.dead)
+            said = note.values, note.active, note.dead, note.outlook
+            self._forest.transition(note.tree, *said)
             doomed += self._bury(search, note.dead)
             self._forget_silent()
         search.heard = self._turns

@@ -18,6 +18,8 @@ or scores a step says which search it is for (``tree``, ``prompt``), which step 
   parent's. A server that has not seen the tree yet needs all of them.
 - ``active``: the nodes that the round expands; ``dead``: those that died since the last turn, each
   one by its id. What is cached of them is freed when the note arrives.
+- ``outlook``: the nodes that the search would turn to, the next one first, if no reward changed;
+  left out by a search that cannot say. It goes before rewards.
 
 ``over`` names searches that have ended, this one or others: all but their prompts is freed. A note
 that is about no step leaves ``node`` and ``parent`` out; a request with one token and
@@ -51,9 +53,9 @@ COUNTS = (
 
 _WORD = 1 << 64
 _MOST = 1 << 31
-_IDS = 1 << 20
+_MOST_ID = 1 << 20
 _FIELDS = frozenset(
-    {"tree", "prompt", "node", "parent", "turn", "values", "active", "dead", "over"}
+    {"tree", "prompt", "node", "parent", "turn", "values", "active", "dead", "outlook", "over"}
 )
 
 
@@ -73,6 +75,7 @@ class Note:
     values: Mapping[int, float] = field(default_factory=dict)
     active: tuple[int, ...] = ()
     dead: tuple[int, ...] = ()
+    outlook: tuple[int, ...] = ()
     over: tuple[str, ...] = ()
 
 
@@ -87,7 +90,7 @@ def custom_params(note: Note) -> dict[str, str]:
     for name in ("node", "parent"):
         if getattr(note, name) is not None:
             said[name] = getattr(note, name)
-    for name in ("turn", "values", "active", "dead", "over"):
+    for name in ("turn", "values", "active", "dead", "outlook", "over"):
         if getattr(note, name):
             said[name] = getattr(note, name)
     return {NAME: json.dumps(said, separators=(",", ":"))}
@@ -117,8 +120,9 @@ def parse(text: object) -> Note:
         **step,
         turn=_whole("turn", said.get("turn", 0), 0),
         values=_values(said.get("values", {})),
-        active=tuple(_id("active", node) for node in _list("active", said.get("active", []))),
-        dead=tuple(_id("dead", node) for node in _list("dead", said.get("dead", []))),
+        active=_ids("active", said),
+        dead=_ids("dead", said),
+        outlook=_ids("outlook", said),
         over=tuple(_name("over", tree) for tree in _list("over", said.get("over", []))),
     )
 
@@ -148,9 +152,13 @@ def _whole(name: str, value: object, least: int) -> int:
 
 
 def _id(name: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value < _IDS:
-        raise NoteError(f"{name}: {value!r}; a node's id, from 0 to {_IDS - 1}, is needed")
+    if type(value) is not int or not 0 <= value < _MOST_ID:
+        raise NoteError(f"{name}: {value!r}; a node's id, from 0 to {_MOST_ID - 1}, is needed")
     return value
+
+
+def _ids(name: str, said: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(_id(name, node) for node in _list(name, said.get(name, [])))
 
 
 def _name(name: str, value: object) -> str:

@@ -51,6 +51,13 @@ def test_a_step_without_a_reward_has_its_parents_value() -> None:
     assert order(searches) == [1, 3, 2, 0]
 
 
+def test_where_the_search_would_turn_next_goes_before_rewards() -> None:
+    """Block 2 is worth 0.8 and block 1 0.2, but the search would turn to 1 before 2."""
+    searches = grown()
+    searches.hear(Note("ash", PROMPT, 4, 0, turn=3, active=(0,), outlook=(1, 2, 7)))
+    assert order(searches) == [2, 1, 0]
+
+
 def test_a_turn_is_taken_once_and_never_an_earlier_one() -> None:
     """All requests of a round bring the hint; requests overtake each other."""
     searches = grown()

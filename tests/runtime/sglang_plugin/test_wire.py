@@ -38,6 +38,7 @@ def notes(draw: st.DrawFn) -> Note:
         values=draw(st.dictionaries(ids, st.floats(0, 1))),
         active=tuple(draw(st.lists(ids))),
         dead=tuple(draw(st.lists(ids))),
+        outlook=tuple(draw(st.lists(ids))),
         over=tuple(draw(st.lists(names))),
     )
 
@@ -50,10 +51,12 @@ def test_what_is_said_is_what_is_heard(note: Note) -> None:
 
 def test_a_note_as_it_travels() -> None:
     """As the module's docstring has it: one string, fields that say nothing left out."""
-    note = Note("key/t1", 57, node=12, parent=3, turn=5, values={3: 0.8125}, active=(3, 4))
+    note = Note(
+        "key/t1", 57, node=12, parent=3, turn=5, values={3: 0.8125}, active=(3, 4), outlook=(4, 2)
+    )
     assert custom_params(note) == {
         "hedgerow": '{"tree":"key/t1","prompt":57,"node":12,"parent":3,"turn":5,'
-        '"values":{"3":0.8125},"active":[3,4]}'
+        '"values":{"3":0.8125},"active":[3,4],"outlook":[4,2]}'
     }
     assert custom_params(Note("t", 9, over=("t",))) == {
         "hedgerow": '{"tree":"t","prompt":9,"over":["t"]}'
@@ -85,6 +88,7 @@ def test_a_note_as_it_travels() -> None:
         ('{"tree":"t","prompt":1,"values":{"9999999999":1}}', "values: '9999999999'"),
         ('{"tree":"t","prompt":1,"active":3}', "active: 3"),
         ('{"tree":"t","prompt":1,"dead":[-1]}', "dead: -1"),
+        ('{"tree":"t","prompt":1,"outlook":["2"]}', "outlook: '2'"),
         ('{"tree":"t","prompt":1,"over":[1]}', "over: 1"),
     ],
 )
