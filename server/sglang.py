@@ -118,6 +118,8 @@ def _format(settings: Settings) -> str:
             f"{PREFIX}DRAFT = {settings.draft!r}: SGLang drafts by itself; give its own options to "
             "the policy's server"
         )
+    if settings.speculate:
+        raise SettingsError(f"{PREFIX}SPECULATE: drawing ahead is the embedded engine's alone")
     if settings.kv_policy == "full":
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
     if reward_format(settings.reward_format).needs_model and settings.reward_model is None:

@@ -183,6 +183,8 @@ def test_settings_say_which_servers() -> None:
     assert options.embedder == "lexical"
     with pytest.raises(SettingsError, match="no hidden states"):
         sglang_options(load_settings(urls | {"HEDGEROW_EMBEDDER": "hidden"}))
+    with pytest.raises(SettingsError, match="SPECULATE: drawing ahead is the embedded engine's"):
+        sglang_options(load_settings(urls | {"HEDGEROW_SPECULATE": "true"}))
     with pytest.raises(SettingsError, match="must start with http"):
         load_settings({"HEDGEROW_POLICY_URLS": "a:1"})
     with pytest.raises(SettingsError, match="policy_urls: none"):

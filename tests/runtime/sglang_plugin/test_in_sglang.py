@@ -20,11 +20,12 @@ pytestmark = [
     pytest.mark.sglang,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="session"),
 ]
 
 PROMPT = list(range(20, 120))
 STEP = 800
+IN_YARD = pytest.mark.asyncio(loop_scope="session")
+"""On the loop that the servers' keeper lives on."""
 MARGIN_TOKENS = KV_TOKENS // 50
 """What the cache frees beyond what is wanted: ``runtime.sglang_plugin.cache.MARGIN``."""
 
@@ -81,6 +82,7 @@ def note(tree: str, node: int, parent: int, turn: int, **said: Any) -> Note:
     return Note(tree, len(PROMPT), node, parent, turn, **said)
 
 
+@IN_YARD
 async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
     """Steps 1, 3 below it, and 2: what 1 and 3 hold is free when the next note arrives."""
     before = await plugged.figures()
@@ -105,6 +107,7 @@ async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
     assert (over["searches"] - before["searches"], over["held_tokens"]) == (0, 0)
 
 
+@IN_YARD
 async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     """The pool holds a prompt of 100, 24 steps of 800 and 700 tokens more; a stranger wants 900:
     the step that is worth least loses its tip, the others nothing, and what it lost is counted when
@@ -131,6 +134,7 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     await plugged.read(PROMPT, Note("oak", len(PROMPT), over=("oak",)))
 
 
+@IN_YARD
 async def test_a_wrong_note_is_the_clients_error(plugged: Client) -> None:
     """It never reaches the scheduler, which goes on."""
     body = {"input_ids": PROMPT, "sampling_params": {"custom_params": {"hedgerow": '{"tree": 3}'}}}
