@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import search
 
@@ -52,6 +53,12 @@ def test_an_arrow_the_wrong_way_is_caught(tmp_path: Path) -> None:
 def test_packages_are_ours() -> None:
     """The generic package names resolve into this tree, not to something installed beside it."""
     assert Path(search.__file__ or "").parent == ROOT / "search"
+
+
+def test_no_property_fails_for_taking_long() -> None:
+    """A busy machine may take its time over an example."""
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpolicy.blocks import Blocks
@@ -74,7 +74,6 @@ def test_what_the_search_would_turn_to_next_is_worth_more() -> None:
     active=st.integers(0, 3),
     decay=st.sampled_from([0.0, 0.3]),
 )
-@settings(deadline=None)
 def test_a_block_that_joins_weighs_what_it_would_among_all(
     parents: list[int], active: int, decay: float
 ) -> None:

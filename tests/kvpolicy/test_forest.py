@@ -181,5 +181,5 @@ class SearchMachine(RuleBasedStateMachine):
                 assert max(cut) <= min(whole)
 
 
-SearchMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+SearchMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25)
 TestForest = SearchMachine.TestCase

@@ -39,7 +39,7 @@ def test_many_items_are_near_the_normal_interval() -> None:
 
 
 @given(SOME)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_interval_holds_the_mean_and_turns_with_the_sign(values: list[float]) -> None:
     """Low <= mean <= high; methods swapped, the interval is its mirror image."""
     low, high = bootstrap95(values)

@@ -102,7 +102,7 @@ def trees(draw) -> tuple[list[Span], int]:
     return spans, total
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(tree=trees(), window=st.sampled_from([None, 1, 20, 45]))
 def test_equals_the_direct_softmax(tree, window):
     """Forks, chunks, part blocks and a sliding window: the textbook's values to 1e-5."""
@@ -116,7 +116,7 @@ def test_equals_the_direct_softmax(tree, window):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(tree=trees(), window=st.sampled_from([None, 40]))
 def test_a_span_never_depends_on_others(tree, window):
     """Every span alone has the same bits as among the others."""

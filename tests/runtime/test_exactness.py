@@ -106,7 +106,7 @@ def test_prefill_beside_decoding(forward):
     assert torch.equal(logits[-1], alone[-1])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cuts=st.lists(st.integers(1, LENGTH - 1), max_size=8))
 def test_chunking_changes_nothing(llama_forward, whole, cuts):
     """However the prefill is cut, every position has the same bits."""

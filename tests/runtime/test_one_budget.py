@@ -191,5 +191,5 @@ def naive_step_of(branch: Branch) -> Step:
             return drawn.steps[0]
 
 
-Searches.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+Searches.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
 TestSearches = Searches.TestCase

@@ -283,5 +283,5 @@ class RadixMachine(RuleBasedStateMachine):
             assert path[: len(end)] == end, "a mark left its step's path"
 
 
-RadixMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+RadixMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestRadix = RadixMachine.TestCase

@@ -53,7 +53,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Text:
     return Text(folder)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(text="the th", cuts=[1])
 @given(
     text=st.text(max_size=30).filter(lambda text: "<|" not in text),

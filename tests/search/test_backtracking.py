@@ -55,7 +55,7 @@ engines = st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1
 
 
 @BOTH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(dials=dials, engine=engines)
 async def test_no_bound_is_ever_exceeded(
     policy: str, dials: dict[str, int], engine: ScriptedEngine
@@ -79,7 +79,7 @@ async def test_no_bound_is_ever_exceeded(
 
 
 @BOTH
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(dials=dials, engine=engines)
 async def test_the_dead_stay_dead(
     policy: str, dials: dict[str, int], engine: ScriptedEngine
@@ -97,7 +97,7 @@ async def test_the_dead_stay_dead(
 
 
 @BOTH
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(dials=dials, engine=engines)
 async def test_same_tree_same_plan(
     policy: str, dials: dict[str, int], engine: ScriptedEngine

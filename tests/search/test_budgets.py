@@ -160,7 +160,7 @@ async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> Non
     assert (outcome.stop_reason, outcome.answer) == (StopReason.MAX_TOKENS, "1")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     policy=st.sampled_from(sorted(POLICIES)),

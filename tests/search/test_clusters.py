@@ -48,7 +48,7 @@ def test_a_vector_of_zeros_is_unlike_all_others() -> None:
     assert cluster(points, 0.9) == [0, 1, 0, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(vectors, st.floats(0, 2), st.integers(0, 2**32))
 def test_order_and_length_change_no_cluster(
     found: list[tuple[float, float, float]], threshold: float, seed: int

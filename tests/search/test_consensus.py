@@ -248,7 +248,7 @@ async def test_the_search_says_why_it_stopped() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     vote=st.sampled_from(sorted(VOTE_SCORES)),
     width=st.integers(1, 12),

@@ -84,7 +84,7 @@ def changed(tree: Tree, answer: str | None, what: str, which: int) -> tuple[Tree
     return tree, answer
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 50),
     what=st.sampled_from(CHANGES),

@@ -242,7 +242,7 @@ async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rebase.stats.solver_fallbacks == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), order=st.integers(0, 2**32), tokens=st.booleans())
 async def test_same_seed_same_tree(seed: int, order: int, tokens: bool) -> None:
     """Whatever the order in which branches are drawn, for both costs; what is pruned has an end."""

@@ -27,7 +27,7 @@ from tests.search.test_width import rough, watched
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**63 - 1), width=st.integers(1, 20), empty=st.integers(0, 30))
 async def test_replaying_events_rebuilds_the_tree(
     policy: PolicyName, seed: int, width: int, empty: int

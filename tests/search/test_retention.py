@@ -54,7 +54,7 @@ def objective(
     return retained - Fraction(lambda_b) * cost + Fraction(lambda_d) * coverage
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(found=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
 def test_the_optimum_is_brute_forces(
     found: tuple[Blocks, list[int], list[int]], lambda_b: float, lambda_d: float, clustered: bool

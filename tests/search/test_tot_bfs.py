@@ -68,7 +68,7 @@ def test_breadth_defaults_to_what_the_width_has_room_for() -> None:
     assert TotBfs.from_spec(spec) == TotBfs(16, 5, 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     width=st.integers(1, 24),
     branch=st.integers(1, 6),

@@ -14,7 +14,7 @@ from tests.search.test_width import rough, watched
 from tests.search.trees import END, STEP, drawn
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**63 - 1), width=st.integers(1, 12), scored=st.booleans())
 async def test_there_and_back(seed: int, width: int, scored: bool) -> None:
     """Every node of every searched tree is the same after a trip through JSON text."""

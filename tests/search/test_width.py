@@ -63,7 +63,7 @@ async def watched(
 
 
 @BY_WIDTH
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     width=st.integers(1, 40),
     seed=st.integers(0, 2**63 - 1),
@@ -98,7 +98,7 @@ async def test_every_round_spends_the_remaining_width(
 
 
 @ALL
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(width=st.integers(1, 40), seed=st.integers(0, 2**63 - 1), coarse=st.integers(1, 5))
 async def test_what_is_pruned_is_never_expanded(
     policy: PolicyName, width: int, seed: int, coarse: int

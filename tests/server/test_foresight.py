@@ -30,7 +30,7 @@ def say(branch: Branch) -> str:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(width=st.integers(1, 8), seed=st.integers(0, 2**32))
 async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int, seed: int) -> None:
     """Looked at before every round: it only grows, and the reply begins with it."""

@@ -14,7 +14,7 @@ from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     width=st.integers(1, 12),
     branch=st.integers(1, 5),

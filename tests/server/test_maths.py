@@ -118,7 +118,7 @@ SIZED = st.recursive(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(SIZED)
 @example("(0)^{-1}")
 def test_an_answer_equals_itself_and_its_bracketed_self(answer: str) -> None:
@@ -128,7 +128,7 @@ def test_an_answer_equals_itself_and_its_bracketed_self(answer: str) -> None:
 
 
 @given(st.text(r"\{}()[]^_+-*/=<>!|%$., xy0129efracsqt", max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_text_is_read_or_not(text: str) -> None:
     """Nothing that a model may write raises."""
     Maths().same(text, "3")

@@ -68,7 +68,6 @@ schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.N
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
@@ -119,7 +118,7 @@ SEARCH_FIELDS = ["policy", "width", "seed", "temperature", "max_depth", "max_tok
     st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=3),
     st.none() | st.dictionaries(st.sampled_from(SEARCH_FIELDS), ODD, max_size=3),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_odd_values_are_refused_by_name(
     path: str, change: dict[str, Any], search: dict[str, Any] | None
 ) -> None:

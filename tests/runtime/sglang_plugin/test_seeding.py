@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.embedded.drawing.sampler import draw
@@ -40,7 +40,6 @@ def rows_of(seed: int, rows: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 1000),
     st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6),

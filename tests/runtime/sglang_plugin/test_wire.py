@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.sglang_plugin.wire import (
@@ -43,7 +43,6 @@ def notes(draw: st.DrawFn) -> Note:
     )
 
 
-@settings(deadline=None)
 @given(notes())
 def test_what_is_said_is_what_is_heard(note: Note) -> None:
     assert parse(custom_params(note)[NAME]) == note
@@ -98,7 +97,6 @@ def test_a_wrong_note_is_refused_by_name(said: object, named: str) -> None:
     assert str(refused.value).startswith(named)
 
 
-@settings(deadline=None)
 @given(st.text() | st.dictionaries(st.text(), st.none() | st.text()).map(json.dumps))
 def test_whatever_comes_is_a_note_or_refused(said: str) -> None:
     """Nothing else may be raised where SGLang's scheduler reads it."""
@@ -108,7 +106,6 @@ def test_whatever_comes_is_a_note_or_refused(said: str) -> None:
         return
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_a_seed_keeps_its_bits(seed: int) -> None:
     signed = sampling_seed(seed)
