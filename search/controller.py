@@ -12,6 +12,7 @@ from search.digest import tree_digest
 from search.embedding import Embeddings
 from search.engine import (
     Capabilities,
+    EmbeddingMissing,
     Engine,
     EngineError,
     KvFull,
@@ -229,13 +230,17 @@ class _Run:
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
         policy, tree = self.policy, self.growth.tree
-        before = self.clock()
+        before, fell_back = self.clock(), False
         if isinstance(policy, Comparing):
-            plan = await asyncio.to_thread(policy.plan, tree)
+            fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
+            planned = policy.uncompared if fell_back else policy.plan
+            plan = await asyncio.to_thread(planned, tree)
         else:
             plan = policy.plan(tree)
         self.tally.policy_seconds += self.clock() - before
-        self.tally.solver_fallbacks += plan is not None and plan.fell_back
+        if plan is not None:
+            self.tally.embedder_fallbacks += fell_back
+            self.tally.solver_fallbacks += plan.fell_back
         return plan
 
     async def in_time(self, work: Callable[[], Awaitable[T]]) -> T | None:
@@ -255,17 +260,23 @@ class _Run:
         return None if late else done
 
     async def embed(self) -> bool:
-        """Put the embeddings that the policy will ask for on the nodes; False: too late."""
+        """Put the embeddings that the policy will ask for on the nodes; False: too late.
+
+        An embedder that has failed is not asked again: the search would wait for it every round.
+        """
         if not isinstance(self.policy, Comparing):
             return True
         nodes = self.policy.to_embed(self.growth.tree)
         unknown = self.embeddings.unknown(nodes)
-        if unknown:
+        if unknown and self.tally.embedder_fault is None:
             asked = self.tree_id, self.problem.prompt, unknown
-            vectors = await self.in_time(lambda: self.engine.embed(*asked))
-            if vectors is None:
-                return False
-            self.embeddings.take(unknown, vectors)
+            try:
+                vectors = await self.in_time(lambda: self.engine.embed(*asked))
+                if vectors is None:
+                    return False
+                self.embeddings.take(unknown, vectors)
+            except EmbeddingMissing as error:
+                self.tally.embedder_fault = str(error)
         self.embeddings.store(nodes)
         return True
 

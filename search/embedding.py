@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from search.clusters import rounded
-from search.engine import EngineError, Trajectory
+from search.engine import EmbeddingMissing, Trajectory
 from search.tree import Node, Tree
 
 
@@ -25,20 +25,21 @@ class Embeddings:
         return [self._trajectory(node) for node in first.values()]
 
     def take(self, wanted: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
-        """Note the vectors of ``unknown`` paths, rounded. Raises EngineError if they are unfit."""
+        """Note the vectors of ``unknown`` paths, rounded. Raises EmbeddingMissing if they are unfit."""
         if len(vectors) != len(wanted):
-            raise EngineError(f"engine: gave {len(vectors)} embeddings for {len(wanted)} steps")
+            found = f"{len(vectors)} embeddings for {len(wanted)} steps"
+            raise EmbeddingMissing(f"engine: gave {found}")
         try:
             entering = rounded(vectors)
         except ValueError as error:
-            raise EngineError(f"engine: {error}") from error
+            raise EmbeddingMissing(f"engine: {error}") from error
         for trajectory, vector in zip(wanted, entering, strict=True):
             self._known[trajectory.steps[-1]] = vector
 
     def store(self, nodes: Iterable[Node]) -> None:
         """Put the known vectors on the nodes."""
         for node in nodes:
-            node.embedding = self._known[node.tokens]
+            node.embedding = self._known.get(node.tokens)
 
     def _trajectory(self, node: Node) -> Trajectory:
         chain = self._tree.chain(node.id)

@@ -235,7 +235,8 @@ class EngineError(Exception):
      ├─ EngineDown         the engine's process or server is gone; it may come back
      ├─ PrefixTooLong      a prefix and its step do not fit the context or the KV budget
      ├─ KvFull             all KV is held for searches and none may be given up
-     └─ RewardMissing      a trajectory got no reward; names the format and what it looked for
+     ├─ RewardMissing      a trajectory got no reward; names the format and what it looked for
+     └─ EmbeddingMissing   the embedder gave no vectors of use; what is drawn and scored is well
     """
 
 
@@ -253,6 +254,10 @@ class PrefixTooLong(EngineError):
 
 class RewardMissing(EngineError):
     """A trajectory got no reward."""
+
+
+class EmbeddingMissing(EngineError):
+    """The embedder gave no vectors of use; what is drawn and scored is well."""
 
 
 class Engine(Protocol):
@@ -284,7 +289,10 @@ class Engine(Protocol):
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """One vector, all of one size, for the last step of each trajectory, read alone."""
+        """One vector, all of one size, for the last step of each trajectory, read alone.
+
+        Raises EmbeddingMissing if the embedder is at fault and nothing else.
+        """
         ...
 
     def hint(self, tree: str, hint: Hint) -> None:

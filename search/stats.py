@@ -23,10 +23,11 @@ class SearchStats:
     nodes that may still grow and the trajectories it finished, before the next plan prunes any;
     equal token prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What
     the engine held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning.
-    ``solver_fallbacks``: rounds that the policy planned by its simpler rule. ``precise_goodput``:
-    tokens a second, the mean length of the finished trajectories over the mean time at which their
-    rounds ended; 0 where nothing finished. ``engine``: what the tree cost it, dropped work
-    included.
+    ``solver_fallbacks``: rounds that the policy planned by its simpler rule since its solver met a
+    limit, ``embedder_fallbacks``: since the embedder failed, with ``embedder_fault`` for a reason.
+    ``precise_goodput``: tokens a second, the mean length of the finished trajectories over the mean
+    time at which their rounds ended; 0 where nothing finished. ``engine``: what the tree cost it,
+    dropped work included.
     """
 
     rounds: int
@@ -42,6 +43,8 @@ class SearchStats:
     kv_tokens_peak: int
     policy_seconds: float
     solver_fallbacks: int
+    embedder_fallbacks: int
+    embedder_fault: str | None
     seconds: float
     precise_goodput: float
     engine: TreeCost
@@ -63,6 +66,8 @@ class Tally:
     kv_tokens_peak: int = 0
     policy_seconds: float = 0.0
     solver_fallbacks: int = 0
+    embedder_fallbacks: int = 0
+    embedder_fault: str | None = None
     finished_after: list[float] = field(default_factory=list)
 
     def round(self, tree: Tree, children: Iterable[Node], seconds: float) -> None:
@@ -101,6 +106,8 @@ class Tally:
             kv_tokens_peak=self.kv_tokens_peak,
             policy_seconds=self.policy_seconds,
             solver_fallbacks=self.solver_fallbacks,
+            embedder_fallbacks=self.embedder_fallbacks,
+            embedder_fault=self.embedder_fault,
             seconds=seconds,
             precise_goodput=sum(lengths) / elapsed if elapsed else 0.0,
             engine=cost,

@@ -165,6 +165,7 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[Score]) -> dict[s
     With several seeds ``seed`` lists them, sums are over seeds too, and ``n`` still counts the
     questions. With shared draws a row's tokens, calls and FLOPs are those of its searches alone,
     its peak is that of the logical trees, and its seconds are of the shared run (``shared``).
+    ``fallbacks``: rounds that the policy planned by a simpler rule.
     """
     stats = [score.stats for score in scores]
     held = [s.kv_tokens_peak if wanted.share else s.engine.kv_tokens_peak for s in stats]
@@ -184,6 +185,7 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[Score]) -> dict[s
         "flops": math.fsum(s.engine.flops for s in stats),
         "model_calls": sum(s.engine.model_calls for s in stats),
         "prm_tokens": sum(s.engine.prm_tokens for s in stats),
+        "fallbacks": sum(s.solver_fallbacks + s.embedder_fallbacks for s in stats),
         "policy_seconds": math.fsum(s.policy_seconds for s in stats),
         "seconds": math.fsum(s.seconds for s in stats),
         "precise_goodput": math.fsum(s.precise_goodput for s in stats) / runs if runs else 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ from server.room import context_for
 from server.thoughts import split
 
 T = TypeVar("T")
+
+log = logging.getLogger("hedgerow.forest")
 
 PLAIN = "plain"
 
@@ -44,6 +47,7 @@ class Forest:
         self.metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._told_of_embedder = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` as a task that is kept until it ends; cancelling it frees its tree."""
@@ -103,9 +107,17 @@ class Forest:
                 self.metrics.searches.labels(spec.policy, "error").inc()
                 raise
         self.metrics.searched(outcome)
+        self._tell_of_embedder(outcome)
         if answers.maths is not None:
             self.metrics.unread_answers.inc(answers.maths.unread)
         return outcome
+
+    def _tell_of_embedder(self, outcome: Outcome) -> None:
+        """Log the first fault; each is counted and told in its reply."""
+        fault = outcome.stats.embedder_fault
+        if fault is not None and not self._told_of_embedder:
+            self._told_of_embedder = True
+            log.warning("%s: such searches go on without comparing steps", fault)
 
     async def complete(
         self, tree_id: str, wanted: Completion, on_text: Callable[[str], None] | None = None

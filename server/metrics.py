@@ -70,6 +70,9 @@ class Metrics:
         self.solver_fallbacks = self._count(
             "solver_fallbacks", "Rounds planned by a policy's simpler rule.", "policy"
         )
+        self.embedder_fallbacks = self._count(
+            "embedder_fallbacks", "Rounds whose steps could not be compared.", "policy"
+        )
         self.search_seconds = self._spread(
             "search_seconds", "Duration of searches.", SECONDS, "policy"
         )
@@ -103,6 +106,7 @@ class Metrics:
         self.policy_seconds.labels(policy).inc(stats.policy_seconds)
         self.rounds.labels(policy).inc(stats.rounds)
         self.solver_fallbacks.labels(policy).inc(stats.solver_fallbacks)
+        self.embedder_fallbacks.labels(policy).inc(stats.embedder_fallbacks)
         self.search_seconds.labels(policy).observe(stats.seconds)
         self.search_nodes.labels(policy).observe(stats.nodes)
         if stats.precise_goodput:

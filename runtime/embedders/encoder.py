@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from search.engine import EmbeddingMissing
+
 _STEPS = {"Transformer", "Pooling", "Normalize"}
 _POOLINGS = ("mean", "cls")
 
@@ -34,9 +36,15 @@ class Encoder:
         self._longest = int(getattr(self._model.config, "max_position_embeddings", 512))
 
     def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, each read alone; what exceeds the encoder's context is left out."""
-        with torch.inference_mode():
-            return [self._vector(text) for text in texts]
+        """A vector a text, each read alone; what exceeds the encoder's context is left out.
+
+        Raises EmbeddingMissing if the model fails.
+        """
+        try:
+            with torch.inference_mode():
+                return [self._vector(text) for text in texts]
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise EmbeddingMissing(f"the encoder failed: {type(error).__name__}") from error
 
     def _vector(self, text: str) -> tuple[float, ...]:
         ids = self._tokenizer(

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from search.engine import EngineError
+from search.engine import EmbeddingMissing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Endpoint:
         self._client = httpx.AsyncClient(headers=headers, timeout=options.seconds)
 
     async def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, in order. Raises EngineError, without the address, if there is none.
+        """A vector a text, in order. Raises EmbeddingMissing, without the address, if there is none.
 
         A full stop stands for a text of nothing but white space: servers refuse empty ones.
         """
@@ -48,15 +48,15 @@ class Endpoint:
             vectors = _vectors(answer.json())
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
-            raise EngineError(f"the embeddings endpoint answered with status {status}") from error
+            raise EmbeddingMissing(f"the embeddings endpoint answered with status {status}") from error
         except httpx.HTTPError as error:
             reason = type(error).__name__
-            raise EngineError(f"the embeddings endpoint does not answer: {reason}") from error
+            raise EmbeddingMissing(f"the embeddings endpoint does not answer: {reason}") from error
         except (ValueError, LookupError, TypeError) as error:
-            raise EngineError("the embeddings endpoint answered with no embeddings") from error
+            raise EmbeddingMissing("the embeddings endpoint answered with no embeddings") from error
         if len(vectors) != len(texts):
             found = f"{len(vectors)} embeddings for {len(texts)} texts"
-            raise EngineError(f"the embeddings endpoint answered with {found}")
+            raise EmbeddingMissing(f"the embeddings endpoint answered with {found}")
         return vectors
 
     async def close(self) -> None:

@@ -28,7 +28,8 @@ class Ets:
     Ties: in REBASE the lower id; between equal optima of the program the solver's own, which is the
     same for the same tree. Leaves with the same token path share their KV, so they are kept or
     given up together. If the program is not solved within ``node_limit`` branch-and-bound nodes,
-    all leaves are kept: the round is REBASE's, and says so.
+    all leaves are kept: the round is REBASE's, and says so. It is REBASE's too where the embedder
+    fails.
     """
 
     width: int
@@ -73,6 +74,10 @@ class Ets:
         """The open leaves, unless they cannot differ or nobody asks whether they do."""
         leaves = list(tree.leaves())
         return leaves if self._compares(leaves) else []
+
+    def uncompared(self, tree: Tree) -> Round | None:
+        """REBASE's round: without its diversity term the program would keep twins."""
+        return replace(self, budget_weight=0.0).plan(tree)
 
     def plan(self, tree: Tree) -> Round | None:
         """The root to the whole width, then the kept leaves to what remains of it."""

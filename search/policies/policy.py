@@ -63,6 +63,10 @@ class Comparing(Policy, Protocol):
         """The nodes whose embeddings the next plan reads; none if it reads none."""
         ...
 
+    def uncompared(self, tree: Tree) -> Round | None:
+        """The next round where these embeddings could not be had, by a simpler rule."""
+        ...
+
 
 @runtime_checkable
 class Backtracking(Policy, Protocol):

@@ -22,7 +22,7 @@ from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.embedders.encoder import Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
 from runtime.embedders.lexical import SIZE, embed_texts
-from search.engine import EngineError
+from search.engine import EmbeddingMissing, EngineError
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 
@@ -209,6 +209,20 @@ def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
     assert cls[0] == pytest.approx(states[0].tolist(), abs=1e-5)
 
 
+def test_an_encoder_that_fails_leaves_embeddings_missing(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for want of memory: the engine's own work goes on."""
+    encoder = Encoder(bert)
+
+    def out_of_memory(text: str) -> tuple[float, ...]:
+        raise torch.OutOfMemoryError(text)
+
+    monkeypatch.setattr(encoder, "_vector", out_of_memory)
+    with pytest.raises(EmbeddingMissing, match="the encoder failed: OutOfMemoryError"):
+        encoder.embed_texts(["a secret"])
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -270,12 +284,12 @@ async def test_an_endpoint_is_asked_for_all_texts_at_once() -> None:
         (httpx.Response(200, json=[1]), "with no embeddings"),
     ],
 )
-async def test_an_endpoint_that_fails_is_an_engine_error(
+async def test_an_endpoint_that_fails_leaves_embeddings_missing(
     answer: httpx.Response | Exception, message: str
 ) -> None:
     """Fit for a client: neither address nor key is in it."""
     made, _ = endpoint(answer)
-    with pytest.raises(EngineError, match=message) as caught:
+    with pytest.raises(EmbeddingMissing, match=message) as caught:
         await made.embed_texts(["a"])
     assert "vectors.test" not in str(caught.value)
     await made.close()

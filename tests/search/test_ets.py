@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from search.clusters import THRESHOLDS
 from search.controller import Problem, search
-from search.engine import Branch, EngineError, RewardMissing
+from search.engine import Branch, EmbeddingMissing, EngineDown, EngineError, RewardMissing
 from search.outcome import Outcome
 from search.policies.ets import Ets
 from search.policies.policy import Comparing, Round
@@ -145,6 +146,11 @@ def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
     assert kv.suited_to(None) == kv
 
 
+def tree_of_its_own(branch: Branch) -> str:
+    """Steps that never end and seldom repeat."""
+    return f"s{branch.child}-{branch.seed % 97}\n\n"
+
+
 async def grown(engine: ScriptedEngine, **dials: object) -> Outcome:
     """A search with a clock that stands still."""
     spec = SearchSpec.model_validate(
@@ -198,8 +204,8 @@ async def test_an_engine_without_embeddings_is_refused_at_the_start() -> None:
     ("vectors", "message"),
     [([], "gave 0 embeddings for"), (float("nan"), "not finite"), ("uneven", "one size")],
 )
-async def test_unfit_embeddings_are_an_error(vectors: object, message: str) -> None:
-    """The engine is named; the tree is aborted."""
+async def test_with_unfit_embeddings_the_search_is_rebases(vectors: object, message: str) -> None:
+    """Tree for tree; every round that would have compared steps is counted, and says why not."""
 
     class Unfit(ScriptedEngine):
         async def embed(self, tree, prompt, trajectories):
@@ -207,8 +213,44 @@ async def test_unfit_embeddings_are_an_error(vectors: object, message: str) -> N
                 return [(1.0,) * (1 + i % 2) for i in range(len(trajectories))]
             return vectors and [(vectors,)] * len(trajectories)
 
-    engine = Unfit(lambda b: f"s{b.child}\n\n")
-    with pytest.raises(EngineError, match=f"engine: .*{message}"):
+    outcome = await grown(Unfit(tree_of_its_own))
+    rebase = await grown(ScriptedEngine(tree_of_its_own), policy="rebase")
+    assert outcome.digest == rebase.digest
+    fault = outcome.stats.embedder_fault
+    assert fault is not None
+    assert re.search(f"engine: .*{message}", fault)
+    assert outcome.stats.embedder_fallbacks == outcome.stats.rounds - 1
+    assert (outcome.stats.solver_fallbacks, rebase.stats.embedder_fallbacks) == (0, 0)
+
+
+async def test_an_embedder_that_fails_midway_is_not_asked_again() -> None:
+    """Its first round compares, the others are REBASE's: waiting for it once is enough."""
+
+    class Failing(ScriptedEngine):
+        asked = 0
+
+        async def embed(self, tree, prompt, trajectories):
+            self.asked += 1
+            if self.asked == 2:
+                raise EmbeddingMissing("the embedder is away")
+            return await super().embed(tree, prompt, trajectories)
+
+    engine = Failing(tree_of_its_own)
+    stats = (await grown(engine)).stats
+    assert engine.asked == 2
+    assert stats.embedder_fault == "the embedder is away"
+    assert stats.embedder_fallbacks == stats.rounds - 2 > 1
+
+
+async def test_an_engine_that_fails_while_embedding_fails_the_search() -> None:
+    """Only the embedder's own faults have a fallback."""
+
+    class Down(ScriptedEngine):
+        async def embed(self, tree, prompt, trajectories):
+            raise EngineDown("gone")
+
+    engine = Down(tree_of_its_own)
+    with pytest.raises(EngineDown):
         await grown(engine)
     assert engine.aborted == ["t"]
 

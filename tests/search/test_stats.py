@@ -54,6 +54,8 @@ async def test_all_of_them() -> None:
         kv_tokens_peak=15,
         policy_seconds=0.0,
         solver_fallbacks=0,
+        embedder_fallbacks=0,
+        embedder_fault=None,
         seconds=3.0,
         # mean length (6 + 6 + 9) / 3 over mean time (2 + 2 + 3) / 3
         precise_goodput=21 / 7,

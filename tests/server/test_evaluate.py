@@ -34,6 +34,7 @@ KEYS = {
     "flops",
     "model_calls",
     "prm_tokens",
+    "fallbacks",
     "policy_seconds",
     "seconds",
     "precise_goodput",
