@@ -118,8 +118,7 @@ def _kv_peak(url: str) -> float:
         sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name == "hedgerow_kv_peak_tokens"
-        and sample.labels.get("model", "policy") == "policy"
+        if sample.name == "hedgerow_kv_peak_tokens" and sample.labels["model"] == "policy"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from search.clusters import rounded
 from search.engine import EmbeddingMissing, Trajectory
@@ -25,7 +26,10 @@ class Embeddings:
         return [self._trajectory(node) for node in first.values()]
 
     def take(self, wanted: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
-        """Note the vectors of ``unknown`` paths, rounded. Raises EmbeddingMissing if they are unfit."""
+        """Note the vectors of ``unknown`` paths, rounded.
+
+        Raises EmbeddingMissing if they are unfit, one by one or beside those of earlier steps.
+        """
         if len(vectors) != len(wanted):
             found = f"{len(vectors)} embeddings for {len(wanted)} steps"
             raise EmbeddingMissing(f"engine: gave {found}")
@@ -33,6 +37,9 @@ class Embeddings:
             entering = rounded(vectors)
         except ValueError as error:
             raise EmbeddingMissing(f"engine: {error}") from error
+        sizes = {len(vector) for vector in (*entering[:1], *islice(self._known.values(), 1))}
+        if len(sizes) > 1:
+            raise EmbeddingMissing(f"engine: embeddings of {sorted(sizes)} numbers in one tree")
         for trajectory, vector in zip(wanted, entering, strict=True):
             self._known[trajectory.steps[-1]] = vector
 

@@ -53,8 +53,8 @@ def create_service(
     Raises SettingsError for API keys that cannot be read.
     """
     ignored = IgnoredFields()
-    about = {"version": own_version(), "model": settings.model}
-    metrics = Metrics(ignored, **about, engine=engine.capabilities.engine)
+    metrics = Metrics(ignored)
+    metrics.serves(settings.model, engine.capabilities.engine, own_version())
     keys = Keyring.load(settings)
     admission = Admission(
         settings.max_running,
@@ -83,6 +83,7 @@ def add_model(
     service: Service, settings: Settings, engine: Engine, text: ChatText, delimiter: str = "\n\n"
 ) -> None:
     """Let a service serve one more model, ``settings.model``, beside its own."""
+    service.metrics.serves(settings.model, engine.capabilities.engine, own_version())
     service.others[settings.model] = replace(
         service,
         settings=settings,

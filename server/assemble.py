@@ -222,7 +222,10 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         service = grown[0].service(settings, trees, traces)
         for own, parts in zip(further, grown[1:], strict=True):
             add_model(service, own, parts.engine, parts.text, parts.delimiter)
-        keepers = [asyncio.create_task(_keep(parts, service)) for parts in grown]
+        keepers = [
+            asyncio.create_task(_keep(parts, served))
+            for parts, served in zip(grown, service.models, strict=True)
+        ]
 
         async def end() -> None:
             for keeper, parts in zip(keepers, grown, strict=True):
@@ -240,7 +243,8 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         await DrainingServer(config, service).serve(sockets=[listener])
 
 
-async def _keep(parts: Parts, service: Service) -> None:
+async def _keep(parts: Parts, served: Service) -> None:
     if parts.restartable is not None:
-        seconds = service.settings.keeper_seconds
-        await keep_up(parts.restartable, seconds, service.metrics.engine_restarts)
+        settings = served.settings
+        restarts = served.metrics.engine_restarts.labels(settings.model)
+        await keep_up(parts.restartable, settings.keeper_seconds, restarts)

@@ -1,19 +1,19 @@
 """What an operator watches: Prometheus series, all prefixed ``hedgerow_``, in base units.
 
-Labels come from closed sets only: policies, stop reasons, routes, models by their part, the names
-of configured keys. ``docs/metrics.md`` says which question each series answers.
+Labels come from closed sets only: policies, stop reasons, routes, the models that are served
+(``served``), an engine's models by their part (``model``), the names of configured keys.
+``docs/metrics.md`` says which question each series answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
-    Info,
     disable_created_metrics,
     generate_latest,
 )
@@ -28,6 +28,7 @@ WAITS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
+ABOUT = ("engine", "model", "version")
 
 ENGINE_COUNTERS = {
     "decoded_tokens": "Tokens the policy model decoded.",
@@ -51,12 +52,12 @@ disable_created_metrics()  # a second series for each counter and bucket that no
 class Metrics:
     """The series of one server, in a registry of its own."""
 
-    def __init__(self, ignored: IgnoredFields, **about: str) -> None:
-        """``about``: labels that tell this server from others, such as its version."""
+    def __init__(self, ignored: IgnoredFields) -> None:
+        """Nothing is served yet."""
         self.registry = CollectorRegistry()
-        Info("hedgerow", "What is served, and by what.", registry=self.registry).info(about)
-        self.engine = EngineSeries(ignored)
-        self.registry.register(self.engine)
+        self.engines = EngineSeries(ignored)
+        self.registry.register(self.engines)
+        self._info = self._gauge("info", "What is served, and by what.", *ABOUT)
         self.searches = self._count("searches", "Searches that ended.", "policy", "stop_reason")
         self.in_flight = self._gauge("searches_in_flight", "Searches under way.", "policy")
         self.generated = self._count("generated_tokens", "Tokens of committed trees.")
@@ -93,7 +94,14 @@ class Metrics:
             "queue_wait_seconds", "Time that requests waited for their turn.", WAITS
         )
         self.disconnects = self._count("disconnects", "Clients that left before their answer.")
-        self.engine_restarts = self._count("engine_restarts", "Times a dead engine was restarted.")
+        self.engine_restarts = self._count(
+            "engine_restarts", "Times a dead engine was restarted.", "served"
+        )
+
+    def serves(self, model: str, engine: str, version: str) -> None:
+        """Say that a model is served, by which engine, and what version of this server does so."""
+        self._info.labels(model=model, engine=engine, version=version).set(1)
+        self.engine_restarts.labels(model)
 
     def searched(self, outcome: Outcome) -> None:
         """Count a search that ended."""
@@ -127,61 +135,103 @@ class Metrics:
 
 
 class EngineSeries(Collector):
-    """Series read off the engine's last report. ``usage`` None: none yet; ``up``: it answered."""
+    """Series read off the last report of every engine, by the model that it serves."""
 
     def __init__(self, ignored: IgnoredFields) -> None:
-        self.usage: Usage | None = None
-        self.up = False
+        self._reports: dict[str, Usage] = {}
+        self._up: dict[str, float] = {}
         self._ignored = ignored
+
+    def heard(self, served: str, usage: Usage | None) -> None:
+        """Take in what a model's engine answered this scrape, None if it did not."""
+        self._up[served] = float(usage is not None)
+        if usage is not None:
+            self._reports[served] = usage
 
     def collect(self) -> Iterable[Metric]:
         """Called at every scrape."""
-        up = GaugeMetricFamily("hedgerow_engine_up", "1 when the engine answered this scrape.")
-        up.add_metric([], float(self.up))
-        yield up
+        up = {(served,): up for served, up in self._up.items()}
+        what = "1 when the engine answered this scrape."
+        yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
         yield CounterMetricFamily(
             "hedgerow_ignored_fields", "Unknown request fields ignored.", value=self._ignored.total
         )
-        if self.usage is not None:
-            yield from _kv(self.usage)
-            for name, what in ENGINE_COUNTERS.items():
-                total = getattr(self.usage, f"{name}_total")
-                yield CounterMetricFamily(f"hedgerow_{name}", what, value=total)
+        for kind, name, what, labels, values in READINGS:
+            found = {
+                (served, *of): value
+                for served, usage in self._reports.items()
+                for of, value in values(usage).items()
+            }
+            yield _family(kind, name, what, ("served", *labels), found)
 
 
-def _kv(usage: Usage) -> Iterable[Metric]:
-    held, prm_held = usage.held_evicted_tokens_total, usage.prm_held_evicted_tokens_total
-    by_model = ("model",)
-    by_state = ("model", "state")
-    tokens = {
+Values = Mapping[tuple[str, ...], float]
+"""A series' values by its labels."""
+
+
+def _tokens(usage: Usage) -> Values:
+    return {
         ("policy", "active"): usage.kv_tokens_active,
         ("policy", "cached"): usage.kv_tokens_cached,
         ("reward", "active"): usage.prm_kv_tokens_active,
         ("reward", "cached"): usage.prm_kv_tokens_cached,
     }
-    evicted = {
+
+
+def _evicted(usage: Usage) -> Values:
+    held, prm_held = usage.held_evicted_tokens_total, usage.prm_held_evicted_tokens_total
+    return {
         ("policy", "active"): held,
         ("policy", "cached"): usage.evicted_tokens_total - held,
         ("reward", "active"): prm_held,
         ("reward", "cached"): usage.prm_evicted_tokens_total - prm_held,
     }
-    room = {("policy",): usage.kv_tokens_capacity, ("reward",): usage.prm_kv_tokens_capacity}
-    peak = {("policy",): usage.kv_tokens_peak, ("reward",): usage.prm_kv_tokens_peak}
-    branches = {("running",): usage.running, ("waiting",): usage.waiting}
-    gauge, counter = GaugeMetricFamily, CounterMetricFamily
-    yield _family(gauge, "kv_tokens", "KV held, in tokens.", by_state, tokens)
-    yield _family(gauge, "kv_capacity_tokens", "Room for KV, in tokens.", by_model, room)
-    yield _family(gauge, "kv_peak_tokens", "Most active KV since the start.", by_model, peak)
-    yield _family(counter, "evicted_tokens", "Tokens dropped under pressure.", by_state, evicted)
-    yield _family(gauge, "branches", "Branches in the engine.", ("state",), branches)
+
+
+def _room(usage: Usage) -> Values:
+    return {("policy",): usage.kv_tokens_capacity, ("reward",): usage.prm_kv_tokens_capacity}
+
+
+def _peak(usage: Usage) -> Values:
+    return {("policy",): usage.kv_tokens_peak, ("reward",): usage.prm_kv_tokens_peak}
+
+
+def _branches(usage: Usage) -> Values:
+    return {("running",): usage.running, ("waiting",): usage.waiting}
+
+
+def _total(name: str) -> Callable[[Usage], Values]:
+    return lambda usage: {(): getattr(usage, f"{name}_total")}
+
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+READINGS: list[tuple[Family, str, str, tuple[str, ...], Callable[[Usage], Values]]] = [
+    (GaugeMetricFamily, "kv_tokens", "KV held, in tokens.", ("model", "state"), _tokens),
+    (GaugeMetricFamily, "kv_capacity_tokens", "Room for KV, in tokens.", ("model",), _room),
+    (GaugeMetricFamily, "kv_peak_tokens", "Most active KV since the start.", ("model",), _peak),
+    (
+        CounterMetricFamily,
+        "evicted_tokens",
+        "Tokens dropped under pressure.",
+        ("model", "state"),
+        _evicted,
+    ),
+    (GaugeMetricFamily, "branches", "Branches in the engine.", ("state",), _branches),
+    *(
+        (CounterMetricFamily, name, what, (), _total(name))
+        for name, what in ENGINE_COUNTERS.items()
+    ),
+]
+"""What is read off an engine's report: kind, name, meaning, labels and values of each series."""
 
 
 def _family(
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    kind: Family,
     name: str,
     what: str,
     labels: tuple[str, ...],
-    values: Mapping[tuple[str, ...], float],
+    values: Values,
 ) -> Metric:
     family = kind(f"hedgerow_{name}", what, labels=labels)
     for of, value in values.items():

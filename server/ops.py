@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from search.engine import EngineDown, EngineError
+from search.engine import EngineDown, EngineError, Usage
 from server.ask import model_names, resolve_model
 from server.errors import shutting_down
 from server.service import Service
@@ -59,16 +59,21 @@ def ops_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        series = service.metrics.engine
-        try:
-            async with asyncio.timeout(service.settings.ready_seconds):
-                series.usage = await service.forest.engine.usage()
-            series.up = True
-        except (EngineError, TimeoutError):
-            series.up = False
+        told = await asyncio.gather(*(_told(each) for each in service.models))
+        for each, usage in zip(service.models, told, strict=True):
+            service.metrics.engines.heard(each.settings.model, usage)
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+async def _told(service: Service) -> Usage | None:
+    """What a model's engine holds and has done; None if it does not say so in time."""
+    try:
+        async with asyncio.timeout(service.settings.ready_seconds):
+            return await service.forest.engine.usage()
+    except (EngineError, TimeoutError):
+        return None
 
 
 def _model(name: str) -> dict[str, object]:

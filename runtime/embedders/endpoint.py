@@ -34,7 +34,7 @@ class Endpoint:
         self._client = httpx.AsyncClient(headers=headers, timeout=options.seconds)
 
     async def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, in order. Raises EmbeddingMissing, without the address, if there is none.
+        """A vector a text, in order. Raises EmbeddingMissing, not naming the address, if it fails.
 
         A full stop stands for a text of nothing but white space: servers refuse empty ones.
         """
@@ -48,7 +48,9 @@ class Endpoint:
             vectors = _vectors(answer.json())
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
-            raise EmbeddingMissing(f"the embeddings endpoint answered with status {status}") from error
+            raise EmbeddingMissing(
+                f"the embeddings endpoint answered with status {status}"
+            ) from error
         except httpx.HTTPError as error:
             reason = type(error).__name__
             raise EmbeddingMissing(f"the embeddings endpoint does not answer: {reason}") from error

@@ -242,6 +242,18 @@ async def test_an_embedder_that_fails_midway_is_not_asked_again() -> None:
     assert stats.embedder_fallbacks == stats.rounds - 2 > 1
 
 
+async def test_embeddings_of_another_size_than_before_are_unfit() -> None:
+    """As from an embeddings server that was given another model meanwhile."""
+
+    class Changing(ScriptedEngine):
+        async def embed(self, tree, prompt, trajectories):
+            self.embedded.append(list(trajectories))
+            return [(1.0,) * (1 + len(self.embedded))] * len(trajectories)
+
+    stats = (await grown(Changing(tree_of_its_own))).stats
+    assert stats.embedder_fault == "engine: embeddings of [2, 3] numbers in one tree"
+
+
 async def test_an_engine_that_fails_while_embedding_fails_the_search() -> None:
     """Only the embedder's own faults have a fallback."""
 

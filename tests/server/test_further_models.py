@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,6 +69,27 @@ async def test_one_engine_that_is_down_makes_the_server_unready(
     body = {"model": "sprig", "messages": question()}
     assert (await two.post(CHAT, json=body)).status_code == 200
     assert (await two.post(CHAT, json=body | {"model": "oak"})).status_code == 503
+
+
+async def test_metrics_tell_the_engines_apart(
+    two: httpx2.AsyncClient, engine: ScriptedEngine, oak: ScriptedEngine
+) -> None:
+    """Every engine's report by the model that it serves; one that is down hides no other, and its
+    last report stays."""
+    engine.live, oak.live = {"a"}, {"b", "c"}
+    first = (await two.get("/metrics")).text
+    oak.usage = oak.health  # type: ignore[method-assign]
+    oak.down, engine.live = True, set()
+    second = (await two.get("/metrics")).text
+    for text, sprig, up in ((first, 1.0, 1.0), (second, 0.0, 0.0)):
+        running = 'hedgerow_branches{served="%s",state="running"}'
+        assert f"{running % 'sprig'} {sprig}" in text
+        assert f"{running % 'oak'} 2.0" in text
+        assert 'hedgerow_engine_up{served="sprig"} 1.0' in text
+        assert f'hedgerow_engine_up{{served="oak"}} {up}' in text
+        for model in ("sprig", "oak"):
+            assert f'hedgerow_engine_restarts_total{{served="{model}"}} 0.0' in text
+            assert re.search(rf'hedgerow_info{{engine="scripted",model="{model}",.*}} 1.0', text)
 
 
 def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:

@@ -68,15 +68,16 @@ async def test_what_the_engine_gave_up_is_told_by_model_and_state(
     monkeypatch.setattr(engine, "usage", report)
     text = (await http.get("/metrics")).text
     name = "hedgerow_evicted_tokens_total"
-    assert f'{name}{{model="policy",state="active"}} 4.0' in text
-    assert f'{name}{{model="policy",state="cached"}} 6.0' in text
-    assert f'{name}{{model="reward",state="active"}} 0.0' in text
-    assert f'{name}{{model="reward",state="cached"}} 7.0' in text
-    assert 'hedgerow_kv_peak_tokens{model="reward"} 99.0' in text
+    assert f'{name}{{model="policy",served="sprig",state="active"}} 4.0' in text
+    assert f'{name}{{model="policy",served="sprig",state="cached"}} 6.0' in text
+    assert f'{name}{{model="reward",served="sprig",state="active"}} 0.0' in text
+    assert f'{name}{{model="reward",served="sprig",state="cached"}} 7.0' in text
+    assert 'hedgerow_kv_peak_tokens{model="reward",served="sprig"} 99.0' in text
 
 
 def test_a_server_says_what_it_is() -> None:
     """Version, model and engine as labels of one series that is always 1."""
-    metrics = Metrics(IgnoredFields(), version="1.2", model="sprig", engine="embedded")
+    metrics = Metrics(IgnoredFields())
+    metrics.serves("sprig", "embedded", "1.2")
     line = 'hedgerow_info{engine="embedded",model="sprig",version="1.2"} 1.0'
     assert line in metrics.text().decode()

@@ -13,6 +13,7 @@ from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question
 
 SEARCH = {"model": "sprig", "messages": question(), "search": {"width": 4, "seed": 1}}
+SERVED = ("served", "sprig")
 
 
 async def samples(http: httpx2.AsyncClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -74,10 +75,10 @@ async def test_metrics_count_what_was_done(http: httpx2.AsyncClient) -> None:
     route = ("route", "/v1/chat/completions")
     assert found["hedgerow_request_seconds_count", (route, ("status", "200"))] == 1
     assert found["hedgerow_request_seconds_count", (route, ("status", "400"))] == 1
-    assert found["hedgerow_kv_tokens", (("model", "policy"), ("state", "active"))] == 0
-    assert found["hedgerow_engine_up", ()] == 1
+    assert found["hedgerow_kv_tokens", (("model", "policy"), SERVED, ("state", "active"))] == 0
+    assert found["hedgerow_engine_up", (SERVED,)] == 1
     for name in ("decoded", "prefilled", "cached", "rehydrated", "prm"):
-        assert (f"hedgerow_{name}_tokens_total", ()) in found
+        assert (f"hedgerow_{name}_tokens_total", (SERVED,)) in found
     assert found["hedgerow_queue_wait_seconds_count", ()] == 1
     assert found["hedgerow_rounds_total", (("policy", "rebase"),)] > 1
 
@@ -105,7 +106,7 @@ async def test_metrics_survive_an_engine_that_is_down(
     engine.down = True
     monkeypatch.setattr(engine, "usage", engine.health)
     found = await samples(http)
-    assert found["hedgerow_engine_up", ()] == 0
+    assert found["hedgerow_engine_up", (SERVED,)] == 0
 
 
 async def test_a_model_is_described_alone_and_in_the_list(http: httpx2.AsyncClient) -> None:

@@ -170,8 +170,8 @@ def test_clients_that_leave_hold_no_kv(server: Server, http: httpx2.Client) -> N
     with http.stream("POST", "/v1/chat/completions", json=body) as stream:
         next(stream.iter_lines())
     until(http, "hedgerow_searches_in_flight", 0, policy="rebase")
-    until(http, "hedgerow_kv_tokens", 0, model="policy", state="active")
-    until(http, "hedgerow_kv_tokens", 0, model="reward", state="active")
+    until(http, "hedgerow_kv_tokens", 0, served="sprig", model="policy", state="active")
+    until(http, "hedgerow_kv_tokens", 0, served="sprig", model="reward", state="active")
     assert metric(http, "hedgerow_disconnects_total") == before + 4
     assert http.post("/v1/chat/completions", json=SEARCH).status_code == 200
 
@@ -207,7 +207,7 @@ def test_a_killed_engine_is_told_and_comes_back(server: Server, http: httpx2.Cli
         assert http.get("/health").status_code == 200
     after = http.post("/v1/chat/completions", json=SEARCH).json()["search"]["tree_digest"]
     assert after == before
-    assert metric(http, "hedgerow_engine_restarts_total") == 1
+    assert metric(http, "hedgerow_engine_restarts_total", served="sprig") == 1
 
 
 def engine_pid(parent: int) -> int:
