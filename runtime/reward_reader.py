@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.embedded.model.weights import tensor_reader
 from runtime.reward_format import Reads, RewardFormat
 from runtime.reward_path import Dialogue, Ids, OwnIds, Paths, PolicyIds, Spelt
 from runtime.text import Text
@@ -99,6 +98,8 @@ class Head:
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Head:
         """Raises RewardMissing naming the tensor that is missing or does not fit."""
+        from runtime.embedded.model.weights import tensor_reader  # brings torch along
+
         try:
             read = tensor_reader(text.checkpoint)
             layers = tuple(_layer(read, name) for name in form.head)

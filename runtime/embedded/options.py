@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from runtime.embedded.drafting.leviathan import DraftRule
 from runtime.embedded.drafting.pace import LONGEST
-from runtime.embedded.drafting.speculation import DraftMode
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedders.endpoint import EndpointOptions
@@ -19,6 +17,11 @@ WIDEST = 4
 """Candidates at a depth of ``k_config``."""
 
 EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
+
+DraftMode = Literal["off", "serial", "scheduled"]
+
+DraftRule = Literal["coupled", "leviathan"]
+"""What a draw is: the one that plain decoding makes by the same noise, or one by rejection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from runtime.embedders.endpoint import EndpointOptions
@@ -50,6 +53,15 @@ def test_embedding_costs_the_layers_that_are_read() -> None:
     _, _, first = model_flops(load_settings({"HEDGEROW_EMBEDDER_LAYER": "1"}))
     assert 0 < first(10, 55, 0) < middle(10, 55, 0) < policy(10, 55, 0)
     assert model_flops(load_settings({"HEDGEROW_EMBEDDER": "lexical"}))[2](10, 55, 0) == 0
+
+
+def test_the_server_starts_without_what_it_does_not_need() -> None:
+    """torch is for the engine's process, the others for those who ask for them: each costs a start
+    its seconds and its memory."""
+    heavy = {"torch", "transformers", "opentelemetry.sdk", "matplotlib", "math_verify"}
+    code = f"import sys, server.assemble; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_a_judge_needs_no_reward_model() -> None:

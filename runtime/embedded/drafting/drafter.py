@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.drafting.guesses import Fork, Guesses
-from runtime.embedded.drafting.leviathan import DraftRule, candidate_seeds, distribution
+from runtime.embedded.drafting.leviathan import candidate_seeds, distribution
 from runtime.embedded.drafting.sketch import Sketch
 from runtime.embedded.drawing.account import pass_flops
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards
@@ -22,6 +22,7 @@ from runtime.embedded.drawing.sampler import foresee
 from runtime.embedded.kv.cache import Cache
 from runtime.embedded.kv.lane import Lane
 from runtime.embedded.kv.radix import common_prefix
+from runtime.embedded.options import DraftRule
 
 PREFILL_ROWS = 256
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,6 @@ from runtime.embedded.drawing.sampler import nucleus
 from runtime.noise import gumbel, hashes
 
 Floats = NDArray[np.float64]
-
-DraftRule = Literal["coupled", "leviathan"]
-"""What a draw is: the one that plain decoding makes by the same noise, or one by rejection."""
 
 CANDIDATES, TRIAL, REST = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 """Turn a branch's seed into those of the draft's candidates, of the trials and of what is left."""

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from runtime.embedded.drafting.drafter import Drafter
 from runtime.embedded.drafting.guesses import Guesses
 from runtime.embedded.drafting.pace import Pace
 from runtime.embedded.drawing.batch import Advance, Batch
 from runtime.embedded.drawing.branches import Run
-
-DraftMode = Literal["off", "serial", "scheduled"]
 
 
 class Speculation:
