@@ -8,6 +8,12 @@ Bd cost
 
 seconds, where t = max(FLOPs / peak, bytes / bandwidth), subject to
 Bp * S * k_ver + Bd * (S + L) * k_gen <= M, k being KV bytes a token (FlashTTS, section 4.3.1).
+
+There both read every sequence anew. An engine that *keeps* KV from round to round reads again only
+what it had no room for: of the verifier's N sequences the share Bp / N has all but its L new tokens
+kept, and all but the first of the generator's batches are prefilled before they decode. [our
+extension: by the paper's formula a verifier bound by arithmetic never gets room for a second
+sequence, however much is left]
 """
 
 from __future__ import annotations
@@ -79,8 +85,16 @@ class Split:
         return self.prefill_seconds + self.decode_seconds
 
 
-def roofline(generator: Model, verifier: Model, device: Device, load: Load, budget: int) -> Split:
-    """The split of ``budget`` bytes that takes least time.
+def roofline(
+    generator: Model,
+    verifier: Model,
+    device: Device,
+    load: Load,
+    budget: int,
+    *,
+    keeps: bool = False,
+) -> Split:
+    """The split of ``budget`` bytes that takes least time; ``keeps``: by an engine that keeps KV.
 
     For every verifier batch the largest generator batch that fits; equal times go to the larger
     generator batch. Raises TooLittleMemory.
@@ -88,7 +102,7 @@ def roofline(generator: Model, verifier: Model, device: Device, load: Load, budg
     best = None
     for batch in range(1, load.sequences + 1):
         held = batch * load.length * verifier.kv_bytes
-        found = _split(generator, verifier, device, load, budget, held, batch)
+        found = _split(generator, verifier, device, load, budget, held, batch, keeps)
         if found is None:
             break
         better = best is None or (found.seconds, -found.generator_batch) < (
@@ -112,10 +126,13 @@ def even(generator: Model, verifier: Model, device: Device, load: Load, budget: 
     return found
 
 
-def prefill_seconds(model: Model, device: Device, batch: int, length: int) -> tuple[float, str]:
-    """One pass over ``batch`` sequences of ``length`` tokens, and what bounds it."""
-    pairs = length * (length + 1) / 2
-    flops = batch * (length * model.token_flops + pairs * model.pair_flops)
+def prefill_seconds(
+    model: Model, device: Device, batch: int, length: int, kept: float = 0.0
+) -> tuple[float, str]:
+    """One pass over ``batch`` sequences of ``length`` tokens, the first ``kept`` of which need no
+    computing, and what bounds it."""
+    pairs = (length - kept) * (length + kept + 1) / 2
+    flops = batch * ((length - kept) * model.token_flops + pairs * model.pair_flops)
     return _slower(flops, model.weight_bytes + batch * length * model.kv_bytes, device)
 
 
@@ -133,21 +150,25 @@ def _split(
     budget: int,
     verifier_bytes: int,
     batch: int,
+    keeps: bool = False,
 ) -> Split | None:
     """``verifier_bytes`` for a verifier batch, the rest for the generator; None if it cannot be."""
-    rest = budget - verifier_bytes
-    decoding = min(load.sequences, rest // ((load.length + load.new) * generator.kv_bytes))
+    rest, n = budget - verifier_bytes, load.sequences
+    decoding = min(n, rest // ((load.length + load.new) * generator.kv_bytes))
     if decoding < 1:
         return None
-    prefill, prefill_bound = prefill_seconds(verifier, device, batch, load.length)
+    kept = batch / n * max(0, load.length - load.new) if keeps else 0.0
+    prefill, prefill_bound = prefill_seconds(verifier, device, batch, load.length, kept)
     decode, decode_bound = decode_seconds(generator, device, decoding, load.length + load.new / 2)
+    batches = -(-n // decoding)
+    again = (batches - 1) * prefill_seconds(generator, device, decoding, load.length)[0]
     return Split(
         verifier_batch=batch,
         generator_batch=decoding,
         verifier_bytes=verifier_bytes,
         generator_bytes=rest,
-        prefill_seconds=-(-load.sequences // batch) * prefill,
-        decode_seconds=-(-load.sequences // decoding) * load.new * decode,
+        prefill_seconds=-(-n // batch) * prefill,
+        decode_seconds=batches * load.new * decode + (again if keeps else 0.0),
         prefill_bound=prefill_bound,
         decode_bound=decode_bound,
     )

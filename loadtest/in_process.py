@@ -1,13 +1,14 @@
 """The embedded engine without its pipe: one search at a time, looked at after every step.
 
-Scheduler, scorer and caches are the engine's own. The models are loaded once and a scheduler is
-made for every search, so that each can have a KV budget and a KV policy of its own.
+Scheduler, scorer and caches are the engine's own. The models are loaded once; scheduler and scorer
+are made for every search, so that each can have KV budgets and a KV policy of its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -15,16 +16,17 @@ from typing import Any
 import torch
 
 from loadtest.replayed import Recorded
+from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.scorers import load_scorer
-from runtime.embedded.worker import scheduler_for
+from runtime.embedded.scoring.scorers import load_reward_model, scorer_for
+from runtime.embedded.worker import cost_of, scheduler_for
+from runtime.embedders.lexical import embed_texts
 from runtime.text import Text
 from search.engine import (
     Branch,
     Capabilities,
-    EngineError,
     Hint,
     KvFull,
     Sampling,
@@ -43,31 +45,34 @@ class Models:
         self.options = options
         self.text = Text(options.policy)
         self.policy = Forward(options.policy, exact=options.exact, threads=options.cores)
-        scoring = load_scorer(options)
+        scoring = load_reward_model(options)
         if scoring is None:
             raise ValueError(f"prm: {options.prm}; a reward model is needed")
-        self.scorer, overhead = scoring
+        self.prm, self.reader = scoring
         self.capabilities = Capabilities(
             engine="in process",
             models={},
             exact=options.exact,
             scores=True,
-            embeds=None,
+            embeds="lexical",
             context_tokens=self.text.context,
             fingerprint="",
-            score_tokens=overhead,
+            score_tokens=self.reader.overhead(),
         )
 
 
 @dataclass(slots=True)
 class Clocked:
     """A model whose passes are timed. ``again_seconds`` is the part of those rows that were no
-    tokens to go on from: what was computed again, once the prompt has been read."""
+    tokens to go on from: what was computed again, once the prompt has been read. ``spans``: the
+    sequences that had a place in a pass, all passes together."""
 
     forward: Forward
+    clock: Callable[[], float] = time.perf_counter
     seconds: float = 0.0
     again_seconds: float = 0.0
     passes: int = 0
+    spans: int = 0
 
     def new_store(self, slots: int) -> Any:
         """As the model's."""
@@ -75,12 +80,13 @@ class Clocked:
 
     def run(self, spans: Sequence[Span], store: Any) -> torch.Tensor:
         """As the model's."""
-        before = time.perf_counter()
+        before = self.clock()
         logits = self.forward.run(spans, store)
-        took = time.perf_counter() - before
+        took = self.clock() - before
         rows = sum(len(span.tokens) for span in spans)
         again = sum(span.logits_from for span in spans)
         self.passes += 1
+        self.spans += len(spans)
         self.seconds += took
         if self.passes > 1:
             self.again_seconds += took * again / rows
@@ -88,21 +94,28 @@ class Clocked:
 
 
 class InProcess:
-    """An engine for one search, step by step. ``watch`` sees the scheduler after each."""
+    """An engine for one search, step by step. ``watch`` sees the scheduler after each.
+
+    ``seconds`` by ``clock``, spent in the calls: ``expand`` and ``score``.
+    """
 
     def __init__(
         self,
         models: Models,
         watch: Callable[[Scheduler], None] = lambda _: None,
+        clock: Callable[[], float] = time.perf_counter,
         **changes: object,
     ) -> None:
         """``changes`` are EngineOptions of this search alone; ``rounds`` records it."""
         options = replace(models.options, **changes)  # type: ignore[arg-type]
         self.capabilities = models.capabilities
-        self.clocked = Clocked(models.policy)
+        self.clocked = Clocked(models.policy, clock)
         self.scheduler = scheduler_for(options, self.clocked, models.policy.config)
+        self.scorer = scorer_for(options, models.prm, models.prm.config, models.reader)
         self.rounds: list[Recorded] = []
-        self._scorer = models.scorer
+        self.seconds = {"expand": 0.0, "score": 0.0}
+        self._lookahead = options.lookahead
+        self._clock = clock
         self._watch = watch
         self._calls = count(1)
         self._hint = Hint()
@@ -110,17 +123,19 @@ class InProcess:
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch."""
         call = next(self._calls)
-        self.scheduler.expand(call, tree, branches, sampling)
-        while True:
-            done = self.scheduler.step()
-            self._watch(self.scheduler)
-            if done:
-                steps = tuple(done[0].steps)
-                self.rounds.append(Recorded(self._hint, tuple(branches), sampling, steps))
-                self._hint = Hint()
-                return done[0].steps
-            if self.scheduler.starved():
-                raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
+        with self._timed("expand"):
+            self.scheduler.expand(call, tree, branches, sampling)
+            while True:
+                done = self.scheduler.step()
+                self._watch(self.scheduler)
+                if done:
+                    break
+                if self.scheduler.starved():
+                    raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
+        steps = tuple(done[0].steps)
+        self.rounds.append(Recorded(self._hint, tuple(branches), sampling, steps))
+        self._hint = Hint()
+        return done[0].steps
 
     async def score(
         self,
@@ -130,45 +145,42 @@ class InProcess:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward a trajectory."""
-        self._scorer.score(next(self._calls), tree, prompt, question, trajectories)
-        while True:
-            done = self._scorer.step()
-            if done:
-                return done[0].rewards
+        call = next(self._calls)
+        with self._timed("score"):
+            early = self.scheduler.expansion
+            ahead = early.whole(tree, trajectories) if self._lookahead else {}
+            self.scorer.score(call, tree, prompt, question, trajectories, ahead)
+            return self.read()[call]
+
+    def read(self) -> dict[int, list[float]]:
+        """The reward model's passes until nothing is left to read; rewards by call."""
+        found: dict[int, list[float]] = {}
+        while self.scorer.busy:
+            found |= {scored.call: scored.rewards for scored in self.scorer.step()}
+        return found
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Nothing embeds here."""
-        raise EngineError("embed: nothing embeds in process")
+        """By the letters of each trajectory's last step."""
+        return embed_texts([trajectory.texts[-1] for trajectory in trajectories])
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Tell both models' caches."""
         self._hint = hint
         self.scheduler.hint(tree, hint)
-        self._scorer.hint(tree, hint)
+        self.scorer.hint(tree, hint)
 
     async def release(self, tree: str) -> TreeCost:
-        """Let go of a tree; what it cost the policy model."""
-        self._scorer.release(tree)
-        account = self.scheduler.release(tree)
-        if account is None:
-            return TreeCost()
-        return TreeCost(
-            decoded_tokens=account.decoded_tokens,
-            prefilled_tokens=account.prefilled_tokens,
-            cached_tokens=account.cached_tokens,
-            model_calls=account.passes,
-            flops=account.flops,
-            kv_tokens_peak=account.peak,
-            rehydrated_tokens=account.rehydrated_tokens,
-            rehydrations=account.rehydrations,
-        )
+        """Let go of a tree; what it cost."""
+        prm = self.scorer.release(tree)
+        policy = self.scheduler.release(tree)
+        return cost_of(policy or Account(0), prm or Account(0), Account(0))
 
     async def abort(self, tree: str) -> None:
         """Stop a tree and let go of it."""
         self.scheduler.abort(tree)
-        self._scorer.abort(tree)
+        self.scorer.abort(tree)
         await self.release(tree)
 
     async def usage(self) -> Usage:
@@ -196,3 +208,9 @@ class InProcess:
 
     async def close(self) -> None:
         """Nothing is to be stopped."""
+
+    @contextmanager
+    def _timed(self, call: str) -> Iterator[None]:
+        start = self._clock()
+        yield
+        self.seconds[call] += self._clock() - start

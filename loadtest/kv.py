@@ -105,7 +105,7 @@ def cases_of(plan: Plan) -> list[Case]:
 
 async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str, Any]]:
     """All rows, case by case; ``moments`` takes the KV over time of the first question."""
-    options = replace(SPRIG, kv_tokens=ROOMY, prm_kv_tokens=8 * ROOMY, threads=plan.threads)
+    options = replace(SPRIG, kv_tokens=ROOMY, prm_kv_tokens=2 * ROOMY, threads=plan.threads)
     models = Models(options)
     token_bytes = models.policy.new_store(1).nbytes() // 2
     timed: dict[KvPolicy, None] = dict.fromkeys((FULL_RETENTION, *plan.policies))

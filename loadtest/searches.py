@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtest.decisions import PolicyOf
@@ -14,6 +14,7 @@ from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import Engine
+from search.events import Event
 from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
@@ -78,17 +79,29 @@ def items_of(task: str, split: str, limit: int, seed: int) -> list[Item]:
 
 
 async def grow(
-    engine: Engine, text: Text, item: Item, method: Method, policy_of: PolicyOf | None = None
+    engine: Engine,
+    text: Text,
+    item: Item,
+    method: Method,
+    policy_of: PolicyOf | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    run: Callable[..., Awaitable[Outcome]] = search,
+    listen: Callable[[Event], None] | None = None,
 ) -> Outcome:
-    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once."""
+    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once.
+
+    ``run``: what searches, such as ``search`` traced; ``listen`` hears its events.
+    """
     prompt = tuple(text.encode_chat([{"role": "user", "content": item.question}]))
-    return await search(
+    return await run(
         Problem(prompt=prompt, question=item.question),
         method.spec.model_copy(update={"seed": item.seed}),
         engine,
         tree_id=f"{method.name}-{method.spec.width}-{item_seed(item.seed, item.question)}",
         answer_of=TASKS[item.task].answer,
-        clock=time.monotonic,
+        clock=clock,
+        listen=listen,
         context_tokens=context_for(method.spec, engine.capabilities),
         policy_of=policy_of or method.policy_of,
     )

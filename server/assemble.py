@@ -127,6 +127,8 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_tokens=settings.kv_tokens,
         kv_policy=settings.kv_policy,
         prm_kv_tokens=settings.prm_kv_tokens,
+        kv_split=settings.kv_split,
+        kv_load=settings.kv_load,
         batch_limit=settings.batch_limit,
         draft=settings.draft,
         draft_model=str(settings.draft_model) if settings.draft_model else None,

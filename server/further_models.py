@@ -18,6 +18,8 @@ OWN = (
     "kv_tokens",
     "kv_policy",
     "prm_kv_tokens",
+    "kv_split",
+    "kv_load",
     "batch_limit",
     "draft",
     "draft_model",

@@ -36,6 +36,14 @@ class KvPolicyName(StrEnum):
     ARBORKV = "arborkv"
 
 
+class KvSplitName(StrEnum):
+    """How the KV bytes of both models are shared."""
+
+    GIVEN = "given"
+    EVEN = "even"
+    ROOFLINE = "roofline"
+
+
 class DraftName(StrEnum):
     """Who is drafted for at once."""
 
@@ -72,6 +80,9 @@ RewardUrls = Annotated[
 Launch = Annotated[bool, typer.Option("--launch", help="Start and look after the SGLang servers.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
 KvPolicy = Annotated[KvPolicyName | None, typer.Option(help="What KV is given up first.")]
+KvSplit = Annotated[
+    KvSplitName | None, typer.Option(help="How both models' KV bytes are shared at the start.")
+]
 BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
 Draft = Annotated[DraftName | None, typer.Option(help="Draft ahead of the policy model.")]
 VerifyBatch = Annotated[
@@ -115,6 +126,7 @@ SWITCHES: dict[str, Any] = {
     "launch": Launch,
     "kv_policy": KvPolicy,
     "kv_tokens": KvTokens,
+    "kv_split": KvSplit,
     "batch_limit": BatchLimit,
     "draft": Draft,
     "verify_batch": VerifyBatch,

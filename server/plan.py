@@ -50,7 +50,7 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
     else:
         usable = (1 - PASSES_SHARE) * machine.memory
         budget = int(usable - policy.weight_bytes - prm.weight_bytes)
-    chosen = roofline(policy, prm, machine.device, load, budget)
+    chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
     halves = even(policy, prm, machine.device, load, budget)
     found = {
         "load": asdict(load),
@@ -89,9 +89,9 @@ def _reasons(chosen: Split, halves: Split, load: Load, device: Device, budget: i
     return [
         f"Peaks: {device.flops / 1e9:.0f} GFLOP/s, {device.bandwidth / 1e9:.0f} GB/s.",
         f"Load: {load.sequences} sequences of {load.length} tokens, each to grow by {load.new}.",
-        f"The reward model reads {chosen.verifier_batch} at once; its time goes into "
+        f"The reward model has room for {chosen.verifier_batch} of them; its time goes into "
         f"{_word(chosen.prefill_bound)}, so a larger batch would "
-        f"{'not help it' if chosen.prefill_bound == 'arithmetic' else 'help it'}.",
+        f"{'only spare it reading again' if chosen.prefill_bound == 'arithmetic' else 'help it'}.",
         f"The policy decodes {chosen.generator_batch} at once; its time goes into "
         f"{_word(chosen.decode_bound)}.",
         f"So of {budget / 1e6:.0f} MB of KV the policy gets {share:.0%}: {chosen.seconds:.3g} s "

@@ -55,6 +55,10 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Widths = Annotated[
     tuple[Annotated[int, Field(ge=1, le=4)], ...], Field(max_length=15), BeforeValidator(_listed)
 ]
+Load = Annotated[
+    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]],
+    BeforeValidator(_listed),
+]
 Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_listed)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Shares = Annotated[tuple[Share, Share], BeforeValidator(_listed)]
@@ -95,6 +99,12 @@ class Settings(BaseSettings):
         default="arborkv", description="what the policy model's KV gives up first"
     )
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
+    kv_split: Literal["given", "even", "roofline"] = Field(
+        default="given", description="how the KV bytes of both models are shared at the start"
+    )
+    kv_load: Load = Field(
+        default=(64, 256, 64), description="what roofline is for: sequences, tokens each, new ones"
+    )
     batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
     draft: Literal["off", "serial", "scheduled"] = Field(
         default="off", description="draft ahead of the policy model; changes time alone"

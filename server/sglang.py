@@ -113,6 +113,11 @@ def _format(settings: Settings) -> str:
 
     Raises SettingsError for what is the embedded engine's alone.
     """
+    if settings.kv_split != "given":
+        raise SettingsError(
+            f"{PREFIX}KV_SPLIT = {settings.kv_split!r}: SGLang's servers have their memory by "
+            f"{PREFIX}LAUNCH_MEMORY; hedgerow plan --gpu says which shares to give"
+        )
     if settings.draft != "off":
         raise SettingsError(
             f"{PREFIX}DRAFT = {settings.draft!r}: SGLang drafts by itself; give its own options to "

@@ -16,6 +16,10 @@ from runtime.reward_format import reward_format
 WIDEST = 4
 """Candidates at a depth of ``k_config``."""
 
+KvSplit = Literal["given", "even", "roofline"]
+"""``given``: each pool as it is set; ``even``: half of the bytes of both each; ``roofline``: what
+takes least time (FlashTTS, section 4.3.1), by peaks measured at the start."""
+
 EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
 
 DraftMode = Literal["off", "serial", "scheduled"]
@@ -30,6 +34,8 @@ class EngineOptions:
     needs no model can score.
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
+    ``kv_split``: how the bytes of both are shared instead, for a load of ``kv_load``: sequences at
+    once, their tokens, and the tokens that each is to grow by.
     ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest).
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
@@ -55,6 +61,8 @@ class EngineOptions:
     reward_format: str = "math-shepherd"
     kv_tokens: int = 32_768
     prm_kv_tokens: int = 32_768
+    kv_split: KvSplit = "given"
+    kv_load: tuple[int, int, int] = (64, 256, 64)
     kv_policy: KvPolicy = "arborkv"
     batch_limit: int = 256
     draft: DraftMode = "off"
@@ -82,6 +90,7 @@ class EngineOptions:
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
         modes = {
+            "kv_split": KvSplit,
             "kv_policy": KvPolicy,
             "draft": DraftMode,
             "draft_rule": DraftRule,
@@ -91,6 +100,8 @@ class EngineOptions:
             if getattr(self, field) not in get_args(known):
                 allowed = ", ".join(get_args(known))
                 raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
+        if min(self.kv_load) < 1:
+            raise ValueError(f"kv_load: {self.kv_load}; three numbers from 1 are needed")
         self._check_draft()
         reward_format(self.reward_format)
         if self.threads < 0:

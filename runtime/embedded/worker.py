@@ -23,6 +23,7 @@ from runtime.embedded.drawing.batch import Forwards
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.fingerprint import fingerprint
+from runtime.embedded.kv.split import split_pools
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -75,6 +76,7 @@ class Worker:
     def __init__(self, pipe: Connection, options: EngineOptions) -> None:
         """Loads the models. Raises what is wrong with the options."""
         torch.set_num_threads(options.cores)
+        options = split_pools(options)
         self._pipe = pipe
         self._options = options
         self._format = reward_format(options.reward_format)
@@ -218,7 +220,7 @@ class Worker:
         for call in stopped:
             error = EngineError(f"tree {tree!r} was aborted")
             self._send(Failed(call, error, self._report()))
-        cost = _cost(policy or Account(0), prm or Account(0), judged or Account(0))
+        cost = cost_of(policy or Account(0), prm or Account(0), judged or Account(0))
         return replace(cost, unparsed_verdicts=unparsed)
 
     def _steps_embedder(self, forward: Forward) -> Embedder:
@@ -337,7 +339,8 @@ def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) 
     )
 
 
-def _cost(policy: Account, prm: Account, judged: Account) -> TreeCost:
+def cost_of(policy: Account, prm: Account, judged: Account) -> TreeCost:
+    """What a tree cost, by what each model booked for it."""
     return TreeCost(
         decoded_tokens=policy.decoded_tokens,
         prefilled_tokens=policy.prefilled_tokens,

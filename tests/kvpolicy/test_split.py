@@ -50,6 +50,24 @@ def test_a_large_prefill_is_bound_by_arithmetic_and_a_decode_by_memory() -> None
     assert found.generator_bytes > 5 * found.verifier_bytes
 
 
+def test_an_engine_that_keeps_kv_by_hand() -> None:
+    """N = 4, S = 10, L = 2, arithmetic alone: a verifier of 10 bytes beside a generator of 12.
+
+    Of 68 bytes Bp = 2 leaves 48, Bd = 4: half of the sequences have 8 of 10 tokens kept, so 2
+    batches x 2 x (10 - 4) x 0.2 = 4.8 s, and decoding 2 x 4 x 0.2 = 1.6 s. Bp = 3 leaves Bd = 3:
+    2 x 3 x (10 - 6) x 0.2 = 4.8 s, and then 2 x 2 x 3 x 0.2 and a prefill of 6 s. The paper's
+    verifier reads all of it anew and has no use for a second sequence.
+    """
+    light = Model(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
+    device = Device(flops=100.0, bandwidth=1e9)
+    found = roofline(light, light, device, Load(4, 10, 2), 68, keeps=True)
+    assert (found.verifier_batch, found.generator_batch) == (2, 4)
+    assert found.prefill_seconds == pytest.approx(4.8)
+    assert found.decode_seconds == pytest.approx(1.6)
+    assert roofline(light, light, device, Load(4, 10, 2), 68).verifier_batch == 1
+    assert prefill_seconds(light, device, 2, 10, 8.0)[0] == pytest.approx(2 * 2 * 0.2)
+
+
 def test_too_little_is_said_with_both_sizes() -> None:
     """Not one sequence of each fits."""
     for rule in (roofline, even):
@@ -96,3 +114,7 @@ def test_no_pair_of_batches_is_faster(
     largest = {b: max(d for c, d in times if c == b) for b in {b for b, _ in times}}
     assert found.seconds == pytest.approx(min(times[b, d] for b, d in largest.items()))
     assert found.verifier_bytes + found.generator_bytes == budget
+    kept = roofline(generator, verifier, device, load, budget, keeps=True)
+    assert kept.verifier_bytes + kept.generator_bytes == budget
+    assert kept.verifier_batch >= 1
+    assert kept.generator_batch >= 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from runtime.embedded.drawing.batch import Forwards
 from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.judge import Bench
@@ -18,27 +20,46 @@ def load_scorer(options: EngineOptions) -> tuple[Scorer, tuple[int, int]] | None
 
     Raises what is wrong with it: RewardMissing for a tag, a verdict or a head, ValueError else.
     """
+    found = load_reward_model(options)
+    if found is None:
+        return None
+    forward, reader = found
+    return scorer_for(options, forward, forward.config, reader), reader.overhead()
+
+
+def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
+    """The model and what reads its rewards; None and errors as ``load_scorer``."""
     form = reward_format(options.reward_format)
     if options.prm is None or not form.needs_model:
         return None
-    text = Text(options.prm)
-    reader = Reader.of(form, text, Text(options.policy))
+    reader = Reader.of(form, Text(options.prm), Text(options.policy))
     head = not form.reads_hidden
-    forward = Forward(options.prm, exact=options.exact, threads=options.cores, head=head)
+    return Forward(options.prm, exact=options.exact, threads=options.cores, head=head), reader
+
+
+def scorer_for(
+    options: EngineOptions, model: Forwards, config: ModelConfig, reader: Reader
+) -> Scorer:
+    """A scorer on a reward model with this configuration, nothing to read as yet.
+
+    Raises ValueError without a reward model.
+    """
+    if options.prm is None:
+        raise ValueError("prm: None; a reward model is needed")
+    head = not reward_format(options.reward_format).reads_hidden
 
     def flops(tokens: int, context_sum: int, logits: int) -> float:
-        return forward.config.flops(tokens, context_sum, logits if head else 0)
+        return config.flops(tokens, context_sum, logits if head else 0)
 
-    scorer = Scorer(
-        forward,
+    return Scorer(
+        model,
         reader,
-        context=text.context,
-        vocab=forward.config.vocab,
+        context=Text(options.prm).context,
+        vocab=config.vocab,
         kv_tokens=options.prm_kv_tokens,
         batch_limit=options.batch_limit,
         flops=flops,
     )
-    return scorer, reader.overhead()
 
 
 def load_judge(

@@ -1,0 +1,271 @@
+"""What do FlashTTS's parts win? Its precise goodput, latency and ablation (figures 11 to 17).
+
+`python -m loadtest.goodput [--quick] [--json]`. Every search is run by every variant of the engine,
+in turns, forwards and backwards: `paper_baseline` (even pools, first come first served, prefixes
+scored whole), `baseline` (our engine without the parts), `P` (siblings adjacent), `MP` (and the
+roofline split), `SMP` (and speculative expansion with look-ahead verification). A cell is a pair of
+models, a policy, a number of beams and a pool: a share of the KV bytes that both models hold at
+most when there is room for all. Ratios are of pairs of one item within one run. `rebase` is the
+paper's dynamic branching, `steps` its varying granularity: beam search by steps of a fixed length.
+With `--clock cpu` seconds are the processor's, for a machine with other work to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest.budget_weight import spec_for
+from loadtest.configs import STEP_TOKENS
+from loadtest.goodput_embedded import VARIANTS, Bench
+from loadtest.goodput_rows import BASELINE, COLUMNS, SUMMARY_COLUMNS, Run, rows, summary
+from loadtest.report import publish, say, shown
+from loadtest.searches import Item, items_of
+from loadtest.speculative import CLOCKS
+from models.deepen import deepen
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+from server.settings import BUNDLED
+
+PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
+"""How many times the layers of the bundled policy and reward model each pair has."""
+STEPS = "steps"
+GRANULARITY = 32
+"""Tokens of a step of the policy ``steps``."""
+BENCHES = {"embedded": Bench}
+"""What runs a pair of models, by engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: every variant in every cell. ``batch_limit``: places in a batch, few
+    enough that a round's stragglers leave some idle, as the papers' memory does. No cell is begun
+    ``seconds`` after the start."""
+
+    tasks: Sequence[str] = ("wordproblem",)
+    policies: Sequence[str] = ("beam", "dvts", "rebase", "ets", STEPS)
+    widths: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)
+    pools: Sequence[float] = (0.25, 0.5, 1.0)
+    pairs: Sequence[str] = tuple(PAIRS)
+    variants: Sequence[str] = tuple(VARIANTS)
+    engine: str = "embedded"
+    batch_limit: int = 64
+    questions: int = 16
+    repeats: int = 1
+    seed: int = 0
+    threads: int = 1
+    clock: str = "wall"
+    seconds: float = float("inf")
+
+
+QUICK = Plan(
+    policies=("beam",),
+    widths=(8, 64),
+    pools=(0.5,),
+    pairs=("equal", "verifier-heavy"),
+    questions=2,
+    seconds=80.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A search on a task's questions, in a pool, by a pair of models."""
+
+    pair: str
+    task: str
+    policy: str
+    width: int
+    pool: float
+
+    @property
+    def spec(self) -> SearchSpec:
+        """The search itself."""
+        policy = "beam" if self.policy == STEPS else self.policy
+        found = spec_for(policy, self.width, self.task)
+        longest = {"max_step_tokens": STEP_TOKENS[self.task]}
+        if self.policy == STEPS:
+            longest = {"max_step_tokens": GRANULARITY, "step_tokens": GRANULARITY}
+        return SearchSpec.model_validate(found.model_dump(exclude_unset=True) | longest)
+
+
+def cells_of(plan: Plan) -> Iterator[Cell]:
+    """Every cell of the plan, pair by pair."""
+    for pair, task, policy, width, pool in itertools.product(
+        plan.pairs, plan.tasks, plan.policies, plan.widths, plan.pools
+    ):
+        yield Cell(pair, task, policy, width, pool)
+
+
+async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
+    """The document; ``models``: checkpoints of the policy and of the reward model."""
+    start, found, left_out = time.monotonic(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for pair, cells in itertools.groupby(cells_of(plan), lambda cell: cell.pair):
+            if time.monotonic() - start > plan.seconds:
+                left_out += [" ".join(map(shown, _name(cell).values())) for cell in cells]
+                continue
+            paths = _deepened(models, PAIRS[pair], Path(folder))
+            clock = CLOCKS[plan.clock]
+            bench = BENCHES[plan.engine](*paths, plan.batch_limit, plan.threads, clock)
+            known: dict[Any, list[Run]] = {}
+            for cell in cells:
+                if time.monotonic() - start > plan.seconds:
+                    left_out.append(" ".join(map(shown, _name(cell).values())))
+                    continue
+                found += await _cell(plan, bench, cell, known)
+    return {
+        "rows": found,
+        "summary": summary(found),
+        "left_out": left_out,
+        "clock": plan.clock,
+        "batch_limit": plan.batch_limit,
+        "seconds": time.monotonic() - start,
+    }
+
+
+async def _cell(
+    plan: Plan, bench: Bench, cell: Cell, known: dict[Any, list[Run]]
+) -> list[dict[str, Any]]:
+    """A cell's rows. ``known``: the searches with room for all, run once for all pools."""
+    items = items_of(cell.task, "test", plan.questions, plan.seed)
+    of = (cell.task, cell.policy, cell.width)
+    if of not in known:
+        known[of] = [
+            await bench.run(VARIANTS[BASELINE], cell.spec, item, None, 0) for item in items
+        ]
+    whole = known[of]
+    path = max(run.path_tokens for run in whole)
+    working_set = max(run.held_bytes for run in whole)
+    budget = max(round(cell.pool * working_set), bench.least_bytes(path))
+
+    runs: dict[str, list[Run]] = {name: [] for name in plan.variants}
+    for number, item in enumerate(items):
+        found = await _in_turns(plan, bench, cell, item, number, (budget, path))
+        for name, run in found.items():
+            runs[name].append(run)
+    about = _name(cell) | {
+        "seed": plan.seed,
+        "working_set_bytes": working_set,
+        "pool_bytes": budget,
+        "batch_limit": plan.batch_limit,
+    }
+    made = [about | row for row in rows(runs, [run.digest for run in whole])]
+    for row in made:
+        say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
+    return made
+
+
+async def _in_turns(
+    plan: Plan, bench: Bench, cell: Cell, item: Item, number: int, room: tuple[int, int]
+) -> dict[str, Run]:
+    """One item by every variant, repeats in opposite orders; of each its median run by goodput."""
+    found: dict[str, list[Run]] = {name: [] for name in plan.variants}
+    for repeat in range(plan.repeats):
+        backwards = (number + repeat) % 2 == 1
+        for name in list(found)[::-1] if backwards else list(found):
+            found[name].append(await bench.run(VARIANTS[name], cell.spec, item, *room))
+    return {name: sorted(runs, key=_goodput)[len(runs) // 2] for name, runs in found.items()}
+
+
+def _goodput(run: Run) -> float:
+    return run.goodput
+
+
+def _name(cell: Cell) -> dict[str, Any]:
+    return {
+        "pair": cell.pair,
+        "task": cell.task,
+        "policy": cell.policy,
+        "beams": cell.width,
+        "pool": cell.pool,
+    }
+
+
+def _deepened(models: tuple[Path, Path], times: tuple[int, int], folder: Path) -> list[Path]:
+    """Checkpoints of so many times the layers: they cost more and say the same."""
+    paths = []
+    for part, source, more in zip(("policy", "prm"), models, times, strict=True):
+        layers = json.loads((source / "config.json").read_text())["num_hidden_layers"] * more
+        path = folder / f"{part}-{layers}"
+        if more > 1 and not path.is_dir():
+            deepen(source, path, layers)
+        paths.append(path if more > 1 else source)
+    return paths
+
+
+def main() -> None:
+    """Print tables, or one JSON document with ``--json``."""
+    options = _parser().parse_args()
+    plan = QUICK if options.quick else Plan()
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    plan = replace(plan, **{name: given[name] for name in Plan.__slots__ if name in given})
+    document = asyncio.run(measure(plan, (options.model, options.reward_model)))
+    publish(document, options.json, "FlashTTS: precise goodput", COLUMNS)
+    if not options.json:
+        publish({"rows": document["summary"]}, False, "means over all cells", SUMMARY_COLUMNS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.goodput", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="four cells, two questions each")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    policies = _listed(str, (*POLICIES, STEPS))
+    parser.add_argument("--policy", type=policies, dest="policies", help="by commas")
+    parser.add_argument("--task", type=_listed(str, STEP_TOKENS), dest="tasks", help="by commas")
+    parser.add_argument("--pair", type=_listed(str, PAIRS), dest="pairs", help="by commas")
+    parser.add_argument("--width", type=_listed(int), dest="widths", help="beams, by commas")
+    parser.add_argument(
+        "--pool", type=_listed(float), dest="pools", help="shares of the working set, by commas"
+    )
+    parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
+    parser.add_argument("--batch-limit", type=_above_0, help="places in a batch")
+    parser.add_argument("--limit", type=_above_0, dest="questions", help="questions a cell")
+    parser.add_argument("--repeats", type=_above_0, help="of every search by every variant")
+    parser.add_argument("--seed", type=int, help="of questions and searches")
+    parser.add_argument("--threads", type=_above_0, help="of the arithmetic")
+    parser.add_argument("--clock", choices=CLOCKS, help="cpu: on a machine with other work to do")
+    parser.add_argument("--model", type=Path, default=BUNDLED / "policy", help="policy's folder")
+    parser.add_argument(
+        "--reward-model", type=Path, default=BUNDLED / "prm", help="reward model's folder"
+    )
+    return parser
+
+
+def _above_0(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
+
+
+def _listed(kind: type, known: Sequence[str] | dict[str, Any] = ()) -> Callable[[str], list[Any]]:
+    """A reader of values separated by commas: of those known, or numbers above 0."""
+
+    def read(text: str) -> list[Any]:
+        try:
+            values = list(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text}: must be numbers, by commas") from None
+        for value in values:
+            if known and value not in known:
+                raise argparse.ArgumentTypeError(f"{value}: known are {', '.join(known)}")
+            if not known and not 0 < value < float("inf"):
+                raise argparse.ArgumentTypeError(f"{text}: must be values above 0")
+        return values
+
+    return read
+
+
+if __name__ == "__main__":
+    main()

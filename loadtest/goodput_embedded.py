@@ -1,0 +1,197 @@
+"""The embedded engine for `loadtest.goodput`: one search at a time, in this process.
+
+Generator and verifier never run at once, as in the engine's own process, so the time of each is
+that of the calls to it. Every run has scheduler, scorer and stores of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Literal
+
+from kvpolicy.split import Load, even, roofline
+from loadtest.goodput_rows import BASELINE, PAPER, Run
+from loadtest.in_process import InProcess, Models
+from loadtest.searches import Item, Method, grow
+from models.tasks import TASKS
+from runtime.embedded.drawing.visits import Visits
+from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.model.footprint import footprint, measured_peaks
+from runtime.embedded.options import EngineOptions
+from search.engine import Branch, Sampling, Step, Trajectory
+from search.spec import SearchSpec
+from server.evaluate import judge
+
+AMPLE_TOKENS, AMPLE_MORE = 256, 4096
+"""KV tokens for each trajectory, and beside, that hold any of these searches whole."""
+NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An engine with some of FlashTTS's parts.
+
+    ``whole_prefix``: every trajectory is scored as a text of its own, from its first token on;
+    nothing of it is kept and nothing shared.
+    """
+
+    name: str
+    order: Visits = "fcfs"
+    split: Literal["even", "roofline"] = "even"
+    ahead: bool = False
+    whole_prefix: bool = False
+    kv_policy: KvPolicy = "arborkv"
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant(PAPER, whole_prefix=True, kv_policy="lru"),
+        Variant(BASELINE),
+        Variant("P", order="prefix"),
+        Variant("MP", order="prefix", split="roofline"),
+        Variant("SMP", order="prefix", split="roofline", ahead=True),
+    )
+}
+"""What each has beyond the one before it; the first is search-and-learn over two engines."""
+
+
+class Bench:
+    """A pair of models, and searches on it. Raises ValueError where there is no reward model."""
+
+    def __init__(
+        self, policy: Path, prm: Path, batch_limit: int, threads: int, clock: Callable[[], float]
+    ) -> None:
+        options = EngineOptions(policy=policy, prm=prm, batch_limit=batch_limit, threads=threads)
+        self._models = Models(options)
+        self._clock = clock
+        self._device = measured_peaks(options.cores, clock)
+        self._generator = footprint(self._models.policy.config, NUMBER_BYTES)
+        self._verifier = footprint(self._models.prm.config, NUMBER_BYTES)
+
+    async def run(
+        self, variant: Variant, spec: SearchSpec, item: Item, budget: int | None, path_tokens: int
+    ) -> Run:
+        """One search, the KV of both models in ``budget`` bytes, shared by the variant's split.
+
+        ``path_tokens``: the longest path that it is to hold; both are None and 0 for a search with
+        room for everything.
+        """
+        kv_tokens, prm_kv_tokens = self._pools(variant, spec, budget, path_tokens)
+        engine = Sided(
+            self._models,
+            clock=self._clock,
+            whole_prefix=variant.whole_prefix,
+            kv_tokens=kv_tokens,
+            prm_kv_tokens=prm_kv_tokens,
+            kv_policy=variant.kv_policy,
+            order=variant.order,
+            speculate=variant.ahead,
+            lookahead=variant.ahead,
+        )
+        method = Method(variant.name, spec)
+        outcome = await grow(engine, self._models.text, item, method, clock=self._clock)
+        cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
+        return Run(
+            digest=outcome.digest,
+            correct=trial.correct,
+            any_correct=trial.any_correct,
+            goodput=outcome.stats.precise_goodput,
+            seconds=outcome.stats.seconds,
+            generator_seconds=engine.seconds["expand"],
+            verifier_seconds=engine.seconds["score"],
+            slots=tuple(engine.slots),
+            held_bytes=self._held(engine),
+            path_tokens=self._path(engine, spec),
+            kv_tokens=kv_tokens,
+            prm_kv_tokens=prm_kv_tokens,
+            prm_tokens=cost.prm_tokens + engine.whole_tokens,
+            rehydrated_tokens=cost.rehydrated_tokens,
+            speculated_used=cost.speculated_used,
+            speculated_wasted=cost.speculated_wasted,
+        )
+
+    def least_bytes(self, path_tokens: int) -> int:
+        """What even halves need to hold one path each."""
+        return 2 * path_tokens * max(self._generator.kv_bytes, self._verifier.kv_bytes)
+
+    def _pools(
+        self, variant: Variant, spec: SearchSpec, budget: int | None, path_tokens: int
+    ) -> tuple[int, int]:
+        """Tokens of the generator's and of the verifier's KV."""
+        if budget is None:
+            ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
+            return ample, ample
+        new = min(spec.max_step_tokens, path_tokens - 1)
+        load = Load(spec.width, path_tokens - new, new)
+        of = (self._generator, self._verifier, self._device, load, budget)
+        split = even(*of) if variant.split == "even" else roofline(*of, keeps=True)
+        generator = split.generator_bytes // self._generator.kv_bytes
+        return generator, max(path_tokens, split.verifier_bytes // self._verifier.kv_bytes)
+
+    def _held(self, engine: Sided) -> int:
+        drawn = engine.scheduler.cache.active_peak * self._generator.kv_bytes
+        return drawn + engine.scorer.cache.active_peak * self._verifier.kv_bytes
+
+    def _path(self, engine: Sided, spec: SearchSpec) -> int:
+        """The longest path with its next step, as the verifier reads it."""
+        branches = [branch for each in engine.rounds for branch in each.branches]
+        once, each = engine.capabilities.score_tokens
+        depth = 1 + len(engine.rounds)
+        return max(len(b.tokens) + b.limit for b in branches) + once + depth * each
+
+
+class Sided(InProcess):
+    """The engine as a variant has it. ``whole_tokens``: read by the verifier in whole prefixes."""
+
+    def __init__(
+        self,
+        models: Models,
+        *,
+        clock: Callable[[], float],
+        whole_prefix: bool,
+        **changes: object,
+    ) -> None:
+        super().__init__(models, clock=clock, **changes)
+        self.slots: list[float] = []
+        self.whole_tokens = 0
+        self._whole_prefix = whole_prefix
+        self._alone = count()
+        self._places = models.options.batch_limit
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As the engine does; how full its passes were is noted."""
+        passes, spans = self.clocked.passes, self.clocked.spans
+        steps = await super().expand(tree, branches, sampling)
+        passes, spans = self.clocked.passes - passes, self.clocked.spans - spans
+        if passes:
+            self.slots.append(spans / (passes * self._places))
+        return steps
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """As the engine does, or every trajectory in a cache namespace of its own, let go after."""
+        if not self._whole_prefix:
+            return await super().score(tree, prompt, question, trajectories)
+        with self._timed("score"):
+            return self._score_whole(tree, prompt, question, trajectories)
+
+    def _score_whole(
+        self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        alone = [f"{next(self._alone)}/{tree}" for _ in trajectories]
+        for call, (name, trajectory) in enumerate(zip(alone, trajectories, strict=True)):
+            self.scorer.score(call, name, prompt, question, [trajectory])
+        rewards = self.read()
+        for name in alone:
+            account = self.scorer.release(name)
+            self.whole_tokens += account.prefilled_tokens if account else 0
+        return [rewards[call][0] for call in range(len(trajectories))]

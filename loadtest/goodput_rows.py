@@ -1,0 +1,174 @@
+"""Rows of `loadtest.goodput`: what a variant of the engine made of some searches, in a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loadtest.paired import bootstrap95
+from search.digest import combined_digest
+
+PAPER, BASELINE = "paper_baseline", "baseline"
+WORSE = 0.97
+"""Section 8 of the design: no cell may be significantly below it."""
+
+COLUMNS = (
+    "pair",
+    "policy",
+    "beams",
+    "pool",
+    "variant",
+    "precise_goodput",
+    "goodput_vs_paper_baseline",
+    "goodput_vs_baseline",
+    "goodput_vs_baseline_ci95",
+    "latency_seconds",
+    "generator_seconds",
+    "verifier_seconds",
+    "slot_utilisation",
+    "identical_trees",
+)
+SUMMARY_COLUMNS = (
+    "variant",
+    "cells",
+    "goodput_vs_paper_baseline",
+    "goodput_vs_baseline",
+    "latency_vs_paper_baseline",
+    "generator_vs_paper_baseline",
+    "verifier_vs_paper_baseline",
+    "cells_below",
+    "identical_trees",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One search by one variant. Seconds are by the benchmark's clock.
+
+    ``goodput``: precise goodput in tokens a second, as ``search.stats.SearchStats`` defines it
+    (FlashTTS, section 6.1). ``slots``: of each round, the mean share of the batch's places that a
+    pass of the generator filled. ``held_bytes``: KV that both models held at most; ``path_tokens``:
+    the longest path with its next step. ``kv_tokens`` and ``prm_kv_tokens``: the two pools.
+    """
+
+    digest: str
+    correct: bool
+    any_correct: bool
+    goodput: float
+    seconds: float
+    generator_seconds: float
+    verifier_seconds: float
+    slots: tuple[float, ...]
+    held_bytes: int
+    path_tokens: int
+    kv_tokens: int
+    prm_kv_tokens: int
+    prm_tokens: int = 0
+    rehydrated_tokens: int = 0
+    speculated_used: int = 0
+    speculated_wasted: int = 0
+
+
+def rows(runs: Mapping[str, Sequence[Run]], grown: Sequence[str]) -> list[dict[str, Any]]:
+    """A row a variant, means over the items. ``runs`` holds each variant's, in the items' order;
+    ``grown``: the digests of the same trees with room for everything."""
+    return [{"variant": name} | _row(mine, runs, grown) for name, mine in runs.items()]
+
+
+def _row(
+    mine: Sequence[Run], runs: Mapping[str, Sequence[Run]], grown: Sequence[str]
+) -> dict[str, Any]:
+    n = len(mine)
+
+    def mean(field: str) -> float:
+        return math.fsum(getattr(run, field) for run in mine) / n
+
+    latency = [run.seconds for run in mine]
+    shares = [share for run in mine for share in run.slots]
+    digests = [run.digest for run in mine]
+    return {
+        "n": n,
+        "precise_goodput": mean("goodput"),
+        **_ratios("goodput", mine, runs, "goodput"),
+        "latency_seconds": mean("seconds"),
+        "latency_seconds_p50": float(np.quantile(latency, 0.5)),
+        "latency_seconds_p95": float(np.quantile(latency, 0.95)),
+        "generator_seconds": mean("generator_seconds"),
+        "verifier_seconds": mean("verifier_seconds"),
+        **_ratios("latency", mine, runs, "seconds"),
+        **_ratios("generator", mine, runs, "generator_seconds"),
+        **_ratios("verifier", mine, runs, "verifier_seconds"),
+        "slot_utilisation": math.fsum(shares) / len(shares),
+        "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
+        "accuracy": mean("correct"),
+        "pass_at_n": mean("any_correct"),
+        "identical_trees": sum(a == b for a, b in zip(digests, grown, strict=True)) / n,
+        "speculated_used": mean("speculated_used"),
+        "speculated_wasted": mean("speculated_wasted"),
+        "prm_tokens": mean("prm_tokens"),
+        "rehydrated_tokens": mean("rehydrated_tokens"),
+        "kv_tokens": mine[0].kv_tokens,
+        "prm_kv_tokens": mine[0].prm_kv_tokens,
+        "tree_digest": combined_digest(digests),
+    }
+
+
+def _ratios(
+    name: str, mine: Sequence[Run], runs: Mapping[str, Sequence[Run]], field: str
+) -> dict[str, Any]:
+    """A field against both baselines, pairs of one item: geometric means, and their intervals."""
+    found: dict[str, Any] = {}
+    for base in (PAPER, BASELINE):
+        pairs = [
+            (getattr(run, field), getattr(other, field))
+            for run, other in zip(mine, runs[base], strict=True)
+        ]
+        found[f"{name}_vs_{base}"], found[f"{name}_vs_{base}_ci95"] = paired_ratio(pairs)
+    return found
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, list[float]] | tuple:
+    """The geometric mean of (mine / base) over the items and its 95 % interval, by a bootstrap over
+    the items. Pairs with a zero (nothing finished) count for nothing; (None, None) if all are."""
+    logs = [math.log(mine / base) for mine, base in pairs if mine > 0 and base > 0]
+    if not logs:
+        return None, None
+    low, high = bootstrap95(logs)
+    return math.exp(math.fsum(logs) / len(logs)), [math.exp(low), math.exp(high)]
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row a variant: means over all cells, and how many cells are significantly below ``WORSE``
+    of either baseline's goodput (the interval's upper end is)."""
+    names = dict.fromkeys(row["variant"] for row in found)
+    return [_summed(name, [row for row in found if row["variant"] == name]) for name in names]
+
+
+def _summed(name: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    means: dict[str, Any] = {}
+    for what in ("goodput", "latency", "generator", "verifier"):
+        for base in (PAPER, BASELINE):
+            key = f"{what}_vs_{base}"
+            known = [row[key] for row in cells if row[key] is not None]
+            means[key] = math.fsum(known) / len(known) if known else None
+    below = {base: sum(_below(row[f"goodput_vs_{base}_ci95"]) for row in cells) for base in _BASES}
+    return {
+        "variant": name,
+        "cells": len(cells),
+        **means,
+        "cells_below": max(below.values()),
+        "cells_below_paper_baseline": below[PAPER],
+        "cells_below_baseline": below[BASELINE],
+        "identical_trees": math.fsum(row["identical_trees"] for row in cells) / len(cells),
+    }
+
+
+_BASES = (PAPER, BASELINE)
+
+
+def _below(interval: Sequence[float] | None) -> bool:
+    return interval is not None and interval[1] < WORSE

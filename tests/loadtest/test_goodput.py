@@ -1,0 +1,199 @@
+"""`python -m loadtest.goodput`: rows that can be checked by hand, its cells, a small run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import goodput
+from loadtest.goodput import STEPS, Cell, Plan, cells_of, measure
+from loadtest.goodput_embedded import VARIANTS, Sided
+from loadtest.goodput_rows import COLUMNS, SUMMARY_COLUMNS, Run, paired_ratio, rows, summary
+from loadtest.in_process import Models
+from runtime.embedded.options import EngineOptions
+from search.engine import Trajectory
+from tests.runtime.tiny_models import make_checkpoint
+
+KEYS = {
+    *("variant", "policy", "task", "pair", "beams", "pool", "precise_goodput"),
+    *("goodput_vs_paper_baseline", "goodput_vs_baseline", "goodput_vs_baseline_ci95"),
+    *("latency_seconds", "latency_seconds_p50", "latency_seconds_p95"),
+    *("generator_seconds", "verifier_seconds", "slot_utilisation", "accuracy", "pass_at_n"),
+    *("identical_trees", "speculated_used", "speculated_wasted", "tree_digest"),
+}
+
+RUN = Run(
+    digest="aa",
+    correct=True,
+    any_correct=True,
+    goodput=20.0,
+    seconds=4.0,
+    generator_seconds=3.0,
+    verifier_seconds=1.0,
+    slots=(0.5, 0.25),
+    held_bytes=100,
+    path_tokens=10,
+    kv_tokens=5,
+    prm_kv_tokens=5,
+)
+
+
+def test_a_ratio_by_hand() -> None:
+    """Twice and half as fast on two items is equally fast; a pair where nothing finished is out."""
+    mean, interval = paired_ratio([(40.0, 20.0), (10.0, 20.0)])
+    assert mean == pytest.approx(1.0)
+    assert interval == pytest.approx([0.5, 2.0])
+    assert paired_ratio([(40.0, 20.0), (0.0, 20.0)])[0] == pytest.approx(2.0)
+    assert paired_ratio([(0.0, 20.0)]) == (None, None)
+
+
+def test_rows_by_hand() -> None:
+    """Two items: the paper's baseline at 20 and 10 tokens a second, ours at twice that."""
+    paper = [RUN, replace(RUN, goodput=10.0, seconds=8.0, correct=False, digest="bb")]
+    ours = [replace(run, goodput=2 * run.goodput, seconds=run.seconds / 2) for run in paper]
+    other = [replace(ours[0], digest="cc"), replace(ours[1], verifier_seconds=0.25)]
+    runs = {"paper_baseline": paper, "baseline": ours, "P": other}
+    first, second, third = rows(runs, ["aa", "bb"])
+    assert (first["precise_goodput"], second["precise_goodput"]) == (15.0, 30.0)
+    assert first["goodput_vs_paper_baseline"] == 1.0
+    assert second["goodput_vs_paper_baseline"] == pytest.approx(2.0)
+    assert first["goodput_vs_baseline_ci95"] == pytest.approx([0.5, 0.5])
+    assert second["latency_seconds"] == 3.0
+    assert second["latency_seconds_p50"] == 3.0
+    assert second["latency_seconds_p95"] == pytest.approx(3.9)
+    assert second["latency_vs_paper_baseline"] == pytest.approx(0.5)
+    assert third["verifier_vs_baseline"] == pytest.approx(math.sqrt(1 * 0.25))
+    assert (second["identical_trees"], third["identical_trees"]) == (1.0, 0.5)
+    assert (first["accuracy"], first["pass_at_n"]) == (0.5, 1.0)
+    assert first["slot_utilisation"] == pytest.approx(0.375)
+    assert first["tree_digest"] == second["tree_digest"] != third["tree_digest"]
+
+
+def test_a_summary_by_hand() -> None:
+    """A cell of 2 and one of 0.9, surely below 0.97, are 1.45 on average; 0.96 to 1 is not sure."""
+    paper = [RUN]
+
+    def cell(ratio: float) -> list[dict[str, Any]]:
+        mine = [replace(RUN, goodput=20.0 * ratio)]
+        return rows({"paper_baseline": paper, "baseline": paper, "SMP": mine}, ["aa"])
+
+    found = {row["variant"]: row for row in summary([*cell(2.0), *cell(0.9)])}
+    assert found["SMP"]["cells"] == 2
+    assert found["SMP"]["goodput_vs_baseline"] == pytest.approx(1.45)
+    assert found["SMP"]["cells_below"] == 1
+    assert found["baseline"]["cells_below"] == 0
+    unsure = [row | {"goodput_vs_baseline_ci95": [0.96, 1.0]} for row in cell(0.98)]
+    assert summary(unsure)[2]["cells_below"] == 0
+
+
+def test_cells() -> None:
+    """Every pair with every policy, width and pool; ``steps`` is beam search by fixed lengths."""
+    cells = list(cells_of(Plan(policies=("beam", STEPS), widths=(8, 512), pairs=("equal",))))
+    assert len(cells) == 2 * 2 * 3
+    spec = Cell("equal", "game24", STEPS, 8, 1.0).spec
+    assert (spec.policy, spec.width, spec.step_tokens, spec.max_step_tokens) == ("beam", 8, 32, 32)
+    assert Cell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny random policy and a tiny random reward model."""
+    folder = tmp_path_factory.mktemp("models")
+    size = {"max_position_embeddings": 296, "num_hidden_layers": 1}
+    policy = make_checkpoint(folder / "policy", "llama", seed=1, **size)
+    return policy, make_checkpoint(folder / "prm", "llama", seed=2, **size)
+
+
+def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Path]) -> None:
+    """Two steps below one prefix: every token of both paths is read, in the next round again."""
+    loaded = Models(EngineOptions(policy=models[0], prm=models[1], threads=1))
+    step = tuple(range(40, 60))
+    rounds = [
+        [Trajectory(1, (step,), ("",)), Trajectory(2, (step[:10],), ("",))],
+        [Trajectory(3, (step, (65, 66)), ("", ""))],
+    ]
+    found, read = {}, {}
+    for whole in (True, False):
+        engine = Sided(loaded, clock=_never_asked, whole_prefix=whole, kv_tokens=500)
+
+        async def score(engine: Sided = engine) -> list[list[float]]:
+            return [await engine.score("t", tuple(range(30)), "", each) for each in rounds]
+
+        found[whole] = asyncio.run(score())
+        read[whole] = engine.whole_tokens or asyncio.run(engine.release("t")).prm_tokens
+    assert found[True] == found[False]
+    tags = 1 + 1 + 2
+    assert read[True] == 3 * 30 + 20 + 10 + 22 + tags
+    assert read[False] < read[True] - 2 * 20
+
+
+def test_a_small_run(models: tuple[Path, Path]) -> None:
+    """Every key; the same trees by every variant, each with KV for less than there is to hold."""
+    plan = Plan(
+        tasks=("game24",),
+        policies=("beam",),
+        widths=(4,),
+        pools=(0.5,),
+        pairs=("verifier-heavy",),
+        questions=1,
+        batch_limit=3,
+    )
+    document = asyncio.run(measure(plan, models))
+    found = document["rows"]
+    assert [row["variant"] for row in found] == list(VARIANTS)
+    for row in found:
+        assert row.keys() >= KEYS | set(COLUMNS)
+        assert row["identical_trees"] == 1.0
+        assert row["tree_digest"] == found[0]["tree_digest"]
+        assert row["pool_bytes"] <= max(row["working_set_bytes"], row["pool_bytes"])
+        assert 0 < row["slot_utilisation"] <= 1
+        assert row["generator_seconds"] + row["verifier_seconds"] <= row["latency_seconds"]
+    by_name = {row["variant"]: row for row in found}
+    assert by_name["paper_baseline"]["prm_tokens"] > by_name["baseline"]["prm_tokens"]
+    assert by_name["MP"]["kv_tokens"] != by_name["P"]["kv_tokens"]
+    assert by_name["SMP"]["speculated_used"] + by_name["SMP"]["speculated_wasted"] > 0
+    assert all(row.keys() >= set(SUMMARY_COLUMNS) for row in document["summary"])
+    assert document["left_out"] == []
+
+
+def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
+    """Pairs and cells that are not begun."""
+    plan = Plan(policies=("beam",), widths=(8,), pools=(1.0,), seconds=-1.0)
+    document = asyncio.run(measure(plan, models))
+    assert document["rows"] == []
+    assert len(document["left_out"]) == 3
+    assert document["left_out"][0] == "equal wordproblem beam 8 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "bean"], "bean: known are"),
+        (["--pool", "0"], "0: must be values above 0"),
+        (["--width", "x"], "x: must be numbers"),
+        (["--limit", "0"], "0: must be at least 1"),
+        (["--engine", "vllm"], "invalid choice"),
+    ],
+)
+def test_a_wrong_switch_is_refused(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The switch, its value and what is allowed."""
+    monkeypatch.setattr(sys, "argv", ["goodput", *words])
+    with pytest.raises(SystemExit) as ended:
+        goodput.main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def _never_asked() -> float:
+    return 0.0

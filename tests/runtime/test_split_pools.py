@@ -1,0 +1,114 @@
+"""`--kv-split`: both models' pools are sized at the start, and no tree changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from kvpolicy.split import Device, TooLittleMemory
+from loadtest.in_process import InProcess, Models
+from runtime.embedded.kv.split import split_pools
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.footprint import footprint
+from runtime.embedded.options import EngineOptions
+from search.controller import Problem, search
+from search.spec import SearchSpec
+from tests.runtime.tiny_models import make_checkpoint
+
+GPU = Device(flops=1e14, bandwidth=1e12)
+GIVEN = 1_000
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    """A tiny policy, and a reward model with twice the layers."""
+    folder = tmp_path_factory.mktemp("models")
+    size = {"max_position_embeddings": 320}
+    policy = make_checkpoint(folder / "policy", seed=1, num_hidden_layers=1, **size)
+    prm = make_checkpoint(folder / "prm", seed=2, num_hidden_layers=2, **size)
+    return EngineOptions(
+        policy=policy,
+        prm=prm,
+        kv_tokens=GIVEN,
+        prm_kv_tokens=GIVEN,
+        threads=1,
+        kv_load=(8, 100, 50),
+    )
+
+
+def each(options: EngineOptions) -> tuple[int, int]:
+    """KV bytes of a token of the policy and of the reward model."""
+    paths = (options.policy, options.prm)
+    sizes = [footprint(ModelConfig.from_checkpoint(path), 4).kv_bytes for path in paths if path]
+    return sizes[0], sizes[1]
+
+
+def test_even_halves_are_of_bytes(options: EngineOptions) -> None:
+    """A reward model with twice the KV a token: 3,000 units are 1,500 tokens and 750."""
+    found = split_pools(replace(options, kv_split="even"), GPU)
+    assert (found.kv_tokens, found.prm_kv_tokens) == (1_500, 750)
+
+
+def test_the_roofline_gives_out_the_same_bytes(options: EngineOptions) -> None:
+    """All of them but less than a token's, and room in each pool for a sequence of 320."""
+    policy, prm = each(options)
+    found = split_pools(replace(options, kv_split="roofline"), GPU)
+    budget = GIVEN * (policy + prm)
+    assert budget - prm - policy < found.kv_tokens * policy + found.prm_kv_tokens * prm <= budget
+    assert found.kv_tokens >= 320 <= found.prm_kv_tokens
+    assert found.kv_tokens >= 8 * (100 + 50), "all eight sequences decode at once"
+
+
+def test_what_is_given_stays(options: EngineOptions) -> None:
+    """As set, or where there is no reward model to share with."""
+    assert split_pools(options, GPU) is options
+    alone = replace(options, prm=None, reward_format="none", kv_split="roofline")
+    assert split_pools(alone, GPU) is alone
+
+
+def test_too_little_to_share_is_said(options: EngineOptions) -> None:
+    """Not one sequence of each fits."""
+    tight = replace(options, kv_tokens=100, prm_kv_tokens=50, kv_split="even")
+    with pytest.raises(TooLittleMemory, match="one sequence needs"):
+        split_pools(tight, GPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_split": "half"}, "kv_split: 'half'; one of given, even, roofline"),
+        ({"kv_load": (8, 0, 50)}, r"kv_load: \(8, 0, 50\); three numbers from 1"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: EngineOptions, changes: dict[str, object], said: str
+) -> None:
+    """The field, its value and what is allowed."""
+    with pytest.raises(ValueError, match=said):
+        replace(options, **changes)  # type: ignore[arg-type]
+
+
+def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
+    """Digest for digest, in pools for less than the search would hold."""
+    tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=(4, 60, 20))
+    models = Models(tight)
+    prompt = tuple(models.text.encode("One and two"))
+    spec = SearchSpec(policy="beam", width=6, seed=3, max_step_tokens=20, trajectory_tokens=60)
+
+    async def grow(kv_tokens: int, prm_kv_tokens: int) -> str:
+        engine = InProcess(models, kv_tokens=kv_tokens, prm_kv_tokens=prm_kv_tokens)
+        problem = Problem(prompt=prompt, question="")
+        outcome = await search(
+            problem, spec, engine, tree_id="t", answer_of=str, clock=time.monotonic
+        )
+        return outcome.digest
+
+    pools = {(4_000, 4_000)}
+    for split in ("given", "even", "roofline"):
+        found = split_pools(replace(tight, kv_split=split), GPU)
+        pools.add((found.kv_tokens, found.prm_kv_tokens))
+    assert len(pools) >= 3
+    assert len({asyncio.run(grow(*sizes)) for sizes in pools}) == 1
