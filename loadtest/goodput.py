@@ -190,16 +190,20 @@ def _name(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _deepened(models: tuple[Path, Path], times: tuple[int, int], folder: Path) -> list[Path]:
+def _deepened(models: tuple[Path, Path], times: tuple[int, int], folder: Path) -> tuple[Path, Path]:
     """Checkpoints of so many times the layers: they cost more and say the same."""
-    paths = []
-    for part, source, more in zip(("policy", "prm"), models, times, strict=True):
-        layers = json.loads((source / "config.json").read_text())["num_hidden_layers"] * more
-        path = folder / f"{part}-{layers}"
-        if more > 1 and not path.is_dir():
-            deepen(source, path, layers)
-        paths.append(path if more > 1 else source)
-    return paths
+    policy, prm = models
+    return _times(policy, times[0], folder / "policy"), _times(prm, times[1], folder / "prm")
+
+
+def _times(source: Path, more: int, path: Path) -> Path:
+    """A checkpoint of ``more`` times the layers, at ``path`` unless it is the source itself."""
+    if more == 1:
+        return source
+    if not path.is_dir():
+        layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+        deepen(source, path, more * layers)
+    return path
 
 
 def main() -> None:

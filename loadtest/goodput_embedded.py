@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kvpolicy.split import Load, even, roofline
 from loadtest.goodput_rows import BASELINE, PAPER, Run
@@ -153,7 +153,7 @@ class Sided(InProcess):
         *,
         clock: Callable[[], float],
         whole_prefix: bool,
-        **changes: object,
+        **changes: Any,
     ) -> None:
         super().__init__(models, clock=clock, **changes)
         self.slots: list[float] = []

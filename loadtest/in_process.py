@@ -29,6 +29,7 @@ from search.engine import (
     Capabilities,
     Hint,
     KvFull,
+    KvMoved,
     Sampling,
     Step,
     Trajectory,
@@ -115,6 +116,7 @@ class InProcess:
         self.rounds: list[Recorded] = []
         self.seconds = {"expand": 0.0, "score": 0.0}
         self._lookahead = options.lookahead
+        self._moved: dict[str, KvMoved] = {}
         self._clock = clock
         self._watch = watch
         self._calls = count(1)
@@ -132,6 +134,7 @@ class InProcess:
                     break
                 if self.scheduler.starved():
                     raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
+        self._moved[tree] = done[0].moved
         steps = tuple(done[0].steps)
         self.rounds.append(Recorded(self._hint, tuple(branches), sampling, steps))
         self._hint = Hint()
@@ -170,6 +173,10 @@ class InProcess:
         self._hint = hint
         self.scheduler.hint(tree, hint)
         self.scorer.hint(tree, hint)
+
+    def kv_moved(self, tree: str) -> KvMoved | None:
+        """What the last round has done to a tree's KV."""
+        return self._moved.pop(tree, None)
 
     async def release(self, tree: str) -> TreeCost:
         """Let go of a tree; what it cost."""

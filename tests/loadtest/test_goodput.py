@@ -105,7 +105,7 @@ def test_cells() -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny random policy and a tiny random reward model."""
     folder = tmp_path_factory.mktemp("models")
-    size = {"max_position_embeddings": 296, "num_hidden_layers": 1}
+    size = {"max_position_embeddings": 272, "num_hidden_layers": 1}
     policy = make_checkpoint(folder / "policy", "llama", seed=1, **size)
     return policy, make_checkpoint(folder / "prm", "llama", seed=2, **size)
 
@@ -138,11 +138,11 @@ def test_a_small_run(models: tuple[Path, Path]) -> None:
     plan = Plan(
         tasks=("game24",),
         policies=("beam",),
-        widths=(4,),
+        widths=(3,),
         pools=(0.5,),
         pairs=("verifier-heavy",),
         questions=1,
-        batch_limit=3,
+        batch_limit=2,
     )
     document = asyncio.run(measure(plan, models))
     found = document["rows"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ GIVEN = 1_000
 def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
     """A tiny policy, and a reward model with twice the layers."""
     folder = tmp_path_factory.mktemp("models")
-    size = {"max_position_embeddings": 320}
+    size: dict[str, Any] = {"max_position_embeddings": 320}
     policy = make_checkpoint(folder / "policy", seed=1, num_hidden_layers=1, **size)
     prm = make_checkpoint(folder / "prm", seed=2, num_hidden_layers=2, **size)
     return EngineOptions(
