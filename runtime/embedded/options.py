@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from kvpolicy.split import Load
 from runtime.embedded.drafting.pace import LONGEST
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy
@@ -15,6 +16,9 @@ from runtime.reward_format import reward_format
 
 WIDEST = 4
 """Candidates at a depth of ``k_config``."""
+
+LOAD = Load(sequences=64, length=256, new=64)
+"""What KV is shared for where nothing else is said."""
 
 KvSplit = Literal["given", "even", "roofline"]
 """``given``: each pool as it is set; ``even``: half of the bytes of both each; ``roofline``: what
@@ -34,8 +38,7 @@ class EngineOptions:
     needs no model can score.
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
-    ``kv_split``: how the bytes of both are shared instead, for a load of ``kv_load``: sequences at
-    once, their tokens, and the tokens that each is to grow by.
+    ``kv_split``: how the bytes of both are shared instead, for the load ``kv_load``.
     ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest).
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
@@ -62,7 +65,7 @@ class EngineOptions:
     kv_tokens: int = 32_768
     prm_kv_tokens: int = 32_768
     kv_split: KvSplit = "given"
-    kv_load: tuple[int, int, int] = (64, 256, 64)
+    kv_load: Load = LOAD
     kv_policy: KvPolicy = "arborkv"
     batch_limit: int = 256
     draft: DraftMode = "off"
@@ -100,8 +103,6 @@ class EngineOptions:
             if getattr(self, field) not in get_args(known):
                 allowed = ", ".join(get_args(known))
                 raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
-        if min(self.kv_load) < 1:
-            raise ValueError(f"kv_load: {self.kv_load}; three numbers from 1 are needed")
         self._check_draft()
         reward_format(self.reward_format)
         if self.threads < 0:

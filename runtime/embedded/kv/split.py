@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from kvpolicy.split import Device, Load, even, roofline
+from kvpolicy.split import Device, even, roofline
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from runtime.embedded.options import EngineOptions
@@ -30,7 +30,7 @@ def split_pools(options: EngineOptions, device: Device | None = None) -> EngineO
     configs = [ModelConfig.from_checkpoint(path) for path in (options.policy, options.prm)]
     policy, prm = (footprint(config, NUMBER_BYTES) for config in configs)
     budget = options.kv_tokens * policy.kv_bytes + options.prm_kv_tokens * prm.kv_bytes
-    load = Load(*options.kv_load)
+    load = options.kv_load
     device = device or measured_peaks(options.cores)
     if options.kv_split == "roofline":
         found = roofline(policy, prm, device, load, budget, keeps=True)
