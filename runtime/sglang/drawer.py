@@ -60,14 +60,18 @@ class Drawer:
         await search.together([self._fork(search, *fork) for fork in forks.items()])
         return drawings
 
-    async def read(self, search: Growing, path: Path, start: int) -> Json:
-        """A path's own log-probabilities from position ``start`` on, with nothing drawn."""
+    async def read(self, search: Growing, path: Path, start: int, node: int | None = None) -> Json:
+        """A path's own log-probabilities from position ``start`` on, with nothing drawn.
+
+        ``node``: where it ends, if children are to be drawn from there.
+        """
 
         async def ask(replica: Replica) -> Json:
             with search.request(replica) as rid:
                 return await replica.generate(
                     {
                         **search.common(rid),
+                        **({} if node is None else search.notes.priority(replica, node)),
                         "input_ids": list(path),
                         "return_logprob": True,
                         "logprob_start_len": start,
@@ -85,7 +89,7 @@ class Drawer:
     async def _fork(self, search: Growing, prefix: Path, drawings: Sequence[Drawing]) -> None:
         search.on(self.fleet.place(search.tree, search.prompt))
         if len(drawings) > 1 and prefix not in search.fresh:
-            await self.read(search, prefix, -1)
+            await self.read(search, prefix, -1, drawings[0].branch.parent)
         await search.together([self._draw(search, drawing) for drawing in drawings])
 
     async def _draw(self, search: Growing, drawing: Drawing) -> None:
@@ -93,7 +97,9 @@ class Drawer:
             with search.request(replica) as rid:
                 said = self._note(search, replica, drawing.branch)
                 search.on(replica)
-                return await replica.generate(drawing.request(self._top, said) | search.common(rid))
+                body = drawing.request(self._top, said) | search.common(rid)
+                ranked = search.notes.priority(replica, drawing.branch.parent)
+                return await replica.generate(body | ranked)
 
         while drawing.finish is None:
             before = (*drawing.branch.tokens, *drawing.tokens)

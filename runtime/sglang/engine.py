@@ -232,6 +232,8 @@ class SglangEngine:
             told = figures(info)
             replica.plugged = told is not None and bool(told["evicts"])
             replica.seeds = told is not None and bool(told["seeds"])
+            by_priority = info.get("radix_eviction_policy") == "priority"
+            replica.ranks = by_priority and not replica.plugged
         if not all(replica.seeds for replica in self._policy.replicas):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
         if options.embedder == "encoder" and options.encoder is not None:

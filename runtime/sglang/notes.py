@@ -9,6 +9,10 @@ from typing import Any
 from runtime.sglang.replica import Replica
 from runtime.sglang_plugin.wire import Note, custom_params
 from search.engine import Hint
+from search.tree import ROOT
+
+UNITS = 1000
+"""The highest priority; priorities are whole numbers."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,16 @@ class Notes:
             outlook=self.hint.outlook,
         )
         return {"custom_params": custom_params(note)}
+
+    def priority(self, server: Replica, parent: int) -> dict[str, int]:
+        """A request's priority there: what its parent is worth, the prompt most.
+
+        Empty where nobody evicts by it.
+        """
+        if not server.ranks:
+            return {}
+        worth = 1.0 if parent == ROOT else self._values.get(parent, 0.0)
+        return {"priority": round(UNITS * worth)}
 
 
 def farewell(tree: str) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ class ReplicaLost(EngineDown):
 class Replica:
     """A server and its circuit breaker.
 
-    ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed.
+    ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed; ``ranks``:
+    without the plug-in, what came with a lower priority is evicted first.
 
     The breaker opens with the first request that the server leaves without an answer, and closes
     when the server has generated a token again, which is tried now and then.
@@ -44,6 +45,7 @@ class Replica:
         self.failures = 0
         self.plugged = False
         self.seeds = False
+        self.ranks = False
         self._probe = probe
         self._client = httpx.AsyncClient(
             base_url=self.url,

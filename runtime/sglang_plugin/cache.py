@@ -31,7 +31,7 @@ from runtime.sglang_plugin.wire import NAME, Note, parse
 
 MARGIN = 0.02
 """Share of the pool that making room frees beyond what is wanted, of what no search is about to
-read: so that it happens seldom. As in the embedded engine."""
+read: so that it happens seldom, since all that is held is looked at each time."""
 UNHELD, HELD, NEXT = range(3)
 
 Place = tuple[Any, int]

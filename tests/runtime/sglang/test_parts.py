@@ -13,12 +13,13 @@ from runtime.embedded.drawing.stops import Stops
 from runtime.sglang.account import Account
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launch import ServerOptions
+from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
 from runtime.sglang.replica import Replica
 from runtime.sglang.report import Report, read
 from runtime.sglang.step import Drawing, entropy
-from search.engine import Branch, EngineDown, Sampling
-from search.tree import Finish
+from search.engine import Branch, EngineDown, Hint, Sampling
+from search.tree import ROOT, Finish
 from server.config_check import check
 from server.settings import BUNDLED, SettingsError, load_settings
 from server.sglang import server_options, sglang_options
@@ -144,6 +145,18 @@ def test_an_account_by_hand() -> None:
     assert (cost.prefilled_tokens, cost.rehydrated_tokens, cost.rehydrations) == (13, 3, 1)
     assert (cost.cached_tokens, cost.decoded_tokens) == (3 * 9 + 11, 11)
     assert cost.flops == 55 + 3 * 10 + (11 + 12 + 13 + 14) + 2 * (11 + 12) + (12 + 13 + 14 + 15)
+
+
+def test_priorities_where_a_stock_server_evicts_by_them() -> None:
+    """What the parent is worth, the prompt most; nobody else is told one."""
+    stock, plain = (Replica(f"http://s{n}", connect=1, answer=1, probe=1) for n in range(2))
+    stock.ranks = True
+    notes = Notes("t")
+    notes.take(Hint(values={1: 0.25}))
+    notes.take(Hint(values={2: 0.7506}))
+    found = [notes.priority(stock, parent) for parent in (ROOT, 1, 2)]
+    assert found == [{"priority": 1000}, {"priority": 250}, {"priority": 751}]
+    assert notes.priority(plain, 1) == {}
 
 
 def test_sglangs_own_numbers() -> None:
