@@ -1,0 +1,160 @@
+"""What a small KV pool costs on SGLang: tokens read again under lru, priority and our plug-in.
+
+Real searches on real servers. The pool is a share, by default a quarter, of what full retention of
+the same searches holds at its peak; the embedded engine, whose memory is ample, says how much that
+is and what the trees are. The policy is drawn by SGLang, each server started with that pool:
+
+- ``lru``: a stock server; what was used longest ago goes first;
+- ``priority``: a stock server with ``--radix-eviction-policy priority``, each request's priority
+  what its parent is worth to the search (grade (a) of docs/sglang-plugin.md);
+- ``arborkv``: our plug-in's radix cache (grade (b)).
+
+All three have the plug-in's seeded sampling, so that they draw the same trees up to rounding. Steps
+are scored in the embedded engine: the reward model's KV is not what is compared.
+
+    python -m loadtest.sglang_eviction [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.configs import CONFIG_L, CONFIG_S, STEP_TOKENS, scaled
+from loadtest.report import publish, say
+from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
+from loadtest.sglang_drawing import KV_POLICIES, drawing_in
+from runtime.text import Text
+from search.digest import combined_digest
+from search.outcome import Outcome
+from search.spec import SearchSpec
+
+COLUMNS = (
+    *("policy", "mode", "searches", "pool_tokens", "full_tokens", "recomputed_tokens"),
+    *("recomputed_vs_lru", "generated_tokens", "evicted_tokens", "same_answers"),
+    *("identical_trees", "seconds"),
+)
+TASK = "blocksworld"
+AT_ONCE = 2
+"""Servers at a time: a machine of two cores has no use for more."""
+AMPLE_TOKENS = 65_536
+POLICIES = ("best_first", "ets")
+
+
+def spec_of(policy: str, *, quick: bool) -> SearchSpec:
+    """ArborKV's scaling test (quick: its budget sweep), one leaf a round, all of its expansions
+    spent, for a search that goes back; a level-wise one of width 64 (16)."""
+    if policy == "best_first":
+        return scaled(CONFIG_S if quick else CONFIG_L, TASK, parallel=1)
+    return SearchSpec(policy="ets", width=16 if quick else 64, max_step_tokens=STEP_TOKENS[TASK])
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The searches with all the memory they want: their trees, and their KV's peaks added up."""
+
+    outcomes: tuple[Outcome, ...]
+    full_tokens: int
+    longest_path: int
+
+
+async def refer(items: Sequence[Item], spec: SearchSpec) -> Reference:
+    """Search with full retention in the embedded engine, lexical clusters as on SGLang."""
+    text = Text(SPRIG.policy)
+    changes: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
+    async with Engines(kv_policy="full", **changes) as engine:
+        method = Method("full", spec)
+        outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
+    longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
+    full = sum(o.stats.engine.kv_tokens_peak for o in outcomes)
+    return Reference(tuple(outcomes), full, longest)
+
+
+async def measure(
+    python: Path, mode: str, spec: SearchSpec, items: Sequence[Item], known: Reference, share: float
+) -> dict[str, Any]:
+    """One server with a small pool, all searches at once, and what was read again."""
+    pool = max(int(share * known.full_tokens), 2 * known.longest_path)
+    text, method = Text(SPRIG.policy), Method(mode, spec)
+    async with drawing_in(python, mode, pool) as engine:
+        start = time.monotonic()
+        outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
+        seconds = time.monotonic() - start
+        evicted = (await engine.usage()).evicted_tokens_total
+    row = {"policy": spec.policy, "mode": mode, "task": TASK, "pool": share, "pool_tokens": pool}
+    row |= compared(outcomes, known) | {"evicted_tokens": evicted, "seconds": round(seconds, 1)}
+    say(" ".join(f"{name}={row[name]}" for name in COLUMNS if name in row))
+    return row
+
+
+def compared(outcomes: Sequence[Outcome], known: Reference) -> dict[str, Any]:
+    """What searches cost in a small pool, and the share that came out as with ample memory."""
+    pairs = list(zip(outcomes, known.outcomes, strict=True))
+    return {
+        "searches": len(pairs),
+        "full_tokens": known.full_tokens,
+        "recomputed_tokens": sum(o.stats.engine.rehydrated_tokens for o in outcomes),
+        "generated_tokens": sum(o.stats.engine.decoded_tokens for o in outcomes),
+        "same_answers": sum(a.answer == b.answer for a, b in pairs) / len(pairs),
+        "identical_trees": sum(a.digest == b.digest for a, b in pairs) / len(pairs),
+        "tree_digest": combined_digest(outcome.digest for outcome in outcomes),
+    }
+
+
+def against_lru(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, each with its recomputed tokens over those of lru; None where lru has none."""
+    lru = {row["policy"]: row["recomputed_tokens"] for row in rows if row["mode"] == "lru"}
+    for row in rows:
+        base = lru[row["policy"]]
+        row["recomputed_vs_lru"] = row["recomputed_tokens"] / base if base else None
+    return rows
+
+
+async def run(
+    python: Path, searches: int, share: float, specs: Sequence[SearchSpec]
+) -> dict[str, Any]:
+    """The whole document."""
+    items = items_of(TASK, "dev", searches, 0)
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(mode: str, spec: SearchSpec, known: Reference) -> dict[str, Any]:
+        async with room:
+            return await measure(python, mode, spec, items, known, share)
+
+    known = [await refer(items, spec) for spec in specs]
+    asked = [
+        one(mode, spec, k) for spec, k in zip(specs, known, strict=True) for mode in KV_POLICIES
+    ]
+    return {"rows": against_lru(list(await asyncio.gather(*asked)))}
+
+
+def main() -> None:
+    """Print a table, or one JSON document."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.sglang_eviction", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--python", type=Path, default=Path(".venv-sglang/bin/python"))
+    parser.add_argument("--policy", default=",".join(POLICIES), help="best_first, ets or both")
+    parser.add_argument("--limit", type=int, help="searches at once")
+    parser.add_argument("--pool", type=float, default=0.25, help="share of full retention's peak")
+    parser.add_argument("--quick", action="store_true", help="2 small searches, not 4 large ones")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    wanted = parser.parse_args()
+    policies = wanted.policy.split(",")
+    for name in policies:
+        if name not in POLICIES:
+            sys.exit(f"loadtest.sglang_eviction: --policy {name}: known are {', '.join(POLICIES)}")
+    searches = wanted.limit or (2 if wanted.quick else 4)
+    specs = [spec_of(name, quick=wanted.quick) for name in policies]
+    document = asyncio.run(run(wanted.python, searches, wanted.pool, specs))
+    publish(document, wanted.json, "KV read again on SGLang", COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
