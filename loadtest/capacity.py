@@ -133,24 +133,39 @@ class Replica:
         return self.search.kv_tokens * (self.policy.kv + self.reward.kv)
 
     @property
+    def kv_room(self) -> float:
+        """Tokens whose KV, of both models, fits beside the weights."""
+        return self._left / (self.policy.kv + self.reward.kv)
+
+    @property
     def room(self) -> int:
         """Searches whose KV fits beside the weights. Raises ValueError if none does."""
-        left = ROOM * self.gpu.memory - self.policy.weights - self.reward.weights
-        fit = math.floor(left / self.kv_bytes)
+        fit = math.floor(self.kv_room / self.search.kv_tokens)
         if fit < 1:
             raise ValueError(
                 f"a search of width {self.search.width} holds {self.kv_bytes / 1e9:.1f} GB of KV; "
-                f"{max(0.0, left) / 1e9:.1f} GB are left beside the weights"
+                f"{self._left / 1e9:.1f} GB are left beside the weights"
             )
         return fit
 
-    def seconds(self, at_once: int) -> float:
-        """A search's time with so many under way in step: in each round ``step`` passes of the
-        policy, and one of the reward model over what they drew."""
+    @property
+    def _left(self) -> float:
+        return max(0.0, ROOM * self.gpu.memory - self.policy.weights - self.reward.weights)
+
+    def drawing(self, at_once: int) -> float:
+        """Seconds of a search's rounds with so many under way in step: ``step`` passes each."""
         rows = at_once * self.search.width
-        drawing = self.search.step * decode_seconds(self.gpu, self.policy, rows, self.search.path)
-        scoring = prefill_seconds(self.gpu, self.reward, rows * self.search.step)
-        return self.search.depth * (drawing + scoring) / EFFICIENCY
+        one = decode_seconds(self.gpu, self.policy, rows, self.search.path)
+        return self.search.depth * self.search.step * one / EFFICIENCY
+
+    def scoring(self, at_once: int) -> float:
+        """Seconds of its rewards: a round is one pass of the reward model over what was drawn."""
+        tokens = at_once * self.search.width * self.search.step
+        return self.search.depth * prefill_seconds(self.gpu, self.reward, tokens) / EFFICIENCY
+
+    def seconds(self, at_once: int) -> float:
+        """A search's time with so many under way in step."""
+        return self.drawing(at_once) + self.scoring(at_once)
 
     def rate(self, at_once: int) -> float:
         """Searches a second."""
@@ -163,7 +178,9 @@ class Replica:
 
 def row(users: int, asks_an_hour: float, one: Replica) -> dict[str, Any]:
     """Replicas for so many users; the KV of what is under way follows by Little's law: the rate
-    of arrivals times the time that each search takes under that load.
+    of arrivals times the time that each search takes under that load. ``drawing_share``: what of
+    its time the policy takes; where the models are on GPUs of their own, the policy's share of
+    these. ``kv_tokens_room``: tokens that a replica has room for.
     """
     arrivals = users * asks_an_hour / HOUR
     replicas = max(1, math.ceil(arrivals / (BUSY * one.rate(one.room))))
@@ -176,6 +193,8 @@ def row(users: int, asks_an_hour: float, one: Replica) -> dict[str, Any]:
         "searches_at_once": at_once,
         "most_at_once": one.room,
         "seconds": seconds,
+        "drawing_share": one.drawing(at_once) / seconds,
+        "kv_tokens_room": one.kv_room,
         "expected_kv_tokens": arrivals * seconds * one.search.kv_tokens,
         "expected_kv_bytes": arrivals * seconds * one.kv_bytes,
     }

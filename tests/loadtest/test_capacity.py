@@ -60,10 +60,12 @@ def test_a_replica_by_hand() -> None:
     """90 MB less 4 MB of weights hold so many searches, which share every pass."""
     one = Replica(BOX, TINY, TINY, SMALL)
     assert one.kv_bytes == 180 * 64
+    assert one.kv_room == pytest.approx(86e6 / 64)
     assert one.room == int(86e6 // (180 * 64))
     rows = 4 * 25
     passes = 10 * 2e6 * rows / 1e9 + 2e6 * rows * 10 / 1e9
     assert one.seconds(25) == pytest.approx(3 * passes / EFFICIENCY)
+    assert one.drawing(25) == pytest.approx(one.scoring(25)) == pytest.approx(one.seconds(25) / 2)
     assert one.rate(25) == pytest.approx(25 / one.seconds(25))
 
 
