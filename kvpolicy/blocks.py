@@ -64,8 +64,9 @@ class Blocks:
         self._tokens = np.zeros(_FIRST, dtype=np.int64)
         self._depth = np.zeros(_FIRST, dtype=np.int64)
         self._open_leaf = np.zeros(_FIRST, dtype=np.bool_)
+        self._foreseen = np.zeros(_FIRST, dtype=np.bool_)
         self._leafless = np.full(_FIRST, np.inf)
-        """What a row weighs before its open leaves are looked at."""
+        """What a row weighs below which nothing may grow."""
         self._attention: dict[int, tuple[float, int]] = {}
         self._dead: set[int] = set()
         self._active: tuple[int, ...] = ()
@@ -148,12 +149,15 @@ class Blocks:
         """The search would turn to these in this order: their values fall evenly from 1.
 
         This is the value that the search itself goes by (section 4 of the paper); it takes the
-        place of a reward. Unknown ids pass.
+        place of a reward, and those that have grown before weigh for themselves again. Unknown ids
+        pass.
         """
         rows = np.fromiter(outlook, np.int64, len(outlook))
         if len(rows) and (rows.max() >= len(self._parent) or not self._tokens[rows].all()):
             rows = np.array([node for node in outlook if node in self], dtype=np.int64)
         if len(rows):
+            self._foreseen[:] = False
+            self._foreseen[rows] = True
             self._signals.foresee(rows)
             self._now = None
 
@@ -182,7 +186,7 @@ class Blocks:
                 continue
             self._dead.add(node)
             if node in self:
-                self._open_leaf[node] = False
+                self._open_leaf[node] = self._foreseen[node] = False
                 self._now = None
                 if node != ROOT:
                     self._leave(self._parent[node])
@@ -190,9 +194,9 @@ class Blocks:
     def weights(self) -> tuple[Floats, Bools]:
         """Each block's weight and whether it is on Path*, both (rows,); not to be written to.
 
-        A block weighs the most of the open leaves at or below it; minus infinity where there is
-        none, infinity where there is no block. Path* is the union of the active leaves' ancestor
-        chains, themselves included.
+        A block weighs the most of what may grow at or below it, which is an open leaf or foreseen;
+        minus infinity where there is none, infinity where there is no block. Path* is the union of
+        the active leaves' ancestor chains, themselves included.
         """
         if self._now is None or self._fresh:
             self._fresh.clear()
@@ -298,7 +302,9 @@ class Blocks:
 
     def _weigh(self) -> tuple[Floats, Bools]:
         weight, on_path = self.own_weights()
-        weight = np.where(self._open_leaf[: len(weight)], weight, self._leafless[: len(weight)])
+        rows = slice(len(weight))
+        grows = self._open_leaf[rows] | self._foreseen[rows]
+        weight = np.where(grows, weight, self._leafless[rows])
         for level in reversed(self._levels[1:]):
             np.maximum.at(weight, level.parents, weight[level.rows])
         return weight, on_path
@@ -326,7 +332,7 @@ class Blocks:
         if node < room:
             return
         more = max(room, node + 1 - room)
-        for name in ("_tokens", "_depth", "_open_leaf"):
+        for name in ("_tokens", "_depth", "_open_leaf", "_foreseen"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
         self._leafless = np.concatenate([self._leafless, np.full(more, np.inf)])

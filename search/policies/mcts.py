@@ -64,16 +64,7 @@ class Mcts:
         if left <= 0 or width <= 0:
             return None
         may_grow = {node.id for node in self.frontier(tree)}
-        slots = min(self.parallel, left)
-        chosen = heads(tree, self.branch)[:slots]
-        for node in chosen:
-            may_grow.remove(node.id)
-            visits.pass_through(node)
-        while may_grow and len(chosen) < slots:
-            node = self._walk(visits, may_grow)
-            may_grow.remove(node.id)
-            visits.pass_through(node)
-            chosen.append(node)
+        chosen = self._chosen(visits, may_grow, min(self.parallel, left))
         return Round(hand_out(chosen, self.branch, width))
 
     def frontier(self, tree: Tree) -> list[Node]:
@@ -87,6 +78,22 @@ class Mcts:
             and first[node.id] == node.id
             and self._may_grow(node, below[node.id])
         ] or [tree[ROOT]]
+
+    def outlook(self, tree: Tree) -> list[Node]:
+        """The next round, the walks under way that it has no room for, then what may grow by the
+        least that one child on the way there is worth less than the best beside it.
+
+        A walk that goes elsewhere lowers what lies on its way: first in turn is who is nearest to
+        being the best.
+        """
+        visits = Visits.of(tree, "mcts", lambda _: True)
+        may_grow = {node.id for node in self.frontier(tree)}
+        chosen = self._chosen(visits, may_grow, self.parallel)
+        waiting = heads(tree, self.branch)[self.parallel :]
+        may_grow -= {node.id for node in waiting}
+        gaps = self._gaps(visits, may_grow)
+        rest = sorted(may_grow, key=lambda node: (gaps[node], node))
+        return chosen + waiting + [tree[node] for node in rest]
 
     def stopped(self, tree: Tree) -> StopReason | None:
         """``width_spent`` if its expansions are spent."""
@@ -103,6 +110,35 @@ class Mcts:
 
     def _may_grow(self, node: Node, below: int) -> bool:
         return not node.children or (expansions(node, self.branch) + 1) ** 2 <= below
+
+    def _chosen(self, visits: Visits, may_grow: set[int], slots: int) -> list[Node]:
+        """The nodes of a round, taken out of ``may_grow``; each is a visit for the next."""
+        chosen = heads(visits.tree, self.branch)[:slots]
+        for node in chosen:
+            may_grow.remove(node.id)
+            visits.pass_through(node)
+        while may_grow and len(chosen) < slots:
+            node = self._walk(visits, may_grow)
+            may_grow.remove(node.id)
+            visits.pass_through(node)
+            chosen.append(node)
+        return chosen
+
+    def _gaps(self, visits: Visits, may_grow: set[int]) -> dict[int, float]:
+        """For each node on the way to one that may grow, the largest amount by which it or one
+        above is worth less than the best of the children beside it that lead there."""
+        tree = visits.tree
+        ways = tree.above(tree[node] for node in may_grow)
+        gaps = {ROOT: 0.0}
+        for node in (ROOT, *sorted(ways)):
+            values = {
+                child: self.value(visits, tree[child])
+                for child in tree[node].children
+                if child in ways
+            }
+            best = max(values.values(), default=0.0)
+            gaps |= {child: max(gaps[node], best - value) for child, value in values.items()}
+        return gaps
 
     def _walk(self, visits: Visits, may_grow: set[int]) -> Node:
         """From the root to the first node that may grow."""

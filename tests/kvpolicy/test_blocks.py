@@ -237,3 +237,14 @@ def test_what_has_no_block_stands_as_on_its_path() -> None:
     nodes = np.array([-70, -1, 0, 1, 3, 4, 9], dtype=np.int64)
     assert blocks.standing_of(nodes).tolist() == [math.inf] * 5 + [off, math.inf]
     assert blocks.standing_of(nodes[2:5]).tolist() == [math.inf] * 3
+
+
+def test_a_block_that_the_search_may_grow_again_weighs_for_itself_too() -> None:
+    """1 has a child, yet the search would turn to it next: it is worth more than its child."""
+    blocks = grown(0, 1, 0, knobs=Knobs(distance_decay=0.0))
+    blocks.focus([3])
+    blocks.foresee([1, 2])
+    weights, _ = blocks.weights()
+    assert weights[[1, 2]] == pytest.approx([0.5 * sigmoid(1) ** 2, 0.5 * sigmoid(0.5) ** 2])
+    blocks.bury([1, 2])
+    assert blocks.weights()[0][1] == -math.inf

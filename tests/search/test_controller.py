@@ -244,8 +244,8 @@ async def test_a_step_cut_by_length_goes_on() -> None:
 
 
 async def test_a_hint_says_where_the_search_would_turn_if_it_knows() -> None:
-    """Best-first search does, its next leaves first; beam search has no such order."""
-    for policy, knows in (("best_first", True), ("beam", False)):
+    """Best-first and Monte Carlo search do, their next nodes first; beam search has no order."""
+    for policy, knows in (("best_first", True), ("mcts", True), ("beam", False)):
         engine = ScriptedEngine()
         await run(engine, policy=policy, width=9)
         assert any(hint.outlook for hint in engine.hints) == knows

@@ -63,6 +63,27 @@ def test_virtual_visits_spread_a_round() -> None:
     assert Mcts(64, parallel=3).plan(grown()) == Round({3: 3, 2: 3, 6: 3})
 
 
+def test_the_outlook_is_the_next_round_then_who_is_nearest_to_being_the_best() -> None:
+    """After the walk to 3 the best is 2; 1 is 0.006 behind it, and so is 6, the better one there.
+
+    However many leaves a round takes, they are the next ones that were foreseen.
+    """
+    ahead = [node.id for node in Mcts(64, parallel=1).outlook(grown())]
+    assert ahead == [3, 2, 6, 5]
+    for parallel in (1, 2, 3):
+        policy = Mcts(64, parallel=parallel)
+        plan = policy.plan(grown())
+        assert plan is not None
+        assert list(plan.expand) == [node.id for node in policy.outlook(grown())][:parallel]
+
+
+def test_walks_that_have_no_room_in_a_round_come_before_new_ones() -> None:
+    """4 and 3 are on their way. Where the root may grow again, a walk ends there."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.7), (2, "d", STEP, 0.9))
+    assert [node.id for node in Mcts(64, 2, 1).outlook(tree)] == [4, 3]
+    assert [node.id for node in Mcts(64, 2, 1).outlook(twice())] == [0, 6]
+
+
 def test_a_walk_is_played_to_its_end() -> None:
     """The best of the last expansion goes on before a new walk starts, though 2 is worth more."""
     tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.9), (1, "c", STEP, 0.1), (1, "d", STEP, 0.2))
