@@ -68,7 +68,7 @@ class Plan:
 
 QUICK = Plan(
     policies=("beam",),
-    widths=(8, 64),
+    widths=(8, 32),
     pools=(0.5,),
     pairs=("equal", "verifier-heavy"),
     questions=2,
