@@ -29,25 +29,31 @@ class Decisions:
 def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]) -> PolicyOf:
     """Makes the same policy, whose plans are noted in ``decisions``.
 
-    One that compares embeddings (``to_embed``, ``suited_to``) goes on doing so.
+    One that compares embeddings (``to_embed``, ``uncompared``, ``suited_to``) goes on doing so.
     """
+
+    def noted(made: Callable[[Tree], Round | None], tree: Tree) -> Round | None:
+        before = clock()
+        plan = made(tree)
+        decisions.seconds.append(clock() - before)
+        decisions.nodes.append(len(tree))
+        if plan is not None:
+            decisions.rounds.append(plan)
+        return plan
 
     def watched(policy: Any) -> Policy:
         class Noting:
             scores: ClassVar[Scores] = policy.scores
 
             def plan(self, tree: Tree) -> Round | None:
-                before = clock()
-                plan = policy.plan(tree)
-                decisions.seconds.append(clock() - before)
-                decisions.nodes.append(len(tree))
-                if plan is not None:
-                    decisions.rounds.append(plan)
-                return plan
+                return noted(policy.plan, tree)
 
         class NotingComparing(Noting):
             def to_embed(self, tree: Tree) -> Sequence[Node]:
                 return policy.to_embed(tree)
+
+            def uncompared(self, tree: Tree) -> Round | None:
+                return noted(policy.uncompared, tree)
 
             def suited_to(self, embeds: str | None) -> Policy:
                 return watched(policy.suited_to(embeds))
