@@ -240,6 +240,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         config.app = create_app(service, end)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
+        listener.listen(config.backlog)  # who reads the next line may connect at once
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
         for own in further:
             log.info("serving %s too", own.model)
