@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -60,7 +61,7 @@ async def test_two_hundred_searches_leave_nothing_held() -> None:
     """
     draw = random.Random(0)
     questions = [q for task in TASKS.values() for q in task.questions("dev", 10, seed=1)]
-    engine = await EmbeddedEngine.start(OFF)
+    engine = await EmbeddedEngine.start(replace(OFF, batch_limit=32))
     room = asyncio.Semaphore(AT_ONCE)
 
     async def guarded(number: int) -> None:
