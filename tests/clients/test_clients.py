@@ -30,7 +30,7 @@ ASKED: Any = [{"role": "user", "content": QUESTIONS[0]}]
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """One server for all clients."""
-    server = Server(keepalive_seconds="0.05")
+    server = Server(keepalive_seconds="0.001")  # shorter than any round: empty chunks for sure
     yield f"{server.url}/v1"
     server.stop()
 
