@@ -114,9 +114,9 @@ async def test_a_search_outlives_its_embedder(
 async def test_a_server_that_is_gone_is_no_different(
     http: httpx2.AsyncClient, vectors: Vectors
 ) -> None:
-    """Nobody listens: the address is not told. A connection left over ends while it is read."""
+    """Nobody listens: the address is not told."""
+    vectors.shutdown()  # a socket that is still waited at takes one more connection
     vectors.server_close()
     stats = (await ets(http))["stats"]
-    told = "the embeddings endpoint does not answer: "
-    assert stats["embedder_fault"] in (f"{told}ConnectError", f"{told}ReadError")
+    assert stats["embedder_fault"] == "the embeddings endpoint does not answer: ConnectError"
     assert stats["embedder_fallbacks"] > 0
