@@ -11,7 +11,7 @@ each round, where the engine says so. It follows from memory and company, not fr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from search.tree import Finish, Tree
@@ -25,7 +25,8 @@ class Event:
 
     def to_dict(self) -> dict[str, object]:
         """The fields under their names, and the event's own under ``event``."""
-        return {"event": self.name} | {name: getattr(self, name) for name in self.__slots__}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {"event": self.name, **own}
 
 
 @dataclass(frozen=True, slots=True)

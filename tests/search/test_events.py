@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +105,7 @@ async def test_events_are_flat_json() -> None:
     for event in events:
         read = json.loads(json.dumps(event.to_dict()))
         names.add(read["event"])
+        assert [*read] == ["event", *(one.name for one in fields(event))]
         for value in read.values():
             assert value is None or isinstance(value, str | int | float | list)
     assert names == {"started", "selected", "expanded", "scored", "pruned", "finished", "answered"}
