@@ -2,8 +2,9 @@
 
 `python -m loadtest.http [--quick] [--json]`. The bundled models behind the server on a free port of
 this machine. First the same plain completions by HTTP and straight from the engine, in turns, at 1
-and 32 at once: the difference of the medians. Then the capacity of a closed loop, and open loops
-(Poisson arrivals) at shares of it: what is answered, refused and lost. Answers that came after the
+and 32 at once: the difference of the medians. Then, of a server in a process of its own, the
+capacity of a closed loop, and open loops (Poisson arrivals) at shares of it: what is answered,
+refused and lost. Answers that came after the
 server's own deadline are ``late``, refusals that do not say when to come back ``unsaid``; neither
 should be. Last a wide search beside ten small ones: what the small ones wait.
 """
@@ -14,17 +15,20 @@ import argparse
 import asyncio
 import json
 import random
+import ssl
 import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import httpx
 import uvicorn
 
+from loadtest.served import Served
 from models.tasks import TASKS
 from server.app import create_app
 from server.ask import ask_chat
@@ -52,11 +56,16 @@ class Asked:
 
 
 class Load:
-    """A client of one server, and the engine behind it."""
+    """Requests to one server, each on a connection that no other one uses just then.
 
-    def __init__(self, http: httpx.AsyncClient, service: Service) -> None:
-        self._http = http
-        self._service = service
+    There is a client a connection: one client's pool is looked through whole for every request,
+    which soon costs more than the server does.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._idle: list[httpx.AsyncClient] = []
+        self._tls = ssl.create_default_context()  # unused, but 10 ms to make for every client
         self._questions = TASKS["game24"].questions("dev", 64)
         self.asked = 0
 
@@ -67,35 +76,56 @@ class Load:
         messages = [{"role": "user", "content": text}]
         return {"model": "sprig", "messages": messages, "max_tokens": 16, "seed": self.asked} | more
 
-    async def by_http(self) -> float:
-        """Seconds for one completion by HTTP."""
-        body = self.body()
-        began = time.perf_counter()
-        (await self._http.post(CHAT, json=body)).raise_for_status()
-        return time.perf_counter() - began
+    async def post(self, body: dict[str, Any]) -> httpx.Response:
+        """The answer. Raises httpx.HTTPError where there is none."""
+        client = self._idle.pop() if self._idle else self._client()
+        try:
+            return await client.post(CHAT, json=body)
+        finally:
+            self._idle.append(client)
 
-    async def by_engine(self) -> float:
-        """Seconds for the same, asked of the engine: the chat template and the tree, no HTTP."""
-        request = ChatRequest(**self.body())
-        began = time.perf_counter()
-        ask = await ask_chat(request, self._service, self._service.keys.anybody)
-        await self._service.forest.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
-        return time.perf_counter() - began
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self._url, timeout=120, verify=self._tls)
 
     async def ask(self, **more: Any) -> Asked:
         """What becomes of one request."""
         body = self.body(**more)
         began = time.perf_counter()
         with suppress(httpx.HTTPError):
-            answer = await self._http.post(CHAT, json=body)
+            answer = await self.post(body)
             said = "retry-after" in answer.headers
             return Asked(answer.status_code, time.perf_counter() - began, said)
         return Asked(0, time.perf_counter() - began, False)
 
+    async def close(self) -> None:
+        """Give up all connections."""
+        for client in self._idle:
+            await client.aclose()
 
-async def added(load: Load, at_once: int, rounds: int) -> float:
+
+async def by_http(load: Load) -> float:
+    """Seconds for one completion by HTTP."""
+    body = load.body()
+    began = time.perf_counter()
+    (await load.post(body)).raise_for_status()
+    return time.perf_counter() - began
+
+
+async def by_engine(load: Load, service: Service) -> float:
+    """Seconds for the same, asked of the engine: the chat template and the tree, no HTTP."""
+    request = ChatRequest(**load.body())
+    began = time.perf_counter()
+    ask = await ask_chat(request, service, service.keys.anybody)
+    await service.forest.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
+    return time.perf_counter() - began
+
+
+async def added(load: Load, service: Service, at_once: int, rounds: int) -> float:
     """Milliseconds that HTTP adds to the median, both ways measured in turns."""
-    ways: dict[Callable[[], Awaitable[float]], list[float]] = {load.by_http: [], load.by_engine: []}
+    ways: dict[Callable[[], Awaitable[float]], list[float]] = {
+        partial(by_http, load): [],
+        partial(by_engine, load, service): [],
+    }
     for _ in range(rounds):
         for ask, seconds in ways.items():
             seconds += await asyncio.gather(*(ask() for _ in range(at_once)))
@@ -155,7 +185,9 @@ async def beside_a_wide_one(load: Load) -> dict[str, Any]:
         return round(1000 * quantile(sorted(asked.seconds for asked in found), 0.95), 1)
 
     alone = await small()
-    wide = asyncio.create_task(load.ask(search={"width": 256, "seed": 1}))
+    asked = [{"role": "user", "content": TASKS["blocksworld"].questions("dev", 1)[0]}]
+    spec = {"width": 256, "seed": 1}
+    wide = asyncio.create_task(load.ask(messages=asked, max_tokens=400, search=spec))
     await asyncio.sleep(0.2)
     beside = await small()
     done = wide.done()
@@ -170,20 +202,23 @@ def quantile(ordered: list[float], share: float) -> float:
 
 async def measure(quick: bool) -> dict[str, Any]:
     """The whole document."""
-    settings = load_settings(port=0, max_running=64, max_queued=64, deadline_seconds=DEADLINE)
-    seconds = 8.0 if quick else 60.0
+    bounds: dict[str, Any] = {"max_running": 64, "max_queued": 64, "deadline_seconds": DEADLINE}
+    seconds, rounds = (8.0, 20) if quick else (60.0, 100)
+    settings = load_settings(port=0, **bounds)
     async with running(settings) as parts:
         service, url, stop = await _serve(parts, settings)
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
-            load = Load(http, service)
-            await load.by_http()
-            rounds = 20 if quick else 100
-            extra = {str(n): await added(load, n, max(3, rounds // n)) for n in AT_ONCE}
-            capacity = await closed_loop(load, 64, seconds)
-            rows = [await open_loop(load, share * capacity, seconds) for share in SHARES]
-            small = await beside_a_wide_one(load)
+        load = Load(url)
+        await by_http(load)
+        extra = {str(n): await added(load, service, n, max(3, rounds // n)) for n in AT_ONCE}
+        await load.close()
         await stop()
+    with Served(**bounds) as served:
+        load = Load(served.url)
+        await by_http(load)
+        capacity = await closed_loop(load, 64, seconds)
+        rows = [await open_loop(load, share * capacity, seconds) for share in SHARES]
+        small = await beside_a_wide_one(load)
+        await load.close()
     best = max(row["goodput_rps"] for row in rows[:-1])
     return {
         "rows": rows,

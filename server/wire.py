@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, WithJsonSchema
 
 from search.spec import SearchSpec
 from server.errors import ApiError, bad_value, echo, unsupported
@@ -105,7 +105,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    include_usage: bool | None = None
+    include_usage: StrictBool | None = None
 
 
 class Reasoning(BaseModel):
@@ -130,7 +130,7 @@ class GenerationRequest(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1, description="of one trajectory")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
     seed: int | None = Field(default=None, description="any integer, taken modulo 2**63")
-    stream: bool | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     search: SearchSpec | None = None
 
@@ -142,7 +142,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, description="wins")
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
     reasoning: Reasoning | None = None
-    include_reasoning: bool | None = Field(
+    include_reasoning: StrictBool | None = Field(
         default=None, description="a streamed search tells of each round as reasoning_content"
     )
 
@@ -173,9 +173,9 @@ class SearchRequest(BaseModel):
     question: str | None = Field(default=None, min_length=1)
     messages: list[Message] | None = Field(default=None, min_length=1)
     search: SearchSpec = SearchSpec()
-    stream: bool = False
-    background: bool = Field(default=False, description="it goes on without its client")
-    dry_run: bool = Field(default=False, description="say what it may cost, search nothing")
+    stream: StrictBool = False
+    background: StrictBool = Field(default=False, description="it goes on without its client")
+    dry_run: StrictBool = Field(default=False, description="say what it may cost, search nothing")
 
 
 class BranchRequest(BaseModel):
@@ -186,8 +186,8 @@ class BranchRequest(BaseModel):
 
     node: int = Field(ge=0)
     search: SearchSpec = SearchSpec()
-    stream: bool = False
-    background: bool = False
+    stream: StrictBool = False
+    background: StrictBool = False
 
 
 class IgnoredFields:

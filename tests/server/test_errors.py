@@ -36,6 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"temperature": "warm"}, "temperature", "invalid_value", "'warm'"),
     ({"top_p": 0}, "top_p", "invalid_value", "greater than 0"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value", "greater than or equal to 1"),
+    ({"stream": 1}, "stream", "invalid_value", "valid boolean, got 1"),
     ({"stop": 7}, "stop", "invalid_value", "list of strings"),
     ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "not empty"),
     ({"stop": ["x"] * 17}, "stop", "invalid_value", "at most 16"),
