@@ -6,7 +6,9 @@ and 32 at once: the difference of the medians. Then, of a server in a process of
 capacity of a closed loop, and open loops (Poisson arrivals) at shares of it: what is answered,
 refused and lost. Answers that came after the
 server's own deadline are ``late``, refusals that do not say when to come back ``unsaid``; neither
-should be. Last a wide search beside ten small ones: what the small ones wait.
+should be. Then a wide search beside ten small ones: what the small ones wait. Last ten small ones
+behind a queue of wide ones, with a key of their own (fair shares by the tree) and with the same key
+(first come, first served).
 """
 
 from __future__ import annotations
@@ -76,23 +78,24 @@ class Load:
         messages = [{"role": "user", "content": text}]
         return {"model": "sprig", "messages": messages, "max_tokens": 16, "seed": self.asked} | more
 
-    async def post(self, body: dict[str, Any]) -> httpx.Response:
+    async def post(self, body: dict[str, Any], key: str = "") -> httpx.Response:
         """The answer. Raises httpx.HTTPError where there is none."""
         client = self._idle.pop() if self._idle else self._client()
         try:
-            return await client.post(CHAT, json=body)
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return await client.post(CHAT, json=body, headers=headers)
         finally:
             self._idle.append(client)
 
     def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self._url, timeout=120, verify=self._tls)
+        return httpx.AsyncClient(base_url=self._url, timeout=300, verify=self._tls)
 
-    async def ask(self, **more: Any) -> Asked:
+    async def ask(self, key: str = "", **more: Any) -> Asked:
         """What becomes of one request."""
         body = self.body(**more)
         began = time.perf_counter()
         with suppress(httpx.HTTPError):
-            answer = await self.post(body)
+            answer = await self.post(body, key)
             said = "retry-after" in answer.headers
             return Asked(answer.status_code, time.perf_counter() - began, said)
         return Asked(0, time.perf_counter() - began, False)
@@ -175,24 +178,43 @@ async def open_loop(load: Load, rate: float, seconds: float) -> dict[str, Any]:
     }
 
 
+def wide_body(width: int) -> dict[str, Any]:
+    """A search that lasts."""
+    asked = [{"role": "user", "content": TASKS["blocksworld"].questions("dev", 1)[0]}]
+    return {"messages": asked, "max_tokens": 400, "search": {"width": width, "seed": 1}}
+
+
+async def small_ones(load: Load, key: str = "") -> float:
+    """The p95 of ten small searches at once, in milliseconds."""
+    asks = (load.ask(key, search={"width": 4, "seed": i}) for i in range(SMALL))
+    found = await asyncio.gather(*asks)
+    return round(1000 * quantile(sorted(asked.seconds for asked in found), 0.95), 1)
+
+
 async def beside_a_wide_one(load: Load) -> dict[str, Any]:
     """The p95 of ten small searches alone, and while a search of width 256 is under way."""
-
-    async def small() -> float:
-        found = await asyncio.gather(
-            *(load.ask(search={"width": 4, "seed": i}) for i in range(SMALL))
-        )
-        return round(1000 * quantile(sorted(asked.seconds for asked in found), 0.95), 1)
-
-    alone = await small()
-    asked = [{"role": "user", "content": TASKS["blocksworld"].questions("dev", 1)[0]}]
-    spec = {"width": 256, "seed": 1}
-    wide = asyncio.create_task(load.ask(messages=asked, max_tokens=400, search=spec))
+    alone = await small_ones(load)
+    wide = asyncio.create_task(load.ask(**wide_body(256)))
     await asyncio.sleep(0.2)
-    beside = await small()
+    beside = await small_ones(load)
     done = wide.done()
     await wide
     return {"alone_ms": alone, "beside_ms": beside, "wide_was_done": done}
+
+
+async def behind_wide_ones() -> dict[str, float]:
+    """The p95 of ten small searches that come when two places are taken and ten wide ones wait."""
+    found = {}
+    for name, key in (("own_key_ms", "SMALL"), ("same_key_ms", "WIDE")):
+        keys = "small:SMALL,wide:WIDE"
+        with Served(api_keys=keys, max_running=2, max_queued=64, deadline_seconds=300) as served:
+            load = Load(served.url)
+            queue = [asyncio.create_task(load.ask("WIDE", **wide_body(64))) for _ in range(12)]
+            await asyncio.sleep(1)
+            found[name] = await small_ones(load, key)
+            await asyncio.gather(*queue)
+            await load.close()
+    return found
 
 
 def quantile(ordered: list[float], share: float) -> float:
@@ -219,6 +241,7 @@ async def measure(quick: bool) -> dict[str, Any]:
         rows = [await open_loop(load, share * capacity, seconds) for share in SHARES]
         small = await beside_a_wide_one(load)
         await load.close()
+    fair = await behind_wide_ones()
     best = max(row["goodput_rps"] for row in rows[:-1])
     return {
         "rows": rows,
@@ -226,6 +249,7 @@ async def measure(quick: bool) -> dict[str, Any]:
         "goodput_at_3x_ratio": round(rows[-1]["goodput_rps"] / best, 3) if best else 0.0,
         "added_p50_ms": extra,
         "small_searches_p95": small,
+        "small_behind_wide_p95": fair,
     }
 
 
