@@ -4,11 +4,10 @@
 this machine. First the same plain completions by HTTP and straight from the engine, in turns, at 1
 and 32 at once: the difference of the medians. Then, of a server in a process of its own, the
 capacity of a closed loop, and open loops (Poisson arrivals) at shares of it: what is answered,
-refused and lost. Answers that came after the
-server's own deadline are ``late``, refusals that do not say when to come back ``unsaid``; neither
-should be. Then a wide search beside ten small ones: what the small ones wait. Last ten small ones
-behind a queue of wide ones, with a key of their own (fair shares by the tree) and with the same key
-(first come, first served).
+refused and lost. Answers that came after the server's own deadline are ``late``, refusals that do
+not say when to come back ``unsaid``; neither should be. Then a wide search beside ten small ones:
+what the small ones wait. Last ten small ones behind a queue of wide ones, with a key of their own
+(fair shares by the tree) and with the same key (first come, first served).
 """
 
 from __future__ import annotations
@@ -46,6 +45,8 @@ DEADLINE = 60.0
 GRACE = 1.0
 """Seconds for an answer on its way."""
 SMALL = 10
+PLACES, AHEAD = 2, 12
+"""Of the server with a queue: trees at once, and the wide searches that come before the small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +186,14 @@ def wide_body(width: int) -> dict[str, Any]:
 
 
 async def small_ones(load: Load, key: str = "") -> float:
-    """The p95 of ten small searches at once, in milliseconds."""
+    """The p95 of ten small searches at once, in milliseconds.
+
+    Raises RuntimeError if one is not answered: a refusal is quick.
+    """
     asks = (load.ask(key, search={"width": 4, "seed": i}) for i in range(SMALL))
     found = await asyncio.gather(*asks)
+    if any(asked.status != 200 for asked in found):
+        raise RuntimeError(f"small searches ended with {[asked.status for asked in found]}")
     return round(1000 * quantile(sorted(asked.seconds for asked in found), 0.95), 1)
 
 
@@ -203,13 +209,16 @@ async def beside_a_wide_one(load: Load) -> dict[str, Any]:
 
 
 async def behind_wide_ones() -> dict[str, float]:
-    """The p95 of ten small searches that come when two places are taken and ten wide ones wait."""
+    """The p95 of ten small searches that come when all places are taken and wide ones wait.
+
+    Each time by a server of its own, whose cache knows none of them.
+    """
     found = {}
     for name, key in (("own_key_ms", "SMALL"), ("same_key_ms", "WIDE")):
         keys = "small:SMALL,wide:WIDE"
-        with Served(api_keys=keys, max_running=2, max_queued=64, deadline_seconds=300) as served:
+        with Served(api_keys=keys, max_running=PLACES, deadline_seconds=300) as served:
             load = Load(served.url)
-            queue = [asyncio.create_task(load.ask("WIDE", **wide_body(64))) for _ in range(12)]
+            queue = [asyncio.create_task(load.ask("WIDE", **wide_body(64))) for _ in range(AHEAD)]
             await asyncio.sleep(1)
             found[name] = await small_ones(load, key)
             await asyncio.gather(*queue)
