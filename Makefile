@@ -29,7 +29,7 @@ test: quick
 	$(BIN)/pytest -m "slow and not sglang" -n $(JOBS) --dist loadfile
 
 quick: $(READY)
-	$(BIN)/pytest -m "not slow" -n $(JOBS)
+	$(BIN)/pytest -m "not slow and not sglang" -n $(JOBS)
 
 test-sglang: $(READY) $(SGLANG_READY)
 	$(BIN)/pytest -m sglang
