@@ -1,13 +1,14 @@
 """What does HTTP add to an answer, and what is left of a server that is asked for too much?
 
 `python -m loadtest.http [--quick] [--json]`. The bundled models behind the server on a free port of
-this machine. First the same plain completions by HTTP and straight from the engine, in turns, at 1
-and 32 at once: the difference of the medians. Then, of a server in a process of its own, the
-capacity of a closed loop, and open loops (Poisson arrivals) at shares of it: what is answered,
-refused and lost. Answers that came after the server's own deadline are ``late``, refusals that do
-not say when to come back ``unsaid``; neither should be. Then a wide search beside ten small ones:
-what the small ones wait. Last ten small ones behind a queue of wide ones, with a key of their own
-(fair shares by the tree) and with the same key (first come, first served).
+this machine. First the same plain completions by HTTP, from a client in a process of its own, and
+straight from the engine, in turns, at 1 and 32 at once: the difference of the medians. Then, of a
+server in a process of its own, the capacity of a closed loop, and open loops (Poisson arrivals) at
+shares of it: what is answered, refused and lost. Answers that came after the server's own deadline
+are ``late``, refusals that do not say when to come back ``unsaid``; neither should be. Then a wide
+search beside ten small ones: what the small ones wait. Last ten small ones behind a queue of wide
+ones, with a key of their own (fair shares by the tree) and with the same key (first come, first
+served).
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
+from multiprocessing import get_context
 from typing import Any
 
 import httpx
@@ -107,34 +110,53 @@ class Load:
             await client.aclose()
 
 
-async def by_http(load: Load) -> float:
+async def by_http(load: Load, body: dict[str, Any]) -> float:
     """Seconds for one completion by HTTP."""
-    body = load.body()
     began = time.perf_counter()
     (await load.post(body)).raise_for_status()
     return time.perf_counter() - began
 
 
-async def by_engine(load: Load, service: Service) -> float:
-    """Seconds for the same, asked of the engine: the chat template and the tree, no HTTP."""
-    request = ChatRequest(**load.body())
+@lru_cache(1)
+def _client_of(url: str) -> tuple[asyncio.Runner, Load]:
+    return asyncio.Runner(), Load(url)
+
+
+def burst(url: str, bodies: list[dict[str, Any]]) -> list[float]:
+    """Seconds for each of these by HTTP, all at once; a process that calls this again keeps its
+    connections."""
+    runner, load = _client_of(url)
+
+    async def all_of_them() -> list[float]:
+        return await asyncio.gather(*(by_http(load, body) for body in bodies))
+
+    return runner.run(all_of_them())
+
+
+async def by_engine(service: Service, body: dict[str, Any]) -> float:
+    """Seconds for one asked of the engine: the chat template and the tree, no HTTP."""
+    request = ChatRequest(**body)
     began = time.perf_counter()
     ask = await ask_chat(request, service, service.keys.anybody)
     await service.forest.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
     return time.perf_counter() - began
 
 
-async def added(load: Load, service: Service, at_once: int, rounds: int) -> float:
-    """Milliseconds that HTTP adds to the median, both ways measured in turns."""
-    ways: dict[Callable[[], Awaitable[float]], list[float]] = {
-        partial(by_http, load): [],
-        partial(by_engine, load, service): [],
-    }
-    for _ in range(rounds):
-        for ask, seconds in ways.items():
-            seconds += await asyncio.gather(*(ask() for _ in range(at_once)))
-    over_http, direct = map(statistics.median, ways.values())
-    return round((over_http - direct) * 1000, 3)
+async def added(url: str, service: Service, rounds: int) -> dict[str, float]:
+    """Milliseconds that HTTP adds to the median with so many at once, both ways asked in turns."""
+    load, loop, found = Load(url), asyncio.get_running_loop(), {}
+    with ProcessPoolExecutor(1, get_context("spawn")) as client:
+        for at_once in AT_ONCE:
+            over_http: list[float] = []
+            direct: list[float] = []
+            for _ in range(max(3, rounds // at_once)):
+                bodies = [load.body() for _ in range(at_once)]
+                over_http += await loop.run_in_executor(client, burst, url, bodies)
+                asks = (by_engine(service, load.body()) for _ in range(at_once))
+                direct += await asyncio.gather(*asks)
+            more = statistics.median(over_http) - statistics.median(direct)
+            found[str(at_once)] = round(more * 1000, 3)
+    return found
 
 
 async def closed_loop(load: Load, clients: int, seconds: float) -> float:
@@ -234,18 +256,15 @@ def quantile(ordered: list[float], share: float) -> float:
 async def measure(quick: bool) -> dict[str, Any]:
     """The whole document."""
     bounds: dict[str, Any] = {"max_running": 64, "max_queued": 64, "deadline_seconds": DEADLINE}
-    seconds, rounds = (8.0, 20) if quick else (60.0, 100)
+    seconds, rounds = (8.0, 20) if quick else (60.0, 320)
     settings = load_settings(port=0, **bounds)
     async with running(settings) as parts:
         service, url, stop = await _serve(parts, settings)
-        load = Load(url)
-        await by_http(load)
-        extra = {str(n): await added(load, service, n, max(3, rounds // n)) for n in AT_ONCE}
-        await load.close()
+        extra = await added(url, service, rounds)
         await stop()
     with Served(**bounds) as served:
         load = Load(served.url)
-        await by_http(load)
+        await by_http(load, load.body())
         capacity = await closed_loop(load, 64, seconds)
         rows = [await open_loop(load, share * capacity, seconds) for share in SHARES]
         small = await beside_a_wide_one(load)
