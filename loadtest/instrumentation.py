@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -220,6 +221,8 @@ async def measure(
         for item in items_of(cell.task, "test", questions, 0):
             await Watched.record(models, cell, item)  # warms up
             found.append(await Watched.record(models, cell, item))
+        gc.collect()
+        gc.freeze()  # as the server does once it is ready
         shares: dict[str, list[float]] = {side: [] for side in SIDES}
         for block in range(blocks):
             for watched in found:

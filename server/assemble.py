@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -240,6 +241,8 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         config.app = create_app(service, end)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
+        gc.collect()
+        gc.freeze()  # what stays for good is not looked through again and again
         listener.listen(config.backlog)  # who reads the next line may connect at once
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
         for own in further:

@@ -7,6 +7,7 @@ books. It ends when it is told to, or when the other end of the pipe is gone.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import signal
@@ -66,6 +67,8 @@ def run(pipe: Connection, options: EngineOptions) -> None:
     except (EngineError, ValueError, OSError) as error:
         pipe.send(Refused(error))
         return
+    gc.collect()
+    gc.freeze()  # what stays for good is not looked through again and again
     with contextlib.suppress(BrokenPipeError):  # nobody is left to hear answers
         worker.serve()
 
