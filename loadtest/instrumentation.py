@@ -221,6 +221,7 @@ async def measure(
         for item in items_of(cell.task, "test", questions, 0):
             await Watched.record(models, cell, item)  # warms up
             found.append(await Watched.record(models, cell, item))
+            await _block(found[-1], 1, backwards=False)  # what is done once is not watching
         gc.collect()
         gc.freeze()  # as the server does once it is ready
         shares: dict[str, list[float]] = {side: [] for side in SIDES}
