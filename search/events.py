@@ -11,7 +11,7 @@ each round, where the engine says so. It follows from memory and company, not fr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from search.tree import Finish, Tree
@@ -25,8 +25,10 @@ class Event:
 
     def to_dict(self) -> dict[str, object]:
         """The fields under their names, and the event's own under ``event``."""
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {"event": self.name, **own}
+        told: dict[str, object] = {"event": self.name}
+        for name in self.__match_args__:  # the fields, inherited ones too, listed once a class
+            told[name] = getattr(self, name)
+        return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
+on_one_line = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once; ``json.dumps`` makes its encoder anew for every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> byte
     lines = [f"id: {number}"] if number is not None else []
     if name is not None:
         lines.append(f"event: {name}")
-    lines.append(f"data: {json.dumps(data, separators=(',', ':'))}")
+    lines.append(f"data: {on_one_line(data)}")
     return ("\n".join(lines) + "\n\n").encode()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -109,6 +109,13 @@ async def test_events_are_flat_json() -> None:
         for value in read.values():
             assert value is None or isinstance(value, str | int | float | list)
     assert names == {"started", "selected", "expanded", "scored", "pruned", "finished", "answered"}
+
+
+@pytest.mark.parametrize("kind", Event.__subclasses__())
+def test_an_event_tells_all_its_fields(kind: type[Event]) -> None:
+    """``to_dict`` goes by what dataclasses list for ``match``; nothing may be missing there."""
+    assert is_dataclass(kind)
+    assert list(kind.__match_args__) == [one.name for one in fields(kind)]
 
 
 @pytest.mark.parametrize("events", [[], [Scored(1, 1, 0.5)]])
