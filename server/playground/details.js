@@ -35,9 +35,14 @@ export function details(run, id, pick, branch) {
     h("pre", { class: "step", tabindex: "0", "aria-label": "Text of the step" }, node.text.trim() || "(empty)"),
     h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     branchButton(run, id, branch),
-    h("h4", {}, "The way here"),
-    h("ol", { class: "way" }, tree.path(id).slice(1, -1).map((above) => wayItem(tree, above, pick))),
+    wayHere(tree, id, pick),
   );
+}
+
+function wayHere(tree, id, pick) {
+  const above = tree.path(id).slice(1, -1);
+  if (!above.length) return null;
+  return [h("h4", {}, "The way here"), h("ol", { class: "way" }, above.map((step) => wayItem(tree, step, pick)))];
 }
 
 function rootDetails(run, branch) {

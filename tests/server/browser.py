@@ -24,6 +24,8 @@ from tests.server.conftest import PlainText
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 INSTALL = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
 PATIENCE_MS = 60_000
+SCRIPT_ERRORS: list[str] = []
+"""Of all pages visited since a test last emptied it."""
 
 
 class HeldEngine(ScriptedEngine):
@@ -93,12 +95,13 @@ def chromium() -> Iterator[Browser]:
 
 
 def visit(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-    """The playground, ready; an error in the page fails the test that reads ``page.errors``."""
+    """The playground, ready; what fails in its scripts goes to ``SCRIPT_ERRORS``."""
     page = browser.new_page(
         viewport={"width": width, "height": 900},
         color_scheme=scheme,  # type: ignore[arg-type]
         reduced_motion="reduce",
     )
+    page.on("pageerror", lambda error: SCRIPT_ERRORS.append(str(error)))
     page.set_default_timeout(PATIENCE_MS)
     page.goto(url)
     page.locator("#policy option").first.wait_for(state="attached")

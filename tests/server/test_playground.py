@@ -11,7 +11,15 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from tests.server.browser import HeldEngine, ask, chromium, done, serving, visit
+from tests.server.browser import (
+    SCRIPT_ERRORS,
+    HeldEngine,
+    ask,
+    chromium,
+    done,
+    serving,
+    visit,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +33,14 @@ def browser() -> Iterator[Browser]:
     """One browser for all tests of this file."""
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture(autouse=True)
+def no_script_fails() -> Iterator[None]:
+    """Nobody sees an error in the page's own scripts; it fails the test."""
+    SCRIPT_ERRORS.clear()
+    yield
+    assert SCRIPT_ERRORS == []
 
 
 @pytest.fixture
