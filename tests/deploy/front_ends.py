@@ -1,0 +1,164 @@
+"""Front ends behind a real nginx with ``deploy/nginx/hedgerow.conf``, and what they must bear."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from models.tasks import TASKS
+from tests.deploy.test_grafana import free_port
+from tests.deploy.tools import ROOT, debian_tool
+from tests.server.test_process import Server, metric
+
+CONF = ROOT / "deploy" / "nginx" / "hedgerow.conf"
+SEARCH = "/v1/search"
+QUESTION = TASKS["blocksworld"].questions("dev", 1)[0]
+SHORT = {"question": QUESTION, "search": {"policy": "rebase", "width": 2, "seed": 5}}
+LONG = {"question": QUESTION, "search": {"policy": "rebase", "width": 32, "seed": 5}}
+
+Pause = Callable[[Server], AbstractContextManager[None]]
+
+
+class Nginx:
+    """One that listens on a free port and has two front ends."""
+
+    def __init__(self, folder: Path, fronts: list[Server]) -> None:
+        program = debian_tool("nginx", "nginx")
+        port = free_port()
+        text = CONF.read_text().replace("listen 8000;", f"listen 127.0.0.1:{port};")
+        for own, front in zip(("127.0.0.1:8001", "127.0.0.1:8002"), fronts, strict=True):
+            assert own in text
+            text = text.replace(own, front.url.removeprefix("http://"))
+        (folder / "hedgerow.conf").write_text(text)
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        paths = "".join(f"{kind}_temp_path {folder / kind};\n" for kind in kinds)
+        (folder / "nginx.conf").write_text(
+            f"daemon off;\nuser root;\npid {folder / 'pid'};\nerror_log {folder / 'log'};\n"
+            "events {}\nhttp {\naccess_log off;\n"
+            f"{paths}include {folder / 'hedgerow.conf'};\n}}\n"
+        )
+        command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
+        self.process = subprocess.Popen(command)
+        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=240)
+        while not self._listens():
+            assert self.process.poll() is None, "nginx did not start"
+
+    def _listens(self) -> bool:
+        try:
+            return self.http.get("/health").is_success
+        except httpx2.ConnectError:
+            return False
+
+    def search(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        """A search's document."""
+        answer = self.http.post(SEARCH, json=body, headers=headers)
+        assert answer.status_code == httpx2.codes.OK, answer.text
+        return answer.json()
+
+    def stream(
+        self, body: dict[str, Any], headers: dict[str, str]
+    ) -> AbstractContextManager[httpx2.Response]:
+        """A search whose events are told."""
+        return self.http.stream("POST", SEARCH, json=body | {"stream": True}, headers=headers)
+
+    def close(self) -> None:
+        """End it."""
+        self.http.close()
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+def looked_at(front: Server, name: str, **labels: str) -> float:
+    """A sample of a front end's own metrics."""
+    with httpx2.Client(base_url=front.url, timeout=120) as http:
+        return metric(http, name, **labels)
+
+
+def busy(front: Server) -> float:
+    """Searches under way there."""
+    return looked_at(front, "hedgerow_searches_in_flight", policy="rebase")
+
+
+def callers(nginx: Nginx, fronts: list[Server]) -> list[dict[str, str]]:
+    """For each front end the headers of a caller whom nginx sends there, always."""
+    found: dict[int, dict[str, str]] = {}
+    route = {"route": "/v1/models", "status": "200"}
+
+    def answered() -> list[float]:
+        return [looked_at(one, "hedgerow_request_seconds_count", **route) for one in fronts]
+
+    for number in count():
+        headers = {"authorization": f"Bearer key-{number}"}
+        before = answered()
+        for _ in range(3):
+            nginx.http.get("/v1/models", headers=headers).raise_for_status()
+        while sum(after := answered()) < sum(before) + 3:
+            pass  # a request is counted once its answer has gone
+        asked = [late - early for early, late in zip(before, after, strict=True)]
+        assert sorted(asked) == [0, 3]
+        found[asked.index(3)] = headers
+        if len(found) == 2:
+            return [found[0], found[1]]
+    raise AssertionError
+
+
+def until_expanded(lines: Iterator[str]) -> None:
+    """Read a stream of events until its search has grown."""
+    assert any(line == "event: expanded" for line in lines)
+
+
+def outlive(nginx: Nginx, fronts: list[Server], pause: Pause) -> tuple[str, str]:
+    """Streams, a client that leaves, a front end that is killed: nothing is lost but its streams.
+
+    While a front end is paused its searches cannot end. Returns the digests of one search grown
+    twice: streamed by the front end that stays; asked of the other, which dies meanwhile.
+    """
+    mine, other = callers(nginx, fronts)
+    assert nginx.http.get("/metrics").status_code == httpx2.codes.NOT_FOUND
+
+    # What a front end keeps, its callers find again.
+    kept = f"{SEARCH}/{nginx.search(SHORT, mine)['id']}"
+    assert nginx.http.get(kept, headers=mine).is_success
+    assert nginx.http.get(kept, headers=other).status_code == httpx2.codes.NOT_FOUND
+
+    # Events pass while their search goes on; when the client leaves, it is given up.
+    with nginx.stream(LONG, mine) as stream:
+        until_expanded(stream.iter_lines())
+        with pause(fronts[0]):
+            assert (busy(fronts[0]), busy(fronts[1])) == (1, 0)
+            stream.close()
+            while not looked_at(fronts[0], "hedgerow_disconnects_total"):
+                pass
+    while busy(fronts[0]):
+        pass
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as streams:
+        told: list[Iterator[str]] = []
+        with ExitStack() as paused:
+            for front, headers in zip(fronts, (mine, other), strict=True):
+                told.append(streams.enter_context(nginx.stream(LONG, headers)).iter_lines())
+                until_expanded(told[-1])
+                paused.enter_context(pause(front))
+            waiting = pool.submit(nginx.search, LONG, mine)
+            while busy(fronts[0]) < 2:
+                assert not waiting.done()
+            assert (busy(fronts[0]), busy(fronts[1])) == (2, 1)
+            fronts[0].process.kill()
+        with pytest.raises(httpx2.RemoteProtocolError):
+            list(told[0])
+        rest = [line for line in told[1] if line]
+        answered = waiting.result()
+    assert "event: error" not in rest
+    assert rest[-2] == "event: done"
+    done = json.loads(rest[-1].removeprefix("data: "))
+    assert nginx.http.get("/v1/models", headers=mine).is_success  # its callers have moved
+    return done["tree_digest"], answered["tree_digest"]
