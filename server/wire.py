@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, WithJsonSchema
+from pydantic_core import PydanticKnownError
 
 from search.spec import SearchSpec
 from server.errors import ApiError, bad_value, echo, unsupported
@@ -91,6 +92,26 @@ _PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
+def _whole(value: object) -> object:
+    if isinstance(value, str | bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+def _real(value: object) -> object:
+    if isinstance(value, str | bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+# A JSON number: 5 or 5.0, but not "5" or true. Bounds come before, or the document loses them.
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Index = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0), BeforeValidator(_real)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0), BeforeValidator(_real)]
+
+
 class Message(BaseModel):
     """One message; whatever else a client attaches to it is left alone."""
 
@@ -124,12 +145,12 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    n: int | None = Field(default=None, ge=1, description="choices: distinct answers of a search")
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    max_tokens: int | None = Field(default=None, ge=1, description="of one trajectory")
+    n: Count | None = Field(default=None, description="choices: distinct answers of a search")
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    max_tokens: Count | None = Field(default=None, description="of one trajectory")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
-    seed: int | None = Field(default=None, description="any integer, taken modulo 2**63")
+    seed: Whole | None = Field(default=None, description="any integer, taken modulo 2**63")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     search: SearchSpec | None = None
@@ -139,7 +160,7 @@ class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="wins")
+    max_completion_tokens: Count | None = Field(default=None, description="wins")
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
     reasoning: Reasoning | None = None
     include_reasoning: StrictBool | None = Field(
@@ -184,7 +205,7 @@ class BranchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    node: int = Field(ge=0)
+    node: Index
     search: SearchSpec = SearchSpec()
     stream: StrictBool = False
     background: StrictBool = False
