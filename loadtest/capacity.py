@@ -1,9 +1,11 @@
 """How many replicas do so many users need, and how much KV?
 
 `python -m loadtest.capacity [--gpu NAME] [--policy NAME] [--reward NAME] [--width N] ... [--json]`.
-A roofline of two models on one GPU a replica: datasheet numbers, a stated efficiency, no queueing
-but a stated share of idle time. `--check` measures on this machine's CPU, with the bundled models,
-what the model says of KV and of time as a search grows wider (`loadtest/capacity_check.py`).
+A roofline of two models on one GPU a replica: datasheet numbers, a stated efficiency, a stated
+share of its throughput that is planned with, searches that come by chance and share it
+(`loadtest/company.py`). `--check` measures on this machine's CPU, with the bundled models, what the
+model says of KV and of time as a search grows wider (`loadtest/capacity_check.py`) and as searches
+come more often (`loadtest/capacity_load.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.company import company
 from loadtest.report import publish, say
 
 HALF = 2
@@ -98,6 +101,14 @@ class Search:
         return self.prompt + self.step * rounds * self.width**self.spread
 
     @property
+    def kv_tokens_mean(self) -> float:
+        """Tokens held on average over its time, rounds being of one length: of the newest steps
+        half are drawn, and half of the rounds are over. [our reading, as ``kv_tokens``]
+        """
+        rounds = (1 + self.kept * (self.depth - 1)) / 2
+        return self.prompt + self.step * rounds * self.width**self.spread
+
+    @property
     def path(self) -> float:
         """Tokens that a row attends to, on average over the search."""
         return self.prompt + self.step * self.depth / 2
@@ -129,8 +140,14 @@ class Replica:
 
     @property
     def kv_bytes(self) -> float:
-        """KV of one search, of both models: the reward model reads what the policy wrote."""
+        """KV of one search in its last round, of both models: the reward model reads what the
+        policy wrote."""
         return self.search.kv_tokens * (self.policy.kv + self.reward.kv)
+
+    @property
+    def kv_bytes_mean(self) -> float:
+        """The same, on average over its time."""
+        return self.search.kv_tokens_mean * (self.policy.kv + self.reward.kv)
 
     @property
     def kv_room(self) -> float:
@@ -152,51 +169,53 @@ class Replica:
     def _left(self) -> float:
         return max(0.0, ROOM * self.gpu.memory - self.policy.weights - self.reward.weights)
 
-    def drawing(self, at_once: int) -> float:
+    def drawing(self, at_once: float) -> float:
         """Seconds of a search's rounds with so many under way in step: ``step`` passes each."""
         rows = at_once * self.search.width
         one = decode_seconds(self.gpu, self.policy, rows, self.search.path)
         return self.search.depth * self.search.step * one / EFFICIENCY
 
-    def scoring(self, at_once: int) -> float:
+    def scoring(self, at_once: float) -> float:
         """Seconds of its rewards: a round is one pass of the reward model over what was drawn."""
         tokens = at_once * self.search.width * self.search.step
         return self.search.depth * prefill_seconds(self.gpu, self.reward, tokens) / EFFICIENCY
 
-    def seconds(self, at_once: int) -> float:
+    def seconds(self, at_once: float) -> float:
         """A search's time with so many under way in step."""
         return self.drawing(at_once) + self.scoring(at_once)
 
-    def rate(self, at_once: int) -> float:
+    def rate(self, at_once: float) -> float:
         """Searches a second."""
         return at_once / self.seconds(at_once)
 
-    def under(self, arrivals: float) -> int:
-        """The fewest at once that keep up with so many arrivals a second; ``room`` if none do."""
-        return next((n for n in range(1, self.room) if self.rate(n) >= arrivals), self.room)
-
 
 def row(users: int, asks_an_hour: float, one: Replica) -> dict[str, Any]:
-    """Replicas for so many users; the KV of what is under way follows by Little's law: the rate
-    of arrivals times the time that each search takes under that load. ``drawing_share``: what of
-    its time the policy takes; where the models are on GPUs of their own, the policy's share of
-    these. ``kv_tokens_room``: tokens that a replica has room for.
+    """Replicas for so many users, and what each of these is like (``loadtest/company.py``).
+
+    ``searches_at_once``: on a replica, on average; ``busy``: the share of its time with any;
+    ``seconds`` to the answer: what waits and what is under way over the rate at which it comes
+    (Little's law). ``drawing_share``: what of its time the policy takes in the company that an
+    arrival finds; where the models are on GPUs of their own, the policy's share of these.
+    ``kv_tokens_room``: tokens that a replica has room for. Expected KV is of all replicas: the
+    number under way times what a search holds on average over its time.
     """
     arrivals = users * asks_an_hour / HOUR
     replicas = max(1, math.ceil(arrivals / (BUSY * one.rate(one.room))))
-    at_once = one.under(arrivals / replicas)
-    seconds = one.seconds(at_once)
+    found = company(one.rate, one.room, arrivals / replicas)
+    met = min(one.room, found.at_once + 1)
+    under_way = replicas * found.at_once
     return {
         "users": users,
         "arrivals_per_second": arrivals,
         "replicas": replicas,
-        "searches_at_once": at_once,
+        "searches_at_once": found.at_once,
         "most_at_once": one.room,
-        "seconds": seconds,
-        "drawing_share": one.drawing(at_once) / seconds,
+        "busy": found.busy,
+        "seconds": (found.at_once + found.waiting) * replicas / arrivals,
+        "drawing_share": one.drawing(met) / one.seconds(met),
         "kv_tokens_room": one.kv_room,
-        "expected_kv_tokens": arrivals * seconds * one.search.kv_tokens,
-        "expected_kv_bytes": arrivals * seconds * one.kv_bytes,
+        "expected_kv_tokens": under_way * one.search.kv_tokens_mean,
+        "expected_kv_bytes": under_way * one.kv_bytes_mean,
     }
 
 
@@ -213,7 +232,7 @@ def main() -> None:
     parser.add_argument("--users", default="1,10,1000,100000", help="by commas")
     parser.add_argument("--asks-an-hour", type=float, default=6.0, help="of one user")
     parser.add_argument("--check", action="store_true", help="measure on this machine, too")
-    parser.add_argument("--quick", action="store_true", help="fewer questions for --check")
+    parser.add_argument("--quick", action="store_true", help="a shorter --check")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     search = Search(args.width, args.depth, args.step_tokens, args.prompt_tokens)
@@ -225,13 +244,19 @@ def main() -> None:
     document: dict[str, Any] = {"rows": rows}
     if args.check:
         from loadtest.capacity_check import check
+        from loadtest.capacity_load import load_check
 
         say("measuring searches of three widths on the bundled models")
         document["check"] = asyncio.run(check(args.quick))
+        say("measuring a server with searches that arrive by chance")
+        document["load"] = asyncio.run(load_check(args.quick))
     title = f"{args.policy} and {args.reward} on {args.gpu}, width {args.width}"
     publish(document, args.json, title, tuple(rows[0]))
     if args.check and not args.json:
         publish({"rows": document["check"]}, False, "measured here", tuple(document["check"][0]))
+        load = document["load"]
+        publish({"rows": [load["fitted"]]}, False, "fitted here", tuple(load["fitted"]))
+        publish(load, False, "arrivals, measured here", tuple(load["rows"][0]))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from loadtest.capacity import (
     row,
 )
 from loadtest.capacity_check import JUDGED, NARROW, WIDE, fitted, line
+from loadtest.company import company
 
 TINY = Model(parameters=1e6, layers=2, kv_heads=1, head_dim=4)
 SMALL = Search(width=4, depth=3, step=10, prompt=100, kept=0.5, spread=1.0)
@@ -37,6 +38,7 @@ def test_kv_by_hand() -> None:
     assert SMALL.kv_tokens == 180
     assert TINY.kv == 2 * 2 * 2 * 1 * 4
     assert replace(SMALL, width=16, spread=0.5).kv_tokens == 180
+    assert SMALL.kv_tokens_mean == 100 + 80 / 2
 
 
 def test_the_fit_goes_through_both_widths() -> None:
@@ -60,6 +62,7 @@ def test_a_replica_by_hand() -> None:
     """90 MB less 4 MB of weights hold so many searches, which share every pass."""
     one = Replica(BOX, TINY, TINY, SMALL)
     assert one.kv_bytes == 180 * 64
+    assert one.kv_bytes_mean == 140 * 64
     assert one.kv_room == pytest.approx(86e6 / 64)
     assert one.room == int(86e6 // (180 * 64))
     rows = 4 * 25
@@ -70,24 +73,30 @@ def test_a_replica_by_hand() -> None:
 
 
 def test_users_by_hand() -> None:
-    """3600 asks an hour are one a second; KV follows by Little's law."""
+    """3600 asks an hour are one a second; time and KV follow by Little's law."""
     one = Replica(BOX, TINY, TINY, SMALL)
     found = row(600, 6.0, one)
     assert found["arrivals_per_second"] == 600 * 6 / HOUR == 1
-    assert found["expected_kv_tokens"] == pytest.approx(found["seconds"] * 180)
-    assert found["seconds"] == one.seconds(found["searches_at_once"])
     assert found["replicas"] * one.rate(one.room) * BUSY >= 1
-    assert found["replicas"] * one.rate(found["searches_at_once"]) >= 1
+    shared = company(one.rate, one.room, 1 / found["replicas"])
+    assert (found["searches_at_once"], found["busy"]) == (shared.at_once, shared.busy)
+    each = found["replicas"] * (shared.at_once + shared.waiting)
+    assert found["seconds"] == pytest.approx(each)
+    assert found["seconds"] > one.seconds(1)
+    assert found["expected_kv_tokens"] == pytest.approx(
+        found["replicas"] * shared.at_once * SMALL.kv_tokens_mean
+    )
 
 
 def test_one_user_has_the_machine_alone() -> None:
-    """One search at once, in the time of one."""
+    """Nearly the time of one, on a replica that is nearly idle."""
     one = Replica(
         GPUS["h100"], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], Search(64, 10, 60, 300)
     )
     found = row(1, 6.0, one)
-    assert (found["replicas"], found["searches_at_once"]) == (1, 1)
-    assert found["seconds"] == one.seconds(1)
+    assert found["replicas"] == 1
+    assert found["seconds"] == pytest.approx(one.seconds(1), rel=0.01)
+    assert found["busy"] == pytest.approx(one.seconds(1) * 6 / HOUR, rel=0.01)
 
 
 def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
