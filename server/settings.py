@@ -72,7 +72,11 @@ class Settings(BaseSettings):
     """What a server is started with. Sizes are in the unit that the name says."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True
+        env_prefix=PREFIX,
+        enable_decoding=False,  # lists stand by commas, not as JSON
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
     )
 
     host: str = "127.0.0.1"

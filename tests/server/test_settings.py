@@ -18,6 +18,24 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
     assert load_settings({"HEDGEROW_CORS_ORIGINS": "a, b"}).cors_origins == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "read"),
+    [
+        ("policy_urls", "http://a:1, http://b:2/", ("http://a:1", "http://b:2")),
+        ("reward_urls", "", ()),
+        ("launch_memory", "0.5,0.4", (0.5, 0.4)),
+        ("kv_load", "64,256,64", (64, 256, 64)),
+        ("cors_origins", "https://a.org", ("https://a.org",)),
+    ],
+)
+def test_lists_stand_by_commas_in_the_environment(
+    name: str, said: str, read: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the chart and the compose files write them."""
+    monkeypatch.setenv(f"HEDGEROW_{name.upper()}", said)
+    assert getattr(load_settings(), name) == read
+
+
 def test_the_default_listens_on_this_machine_only() -> None:
     """Nothing is exposed unless asked for."""
     assert Settings().host == "127.0.0.1"
