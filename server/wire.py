@@ -98,18 +98,12 @@ def _whole(value: object) -> object:
     return value
 
 
-def _real(value: object) -> object:
-    if isinstance(value, str | bool):
-        raise PydanticKnownError("float_type")
-    return value
-
-
 # A JSON number: 5 or 5.0, but not "5" or true. Bounds come before, or the document loses them.
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 Index = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
-Temperature = Annotated[float, Field(ge=0.0, le=2.0), BeforeValidator(_real)]
-TopP = Annotated[float, Field(gt=0.0, le=1.0), BeforeValidator(_real)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0, strict=True)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 
 
 class Message(BaseModel):
