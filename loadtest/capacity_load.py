@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import re
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from typing import Any, Self
 
 import httpx
 
+from loadtest.arrivals import paced, poisson
 from loadtest.capacity import Search
 from loadtest.company import (
     Law,
@@ -178,10 +178,7 @@ class Searches:
     async def opened(self, arrivals: Sequence[float], seconds: float) -> Seen:
         """A search at each of these times, whatever becomes of the others."""
         begin = time.perf_counter()
-        tasks = []
-        for at in arrivals:
-            await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
-            tasks.append(asyncio.create_task(self.one()))
+        tasks = [asyncio.create_task(self.one()) async for _ in paced(arrivals)]
         await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
         spans = await asyncio.gather(*tasks)
         return seen(spans, self._samples, begin + WARM * seconds, begin + seconds)
@@ -189,14 +186,6 @@ class Searches:
     async def close(self) -> None:
         """Give up all connections."""
         await self._client.aclose()
-
-
-def poisson(rate: float, seconds: float) -> list[float]:
-    """Times of arrivals, always the same for the same number of them a second."""
-    noise, at, times = random.Random(0), 0.0, []
-    while (at := at + noise.expovariate(rate)) < seconds:
-        times.append(at)
-    return times
 
 
 def predicted(law: Law, kv_alone: float, rate: float) -> dict[str, float]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import ssl
 import statistics
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from loadtest.arrivals import paced, poisson
 from loadtest.served import Served
 from models.tasks import TASKS
 from server.app import create_app
@@ -178,12 +178,9 @@ async def closed_loop(load: Load, clients: int, seconds: float) -> float:
 async def open_loop(load: Load, rate: float, seconds: float) -> dict[str, Any]:
     """Poisson arrivals at ``rate`` a second; a row. What came back late still counts, but not as
     goodput beyond the time that it took."""
-    noise = random.Random(0)
     began = time.perf_counter()
-    tasks, at = [], 0.0
-    while (at := at + noise.expovariate(rate)) < seconds:
-        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-        tasks.append(asyncio.create_task(load.ask()))
+    times = poisson(rate, seconds)
+    tasks = [asyncio.create_task(load.ask()) async for _ in paced(times)]
     found = await asyncio.gather(*tasks)
     took = time.perf_counter() - began
     refused = [asked for asked in found if asked.status in (429, 503)]

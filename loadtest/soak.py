@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.arrivals import paced, poisson
 from loadtest.served import Served
 from models.tasks import TASKS
 
@@ -115,11 +116,8 @@ async def _closed_loop(mixture: Mixture, seconds: float) -> float:
 
 async def _open_loop(mixture: Mixture, rate: float, seconds: float) -> None:
     """Poisson arrivals; returns when the last one has ended."""
-    noise = random.Random(1)
-    began, at = time.perf_counter(), 0.0
     async with asyncio.TaskGroup() as clients:
-        while (at := at + noise.expovariate(rate)) < seconds:
-            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+        async for _ in paced(poisson(rate, seconds, seed=1)):
             clients.create_task(mixture.one())
 
 

@@ -11,7 +11,6 @@ from loadtest.capacity_load import (
     Seen,
     grown,
     of_these,
-    poisson,
     predicted,
     rows_of,
     seen,
@@ -44,15 +43,6 @@ def test_the_series_is_found_in_what_a_server_says() -> None:
         )
     )
     assert ACTIVE.findall(text) == ["12.0"]
-
-
-def test_arrivals_are_the_same_each_time() -> None:
-    """In order, in time, and about as many as asked for."""
-    times = poisson(2.0, 1000)
-    assert times == poisson(2.0, 1000)
-    assert times == sorted(times)
-    assert 0 < times[0] < times[-1] < 1000
-    assert len(times) == pytest.approx(2000, rel=0.1)
 
 
 def test_a_prediction_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.capacity_load import poisson
+from loadtest.arrivals import poisson
 from loadtest.company import (
     Law,
     Span,
