@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -70,6 +70,11 @@ class Theta:
     def signals(self) -> str:
         """The signals it was fitted on."""
         return max(self.sets, key=len, default="")
+
+    def only(self, signals: str) -> Theta:
+        """The same estimator, reading none of its signals but these."""
+        kept = {name: values for name, values in self.sets.items() if set(name) <= set(signals)}
+        return replace(self, sets=kept)
 
     def table(self) -> Floats:
         """(8, 4): for each mask of present signals (v 1, u 2, a 4) bias and coefficients."""
@@ -140,6 +145,16 @@ def save_theta(theta: Theta, path: str | Path) -> None:
     """Write a θ file."""
     text = json.dumps(theta.as_dict(), indent=2, sort_keys=True)
     Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def certainty(entropy: float, vocab: int) -> float:
+    """Equation (1): u = 1 - H / log|V| in [0, 1], of an entropy in nats that is known already.
+
+    Raises ValueError for a vocabulary of fewer than 2 tokens.
+    """
+    if vocab < 2:
+        raise ValueError(f"vocab: {vocab}; at least 2 tokens are needed")
+    return min(max(1.0 - entropy / math.log(vocab), 0.0), 1.0)
 
 
 def confidence(logits: ArrayLike, top: int | None = None) -> Floats:

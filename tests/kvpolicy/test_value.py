@@ -13,6 +13,7 @@ from kvpolicy.value import (
     UNFITTED,
     Theta,
     ThetaError,
+    certainty,
     confidence,
     load_theta,
     parse_theta,
@@ -76,6 +77,25 @@ def test_confidence_from_the_likeliest_tokens_and_one_bucket() -> None:
     assert confidence(row, top=2) == pytest.approx(1 - 1.5 * math.log(2) / math.log(4))
     assert confidence(row, top=4) == pytest.approx(confidence(row))
     assert confidence(row, top=2) > confidence(row), "a bucket hides entropy"
+
+
+def test_certainty_is_the_confidence_of_a_known_entropy() -> None:
+    """Half of the largest entropy is 0.5; rounding never leads out of [0, 1]."""
+    assert certainty(math.log(2), 4) == pytest.approx(0.5)
+    row = np.log([0.125, 0.5, 0.125, 0.25])
+    entropy = -math.fsum(math.exp(x) * x for x in row)
+    assert certainty(entropy, 4) == pytest.approx(float(confidence(row)))
+    assert (certainty(-1e-17, 4), certainty(math.log(4) + 1e-9, 4)) == (1.0, 0.0)
+    with pytest.raises(ValueError, match="vocab: 1; at least 2"):
+        certainty(0.0, 1)
+
+
+def test_an_estimator_may_read_fewer_signals_than_it_has() -> None:
+    """The sets of the others go; what is left scores as before."""
+    assert THETA.only("v").signals == "v"
+    assert THETA.only("va").score([0.5], [1.0], [NAN]) == THETA.score([0.5], [NAN], [NAN])
+    assert set(UNFITTED.only("va").sets) == {"", "v", "a", "va"}
+    assert THETA.only("").sets == {"": (0.5,)}
 
 
 @pytest.mark.parametrize("field", ["logits", "top"])

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from kvpolicy.forest import Forest
+from kvpolicy.value import Theta, certainty
 from runtime.embedded.kv.radix import RadixTree
-from runtime.embedded.kv.retention import KvPolicy, Retention
+from runtime.embedded.kv.retention import WORTH, KvPolicy, Retention, Worth
 from runtime.embedded.model.forward import Span
 from search.engine import Branch, Hint, Sampling
 from search.seed import node_seed
 from search.tree import ROOT
-from tests.runtime.hash_model import END, HashModel
+from tests.runtime.hash_model import END, VOCAB, HashModel
 from tests.runtime.test_scheduler import finish, scheduler
 
 STEPS = Sampling(max_step_tokens=20, stop=())
@@ -29,9 +31,9 @@ def ids(*tokens: int) -> np.ndarray:
 class Cached:
     """A radix tree with a search's prompt 9 9 and the steps 1 (value 0.2) and 2 (0.8) below it."""
 
-    def __init__(self, policy: KvPolicy) -> None:
+    def __init__(self, policy: KvPolicy, worth: Worth = WORTH) -> None:
         self.radix = RadixTree()
-        self.retention = Retention(self.radix, policy, capacity=10)
+        self.retention = Retention(self.radix, policy, capacity=10, worth=worth)
         self.cache(ids(9, 9), 0)
         self.retention.begin("ash", ids(9, 9))
         self.step("ash", 2, ids(9, 9, 2, 2), 2)
@@ -79,6 +81,36 @@ def test_an_unscored_step_is_worth_what_its_parent_is() -> None:
     cached = Cached("arborkv")
     cached.step("ash", 3, ids(9, 9, 2, 2, 5), 6, parent=2)
     assert cached.retention.trim(2).tolist() == [4, 5]
+
+
+SURE = Worth(Theta("exact", {"": (0.0,), "u": (0.0, 1.0)}))
+
+
+def test_of_two_steps_the_surer_one_stays_where_u_is_read() -> None:
+    """Before a fit u is not read, and of equal values the higher id goes first."""
+    for worth, gone in ((SURE, 6), (WORTH, 7)):
+        cached = Cached("arborkv", worth)
+        for node, slot, sure in ((3, 6, 0.1), (4, 7, 0.9)):
+            cached.cache(ids(9, 9, node), slot)
+            cached.retention.close("ash", node, ROOT, ids(9, 9, node), sure)
+        cached.retention.hint("ash", Hint({3: 0.5, 4: 0.5}, (1, 2)))
+        assert cached.retention.trim(1).tolist() == [gone]
+
+
+def test_a_step_closes_with_the_certainty_of_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """u = 1 - H / log|V|, with the entropy that the step itself tells."""
+    heard = []
+    monkeypatch.setattr(Forest, "boundary", lambda *event: heard.append(event[1:]))
+    engine, _ = scheduler(model=Endless())
+    prompt = tuple(range(20))
+    branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
+    engine.expand(1, "tree", branches, STEPS)
+    steps = finish(engine)[1]
+    assert {node: sure for _, node, _, _, sure in heard} == {
+        i: certainty(step.entropy, VOCAB) for i, step in enumerate(steps, start=1)
+    }
 
 
 def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvpolicy.value import certainty
 from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.account import Account, charge_pass, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards, Refusal
@@ -398,7 +399,8 @@ class Scheduler:
         if finish is Finish.END or run.branch.node < ROOT:  # a verdict is nobody's parent
             self.cache.retention.drop(call.tree, run.branch.node)
         else:
-            self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path)
+            sure = certainty(run.entropy, self._vocab)
+            self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path, sure)
         if call.done:
             del self._calls[call.id]
             self._finished.append(call)

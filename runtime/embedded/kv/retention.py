@@ -34,9 +34,13 @@ KNOBS = Knobs(distance_decay=0.0)
 
 
 class Worth(NamedTuple):
-    """How ``arborkv`` values a block: the estimator's coefficients and equation (2)'s constants."""
+    """How ``arborkv`` values a block: the estimator's coefficients and equation (2)'s constants.
 
-    theta: Theta = UNFITTED
+    Where nothing has been fitted the search's own value decides alone: what the other signals weigh
+    against it is not known, and a wrong weight is worse than none.
+    """
+
+    theta: Theta = UNFITTED.only("v")
     knobs: Knobs = KNOBS
 
 
@@ -70,8 +74,13 @@ class Retention:
             self._radix.mark((tree, ROOT), prompt)
             self._moved()
 
-    def close(self, tree: str, node: int, parent: int, path: np.ndarray) -> None:
-        """A step has ended; ``path``: token ids from the prompt's start to the step's end."""
+    def close(
+        self, tree: str, node: int, parent: int, path: np.ndarray, sure: float | None = None
+    ) -> None:
+        """A step has ended; ``path``: token ids from the prompt's start to the step's end.
+
+        ``sure``: its boundary confidence u, None where it is not known.
+        """
         if self._forest is None or self._victims is None:
             if not self.keeps_held:
                 self._radix.mark((tree, node), path, (tree, parent))
@@ -80,7 +89,8 @@ class Retention:
         blocks = self._forest[tree]
         if node not in blocks:
             above = parent if parent in blocks else ROOT
-            self._forest.boundary(tree, node, above, max(1, len(path) - blocks.ends(above)))
+            tokens = max(1, len(path) - blocks.ends(above))
+            self._forest.boundary(tree, node, above, tokens, sure)
         if not blocks.settled:
             self._moved()
         if blocks.alive(node):
