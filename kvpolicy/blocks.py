@@ -87,13 +87,17 @@ class Blocks:
         """Whether a block may be visited again."""
         return node in self and node not in self._dead
 
+    def chain(self, node: int) -> list[int]:
+        """The blocks from the prompt's down to this one."""
+        found = []
+        while node >= ROOT:
+            found.append(node)
+            node = self._parent[node]
+        return found[::-1]
+
     def ends(self, node: int) -> int:
         """Tokens from the prompt's start to the block's end."""
-        total = 0
-        while node >= ROOT:
-            total += int(self._tokens[node])
-            node = self._parent[node]
-        return total
+        return sum(int(self._tokens[block]) for block in self.chain(node))
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -162,7 +166,7 @@ class Blocks:
             self._now = None
 
     def attend(self, node: int, mass: float, queries: int) -> None:
-        """``queries`` later tokens paid ``mass`` (mean over the slice's heads) to a block in all.
+        """``queries`` tokens paid ``mass`` to a block in all, each its ``attention_shares``.
 
         a is the running mass a query, in [0, 1].
         """
@@ -172,7 +176,13 @@ class Blocks:
         paid, asked = paid + mass, asked + queries
         self._attention[node] = paid, asked
         self._signals.attend(node, min(1.0, paid / asked))
-        self._now = None
+        if self._now is None:
+            return
+        on_path = self._now[1]
+        if node in self._fresh:
+            self._weigh_alone(node)
+        elif node >= len(on_path) or not on_path[node]:
+            self._now = None
 
     def focus(self, active: Iterable[int]) -> None:
         """The search stands at these leaves now; those dead or without a block are left out."""
@@ -196,7 +206,8 @@ class Blocks:
 
         A block weighs the most of what may grow at or below it, which is an open leaf or foreseen;
         minus infinity where there is none, infinity where there is no block. Path* is the union of
-        the active leaves' ancestor chains, themselves included.
+        the active leaves' ancestor chains, themselves included; what attention it has been paid
+        since the last move is not in its own weights, which no order asks for.
         """
         if self._now is None or self._fresh:
             self._fresh.clear()
@@ -281,10 +292,14 @@ class Blocks:
         on_path = self._now[1]
         if not self._active or parent >= len(on_path) or not on_path[parent]:
             return False
-        decay = self._knobs.distance_decay
-        near = math.exp(-decay * (self._near()[parent] + 1)) if decay else 1.0
-        self._fresh[node] = self._signals.merit_of(node) * self._knobs.off_path * near
+        self._weigh_alone(node)
         return True
+
+    def _weigh_alone(self, node: int) -> None:
+        """The weight of a block that has closed right below Path*."""
+        decay = self._knobs.distance_decay
+        near = math.exp(-decay * (self._near()[self._parent[node]] + 1)) if decay else 1.0
+        self._fresh[node] = self._signals.merit_of(node) * self._knobs.off_path * near
 
     def _near(self) -> dict[int, int]:
         """Distance to the nearest active leaf of every block on Path*."""

@@ -157,6 +157,23 @@ def certainty(entropy: float, vocab: int) -> float:
     return min(max(1.0 - entropy / math.log(vocab), 0.0), 1.0)
 
 
+def attention_shares(weights: ArrayLike, tokens: ArrayLike) -> Floats:
+    """How much of its due each block on a path gets of one token's attention, in [0, 1].
+
+    ``weights`` (n,): what the token pays to the path's first n tokens, adding up to 1; ``tokens``
+    (blocks,): the blocks' lengths from the path's start on. A block that gets the mass m and would
+    get t if all tokens got the same has m / (m + t): 0.5 is its due, whatever the lengths of block
+    and path. Blocks of which none of the n tokens is are left out: they are the last.
+    """
+    paid = np.concatenate([[0.0], np.cumsum(np.asarray(weights, dtype=np.float64))])
+    ends = np.minimum(np.cumsum(np.asarray(tokens, dtype=np.int64)), len(paid) - 1)
+    held = np.diff(ends, prepend=0)
+    read = held > 0
+    mass = np.diff(paid[ends], prepend=0.0)[read]
+    due = held[read] / (len(paid) - 1)
+    return mass / (mass + due)
+
+
 def confidence(logits: ArrayLike, top: int | None = None) -> Floats:
     """Equation (1): u = 1 - H / log|V| of each row's next-token distribution, in [0, 1].
 

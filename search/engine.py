@@ -70,13 +70,18 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH."""
+    """What was drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH.
+
+    ``attention``: how much of its due each step of the path, the prompt first and this one last,
+    gets of the attention at its end, in [0, 1]; empty where nobody reads it.
+    """
 
     tokens: tuple[int, ...]
     text: str
     finish: Finish
     logprob: float
     entropy: float
+    attention: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

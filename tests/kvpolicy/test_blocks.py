@@ -147,6 +147,52 @@ def test_attention_is_the_mean_mass_a_later_token() -> None:
     assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.0) ** 2)
 
 
+ATTENTIVE = Theta("exact", {"": (0.0,), "a": (-1.0, 4.0)})
+
+
+@given(
+    parents=st.lists(st.integers(0, 6), min_size=3, max_size=10),
+    active=st.integers(0, 3),
+    heard=st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=6),
+)
+def test_attention_weighs_as_if_all_were_weighed_anew(
+    parents: list[int], active: int, heard: list[tuple[int, float]]
+) -> None:
+    """Off Path* no weight is of before; on it attention costs no weighing, since none is asked."""
+    parents = [min(parent, node) for node, parent in enumerate(parents)]
+    one, two = (Blocks(10, ATTENTIVE.table(), Knobs()) for _ in range(2))
+    last = len(parents)
+    for blocks in (one, two):
+        for node, parent in enumerate(parents[:-1], start=1):
+            blocks.close(node, parent, 10)
+        blocks.focus([min(active, last - 1)])
+    one.weights()
+    for blocks in (one, two):
+        blocks.close(last, parents[-1], 10)
+        for node, mass in heard:
+            blocks.attend(node, mass, 1)
+    alone = [one.standing(node) for node in range(last + 1)]
+    weights, on_path = two.weights()
+    for node, (ahead, weight) in enumerate(alone):
+        assert ahead == on_path[node]
+        assert ahead or weight == pytest.approx(weights[node], rel=1e-12)
+
+
+def test_attention_on_the_path_leaves_the_order_settled() -> None:
+    """A step's end speaks of what is above it, which stays anyway; elsewhere it counts at once."""
+    blocks = Blocks(10, ATTENTIVE.table(), Knobs())
+    for node, parent in ((1, 0), (2, 0)):
+        blocks.close(node, parent, 10)
+    blocks.focus([1])
+    before = blocks.weights()[0][2]
+    blocks.attend(1, 0.9, 1)
+    assert blocks.settled
+    blocks.attend(2, 0.9, 1)
+    assert not blocks.settled
+    assert blocks.standing(2)[1] > before
+    assert blocks.chain(2) == [0, 2]
+
+
 def test_blocks_may_close_in_any_order_and_leave_gaps() -> None:
     """Siblings end when they end, some never do: neither order nor gaps change a weight."""
     values = {node: node % 97 / 97 for node in range(1, 400, 2)}

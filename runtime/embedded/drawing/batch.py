@@ -78,6 +78,9 @@ class Batch:
         self.lanes: list[Lane] = []
         self._forward = forward
         self._store = forward.new_store(cache.capacity)
+        if cache.retention.attends:
+            self._store.watch()
+            cache.retention.listen(self._store.attention)
         self._limit = lanes
         self._rows = rows
         self._give_way = give_way

@@ -391,23 +391,23 @@ class Scheduler:
 
     def _end(self, run: Run, finish: Finish) -> None:
         """File a finished step, and its call if it was the last."""
-        call, path = run.call, run.tokens()
-        call.steps[run.index] = self._steps.step(run, finish)
+        call, branch, path, attention = run.call, run.branch, run.tokens(), ()
         if finish is not Finish.END:
-            self.accounts[call.tree].name(run.branch.node, path)
+            self.accounts[call.tree].name(branch.node, path)
             self.expansion.offer(run, path)
-        if finish is Finish.END or run.branch.node < ROOT:  # a verdict is nobody's parent
-            self.cache.retention.drop(call.tree, run.branch.node)
+        retention = self.cache.retention
+        if finish is Finish.END or branch.node < ROOT:  # a verdict is nobody's parent
+            retention.drop(call.tree, branch.node)
         else:
             sure = certainty(run.entropy, self._vocab)
-            self.cache.retention.close(call.tree, run.branch.node, run.branch.parent, path, sure)
+            attention = retention.close(call.tree, branch.node, branch.parent, path, sure)
+        call.steps[run.index] = self._steps.step(run, finish, attention)
         if call.done:
             del self._calls[call.id]
             self._finished.append(call)
 
     def _charge(self, advances: Sequence[Advance]) -> None:
-        """Book a forward pass. A branch's last row and its guesses decode, the others are
-        prefill."""
+        """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
         charge_pass(self.accounts, advances, self._flops)
         for done in advances:
             if done.logits is not None and isinstance(self._running[done.lane], Run):

@@ -38,12 +38,12 @@ class Steps:
             return Finish.STEP
         return Finish.LENGTH if len(run.drawn) == run.branch.limit else None
 
-    def step(self, run: Run, finish: Finish) -> Step:
-        """The step that a branch has come to."""
+    def step(self, run: Run, finish: Finish, attention: tuple[float, ...] = ()) -> Step:
+        """The step that a branch has come to, with what its end attends to."""
         mean = run.logprob / len(run.drawn)
         self._likelihoods.note(run.call.tree, run.tokens(), mean, len(run.drawn))
         text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
-        return Step(tuple(run.drawn), text, finish, mean, run.entropy)
+        return Step(tuple(run.drawn), text, finish, mean, run.entropy, attention)
 
     def mean_logprob(self, tree: str, prompt: np.ndarray, steps: Sequence[Sequence[int]]) -> float:
         """Mean log-probability a token of steps drawn here. Raises KeyError for others."""

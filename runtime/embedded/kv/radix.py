@@ -166,6 +166,12 @@ class RadixTree:
             end = node
         self.marks.put(mark, path.tobytes(), end, known)
 
+    def slots_of(self, mark: Mark) -> np.ndarray:
+        """The slots of what is cached of a step's path, from its start; nothing counts as used."""
+        end = self.marks.where(mark)
+        path = [] if end is None else [node.slots for node in self._upward(end)]
+        return np.concatenate([EMPTY, *path[::-1]])
+
     def moved(self, tree: str) -> dict[int, int]:
         """The steps of which more or less is cached than at the last call: tokens of their paths.
 

@@ -9,13 +9,15 @@ decoding. Order decides cost, never a result.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from kvpolicy.forest import Forest
 from kvpolicy.order import Knobs
-from kvpolicy.value import UNFITTED, Theta
+from kvpolicy.value import UNFITTED, Theta, attention_shares
+from runtime.embedded.kv.marks import Mark
 from runtime.embedded.kv.radix import EMPTY, RadixTree
 from runtime.embedded.kv.victims import Victims
 from search.engine import Hint
@@ -33,15 +35,21 @@ KNOBS = Knobs(distance_decay=0.0)
 """Best-first search returns to the best open node, however far: a decay by distance lost to lru."""
 
 
+Attention = Callable[[np.ndarray], np.ndarray]
+"""``KVStore.attention``: what the last token of a path pays to each, from the path's slots."""
+
+
 class Worth(NamedTuple):
     """How ``arborkv`` values a block: the estimator's coefficients and equation (2)'s constants.
 
     Where nothing has been fitted the search's own value decides alone: what the other signals weigh
-    against it is not known, and a wrong weight is worse than none.
+    against it is not known, and a wrong weight is worse than none. ``attends``: attention is read
+    and told with the steps although the coefficients do not ask for it.
     """
 
     theta: Theta = UNFITTED.only("v")
     knobs: Knobs = KNOBS
+    attends: bool = False
 
 
 WORTH = Worth()
@@ -63,8 +71,14 @@ class Retention:
         self.trims = 0
         self._radix = radix
         self._forest = Forest(worth.theta, worth.knobs) if policy == "arborkv" else None
+        self.attends = policy == "arborkv" and (worth.attends or "a" in worth.theta.signals)
+        self._attention: Attention | None = None
         self._victims = Victims(radix, self._forest) if self._forest is not None else None
         self._margin = min(MOST_MARGIN, int(MARGIN * capacity))
+
+    def listen(self, attention: Attention) -> None:
+        """From now on each step's end says what it attends to."""
+        self._attention = attention
 
     def begin(self, tree: str, prompt: np.ndarray) -> None:
         """A search's prompt, int64 ids; only the first one counts."""
@@ -76,27 +90,34 @@ class Retention:
 
     def close(
         self, tree: str, node: int, parent: int, path: np.ndarray, sure: float | None = None
-    ) -> None:
+    ) -> tuple[float, ...]:
         """A step has ended; ``path``: token ids from the prompt's start to the step's end.
 
-        ``sure``: its boundary confidence u, None where it is not known.
+        ``sure``: its boundary confidence u, None where it is not known. Returns what its end
+        attends to, as ``search.engine.Step`` tells it.
         """
         if self._forest is None or self._victims is None:
             if not self.keeps_held:
                 self._radix.mark((tree, node), path, (tree, parent))
-            return
+            return ()
         before = time.perf_counter()
+        shares: tuple[float, ...] = ()
         blocks = self._forest[tree]
-        if node not in blocks:
+        fresh = node not in blocks
+        if fresh:
             above = parent if parent in blocks else ROOT
             tokens = max(1, len(path) - blocks.ends(above))
             self._forest.boundary(tree, node, above, tokens, sure)
+        alive = blocks.alive(node)
+        if alive:
+            self._radix.mark((tree, node), path, (tree, parent))
+            shares = self._attend(self._forest, (tree, node), len(path) - 1) if fresh else ()
         if not blocks.settled:
             self._moved()
-        if blocks.alive(node):
-            self._radix.mark((tree, node), path, (tree, parent))
+        if alive:
             self._victims.join((tree, node))
         self.seconds += time.perf_counter() - before
+        return shares
 
     def draws(self, tree: str, node: int, path: np.ndarray) -> None:
         """A step under way lost its place: its tokens so far will be read when it goes on."""
@@ -136,6 +157,25 @@ class Retention:
         self.trims += 1
         self.seconds += time.perf_counter() - before
         return freed
+
+    def _attend(self, forest: Forest, mark: Mark, computed: int) -> tuple[float, ...]:
+        """What the last token ``computed`` of a path, which drew its last, pays to the blocks.
+
+        The block that has just closed is among them, for its tokens before that one: a leaf has no
+        other reader yet, and it is leaves that are put in order. None where KV has gone already.
+        """
+        if self._attention is None:
+            return ()
+        slots = self._radix.slots_of(mark)[:computed]
+        if len(slots) < computed:
+            return ()
+        tree, node = mark
+        blocks = forest[tree]
+        chain = blocks.chain(node)
+        shares = attention_shares(self._attention(slots), blocks.tokens[chain]).tolist()
+        for block, share in zip(chain, shares, strict=False):
+            forest.attend(tree, block, share, 1)
+        return tuple(shares)
 
     def _trim_by_worth(self, wanted: int, victims: Victims, held: bool) -> np.ndarray:
         """Once at it, some more of what no search is about to read goes as well."""

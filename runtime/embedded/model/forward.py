@@ -189,6 +189,8 @@ class _Pass:
         store = self._store
         store.both[number].index_copy_(0, writes, self._new_kv.reshape(len(writes), -1))
         self._query.copy_(self._query_heads)
+        if store.slice is not None and store.slice.layer == number:
+            store.slice.note(torch.from_numpy(self._plan.rows.writes), self._query)
         self._attention.run(self._query, store.keys[number], store.values[number], self._attended)
         product(self._output_rows, layer.output)
         if layer.output_bias is not None:

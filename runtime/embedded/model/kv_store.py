@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.embedded.model.attention_slice import AttentionSlice
 from runtime.embedded.model.config import ModelConfig
 
 
@@ -21,6 +24,7 @@ class KVStore:
         """``slots``: tokens to hold, at least 1."""
         if slots < 1:
             raise ValueError(f"slots: {slots}; at least 1 is needed")
+        self._config = config
         self.slots = slots
         self.padding = slots
         self.rows = slots + 1
@@ -29,6 +33,20 @@ class KVStore:
         self.both = [torch.zeros(2 * each, config.head_dim) for _ in range(config.layers)]
         self.keys = [layer[:each] for layer in self.both]
         self.values = [layer[each:] for layer in self.both]
+        self.slice: AttentionSlice | None = None
+
+    def watch(self) -> None:
+        """From now on keep what ``attention`` needs; the passes compute what they would."""
+        if self.slice is None:
+            self.slice = AttentionSlice(self._config, self.rows)
+
+    def attention(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What the token in the last of a path's ``slots`` (n,) pays to each of them: (n,).
+
+        Of the slice that is watched, and adding up to 1; the tokens were computed while it was.
+        """
+        assert self.slice is not None, "nobody watches this store"
+        return self.slice.weights(self.keys[self.slice.layer], slots)
 
     def index(self, slots: Tensor) -> Tensor:
         """Rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), heads fastest."""
