@@ -128,6 +128,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         reward_format=settings.reward_format if prm or not needed else "none",
         kv_tokens=settings.kv_tokens,
         kv_policy=settings.kv_policy,
+        kv_theta=settings.kv_theta,
         prm_kv_tokens=settings.prm_kv_tokens,
         kv_split=settings.kv_split,
         kv_load=Load(*settings.kv_load),

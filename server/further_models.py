@@ -17,6 +17,7 @@ OWN = (
     "answers",
     "kv_tokens",
     "kv_policy",
+    "kv_theta",
     "prm_kv_tokens",
     "kv_split",
     "kv_load",
@@ -62,8 +63,11 @@ def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings
     unknown = [field for field in table if field not in OWN]
     if unknown:
         raise SettingsError(f"{where}: {unknown[0]}: not a model's; known are {', '.join(OWN)}")
+    given = settings.model_dump() | {"models_file": None, "model": name}
+    if "policy_model" in table:
+        del given["kv_theta"]  # fitted to another model
     try:
-        return Settings(**(settings.model_dump() | {"models_file": None, "model": name} | table))
+        return Settings(**(given | table))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))

@@ -80,6 +80,9 @@ RewardUrls = Annotated[
 Launch = Annotated[bool, typer.Option("--launch", help="Start and look after the SGLang servers.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV budget of the policy model, in tokens.")]
 KvPolicy = Annotated[KvPolicyName | None, typer.Option(help="What KV is given up first.")]
+KvTheta = Annotated[
+    str | None, typer.Option(help="What arborkv's signals weigh: a file of hedgerow calibrate.")
+]
 KvSplit = Annotated[
     KvSplitName | None, typer.Option(help="How both models' KV bytes are shared at the start.")
 ]
@@ -125,6 +128,7 @@ SWITCHES: dict[str, Any] = {
     "reward_urls": RewardUrls,
     "launch": Launch,
     "kv_policy": KvPolicy,
+    "kv_theta": KvTheta,
     "kv_tokens": KvTokens,
     "kv_split": KvSplit,
     "batch_limit": BatchLimit,

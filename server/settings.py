@@ -27,6 +27,18 @@ def _folder(path: Path) -> Path:
     return path
 
 
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError("there is no such file")
+    return path
+
+
+def _shipped_theta(given: dict[str, Any]) -> Path | None:
+    """What was fitted to the bundled policy model, where it is the one and the file is there."""
+    path = BUNDLED / "theta.json"
+    return path if given.get("policy_model") == BUNDLED / "policy" and path.is_file() else None
+
+
 def _optional(value: Any) -> Any:
     return None if value in ("", "none") else value
 
@@ -66,6 +78,7 @@ OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
 Checkpoint = Annotated[Path, AfterValidator(_folder)]
 OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
+OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]
 
 
 class Settings(BaseSettings):
@@ -101,6 +114,10 @@ class Settings(BaseSettings):
     kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
     kv_policy: Literal["full", "lru", "arborkv"] = Field(
         default="arborkv", description="what the policy model's KV gives up first"
+    )
+    kv_theta: OptionalFile = Field(
+        default_factory=_shipped_theta,
+        description="what arborkv's signals weigh, from hedgerow calibrate; none: the value alone",
     )
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
     kv_split: Literal["given", "even", "roofline"] = Field(

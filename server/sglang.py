@@ -127,6 +127,11 @@ def _format(settings: Settings) -> str:
         raise SettingsError(f"{PREFIX}SPECULATE: drawing ahead is the embedded engine's alone")
     if settings.kv_policy == "full":
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
+    if settings.kv_theta is not None and "kv_theta" in settings.model_fields_set:
+        raise SettingsError(
+            f"{PREFIX}KV_THETA = '{settings.kv_theta}': SGLang's plug-in goes by the search's "
+            "value alone; none is needed"
+        )
     if reward_format(settings.reward_format).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
         return "none"

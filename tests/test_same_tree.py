@@ -114,6 +114,8 @@ async def restarted(options: EngineOptions) -> list[str]:
         await engine.close()
 
 
+ALL_SIGNALS = "tests/kvpolicy/all_signals.json"
+"""Coefficients that ask for every signal: attention is read."""
 AHEAD = {"speculate": True, "lookahead": True, "batch_limit": 64}
 
 CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[str]]], dict]] = {
@@ -124,6 +126,10 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
     "engine restarted": (restarted, {}),
     "small pools that evict": (among_others, {"kv_tokens": 1_200, "prm_kv_tokens": 1_200}),
     "a small pool by worth": (among_others, {"kv_policy": "arborkv", "kv_tokens": 1_200}),
+    "a small pool by all signals": (
+        among_others,
+        {"kv_policy": "arborkv", "kv_tokens": 1_200, "kv_theta": ALL_SIGNALS},
+    ),
     "drafts one after another": (one_by_one, DRAFT | {"draft": "serial", "batch_limit": 64}),
     "drafts, checked two at a time, in a small pool": (
         among_others,
@@ -137,7 +143,8 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
         among_others,
         DRAFT
         | AHEAD
-        | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500},
+        | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500}
+        | {"kv_theta": ALL_SIGNALS},
     ),
 }
 
@@ -148,7 +155,13 @@ def reference() -> list[str]:
     return asyncio.run(one_by_one(OFF))
 
 
-SLOW = {"engine restarted", "warm cache", "a small pool by worth", "two candidates a draft"}
+SLOW = {
+    "engine restarted",
+    "warm cache",
+    "a small pool by worth",
+    "a small pool by all signals",
+    "two candidates a draft",
+}
 """Changes that take a while and whose like is among the others."""
 
 

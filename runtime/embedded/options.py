@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from kvpolicy.split import Load
+from kvpolicy.value import ThetaError, load_theta
 from runtime.embedded.drafting.pace import LONGEST
 from runtime.embedded.drawing.visits import Visits
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.kv.retention import KvPolicy, Worth
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -39,7 +40,9 @@ class EngineOptions:
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
     ``kv_split``: how the bytes of both are shared instead, for the load ``kv_load``.
-    ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest).
+    ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest);
+    ``kv_theta``: a file with the coefficients by which ``arborkv`` values a block, None for none
+    fitted; ``attention``: what steps attend to is told with them, although these do not ask for it.
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
     scored along with the one before it; ``order``: in which a round's branches are let in.
@@ -67,6 +70,8 @@ class EngineOptions:
     kv_split: KvSplit = "given"
     kv_load: Load = LOAD
     kv_policy: KvPolicy = "arborkv"
+    kv_theta: str | Path | None = None
+    attention: bool = False
     batch_limit: int = 256
     draft: DraftMode = "off"
     draft_model: str | Path | None = None
@@ -104,6 +109,7 @@ class EngineOptions:
                 allowed = ", ".join(get_args(known))
                 raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
         self._check_draft()
+        self.worth()
         reward_format(self.reward_format)
         if self.threads < 0:
             raise ValueError(f"threads: {self.threads}; 0 (one for each core) or more is needed")
@@ -128,6 +134,25 @@ class EngineOptions:
             raise ValueError(f"verify_batch: {self.verify_batch}; 0 (all) or more is needed")
         if self.draft != "off" and self.draft_model is None:
             raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
+
+    def worth(self) -> Worth:
+        """How ``arborkv`` values a block. Raises ValueError naming file, field and value."""
+        if self.kv_theta is None:
+            return Worth(attends=self.attention)
+        try:
+            theta = load_theta(self.kv_theta)
+        except ThetaError as error:
+            raise ValueError(f"kv_theta: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else error
+            needed = "a file that hedgerow calibrate has written is needed"
+            raise ValueError(f"kv_theta: {self.kv_theta}: {said}; {needed}") from None
+        if theta.mode != "exact":
+            raise ValueError(
+                f"kv_theta: {self.kv_theta}: mode: {theta.mode!r}; 'exact' is needed with "
+                f"kv_policy {self.kv_policy!r}"
+            )
+        return Worth(theta, attends=self.attention)
 
     @property
     def same_trees(self) -> bool:

@@ -336,6 +336,7 @@ def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) 
         batch_limit=options.batch_limit,
         flops=config.flops,
         kv_policy=options.kv_policy,
+        worth=options.worth(),
         speculation=load_speculation(options, text),
         speculate=options.speculate,
         visits=options.order,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from kvpolicy.value import UNFITTED
 from runtime.embedders.endpoint import EndpointOptions
 from server.assemble import engine_options, model_flops, running
 from server.settings import BUNDLED, SettingsError, load_settings
@@ -45,6 +47,16 @@ def test_the_embedders_settings_reach_the_engine() -> None:
         load_settings({"HEDGEROW_EMBEDDER": "encoder", "HEDGEROW_ENCODER": folder})
     )
     assert (found.embedder, found.encoder) == ("encoder", folder)
+
+
+def test_a_theta_reaches_the_engine_or_is_refused_before_the_start(tmp_path: Path) -> None:
+    """``config check`` makes the same options."""
+    theta = "tests/kvpolicy/all_signals.json"
+    assert engine_options(load_settings({"HEDGEROW_KV_THETA": theta})).worth().theta == UNFITTED
+    wrong = tmp_path / "theta.json"
+    wrong.write_text('{"schema": 2}')
+    with pytest.raises(ValueError, match=r"kv_theta: .*theta\.json: schema: 2; 1 is needed"):
+        engine_options(load_settings({"HEDGEROW_KV_THETA": str(wrong)}))
 
 
 def test_embedding_costs_the_layers_that_are_read() -> None:

@@ -102,6 +102,18 @@ def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:
     assert further_models(Settings()) == []
 
 
+def test_what_was_fitted_to_one_model_is_not_another_ones(tmp_path: Path) -> None:
+    """A table with a policy model of its own has a theta of its own, or none."""
+    theta = Path("tests/kvpolicy/all_signals.json")
+    path = tmp_path / "models.toml"
+    path.write_text(
+        f'[same]\nkv_tokens = 4096\n[other]\npolicy_model = "{BUNDLED / "draft"}"\n'
+        f'[own]\npolicy_model = "{BUNDLED / "draft"}"\nkv_theta = "{theta}"\n'
+    )
+    found = further_models(Settings(models_file=path, kv_theta=theta))
+    assert [own.kv_theta for own in found] == [theta, None, theta]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

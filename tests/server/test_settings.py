@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import server.settings
 from server.settings import Settings, SettingsError, load_settings
 
 
@@ -36,6 +39,25 @@ def test_lists_stand_by_commas_in_the_environment(
     assert getattr(load_settings(), name) == read
 
 
+def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is one; ``none`` and another file win."""
+    monkeypatch.setattr(server.settings, "BUNDLED", tmp_path)
+    shipped, other, policy = tmp_path / "theta.json", tmp_path / "mine.json", tmp_path / "policy"
+    policy.mkdir()
+    theirs = {"policy_model": policy, "reward_model": "none", "draft_model": "none"}
+    assert Settings(**theirs).kv_theta is None
+    for path in (shipped, other):
+        path.write_text("{}")
+    assert Settings(**theirs).kv_theta == shipped
+    assert Settings(**theirs | {"policy_model": tmp_path}).kv_theta is None
+    given = {name: str(value) for name, value in theirs.items()}
+    assert load_settings({"HEDGEROW_KV_THETA": "none"}, **given).kv_theta is None
+    assert load_settings({"HEDGEROW_KV_THETA": ""}, **given).kv_theta is None
+    assert load_settings({"HEDGEROW_KV_THETA": str(other)}, **given).kv_theta == other
+
+
 def test_the_default_listens_on_this_machine_only() -> None:
     """Nothing is exposed unless asked for."""
     assert Settings().host == "127.0.0.1"
@@ -49,6 +71,7 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_PORT": "70000"}, ["HEDGEROW_PORT = '70000'", "65535"]),
         ({"HEDGEROW_KV_TOKENS": "-1"}, ["HEDGEROW_KV_TOKENS", "greater than or equal to 64"]),
         ({"HEDGEROW_POLICY_MODEL": "/nowhere"}, ["HEDGEROW_POLICY_MODEL", "no such folder"]),
+        ({"HEDGEROW_KV_THETA": "/nowhere"}, ["HEDGEROW_KV_THETA = '/nowhere'", "no such file"]),
         ({"HEDGEROW_ENGINE": "steam"}, ["HEDGEROW_ENGINE = 'steam'", "'embedded'"]),
         ({"HEDGEROW_BATCHLIMIT": "3"}, ["HEDGEROW_BATCHLIMIT", "HEDGEROW_BATCH_LIMIT"]),
         ({"HEDGEROW_EMBEDDER": "oracle"}, ["HEDGEROW_EMBEDDER = 'oracle'", "'lexical'"]),

@@ -198,6 +198,9 @@ def test_settings_say_which_servers() -> None:
         sglang_options(load_settings(urls | {"HEDGEROW_EMBEDDER": "hidden"}))
     with pytest.raises(SettingsError, match="SPECULATE: drawing ahead is the embedded engine's"):
         sglang_options(load_settings(urls | {"HEDGEROW_SPECULATE": "true"}))
+    theta = {"HEDGEROW_KV_THETA": "tests/kvpolicy/all_signals.json"}
+    with pytest.raises(SettingsError, match="SGLang's plug-in goes by the search's value alone"):
+        sglang_options(load_settings(urls | theta))
     with pytest.raises(SettingsError, match="must start with http"):
         load_settings({"HEDGEROW_POLICY_URLS": "a:1"})
     with pytest.raises(SettingsError, match="policy_urls: none"):

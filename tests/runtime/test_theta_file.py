@@ -1,0 +1,76 @@
+"""`--kv-theta`: what the engine makes of a file of coefficients, and of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvpolicy.value import UNFITTED, Theta, save_theta
+from runtime.embedded.kv.radix import RadixTree
+from runtime.embedded.kv.retention import WORTH, KvPolicy, Retention, Worth
+from runtime.embedded.options import EngineOptions
+
+ALL_SIGNALS = Path("tests/kvpolicy/all_signals.json")
+
+
+def test_without_a_file_the_value_decides_alone() -> None:
+    """Calibration reads attention all the same."""
+    assert EngineOptions("policy").worth() == WORTH
+    assert WORTH.theta.signals == "v"
+    assert EngineOptions("policy", attention=True).worth() == WORTH._replace(attends=True)
+
+
+def test_a_file_is_what_blocks_are_valued_by() -> None:
+    """Its coefficients with the engine's own constants."""
+    assert EngineOptions("policy", kv_theta=ALL_SIGNALS).worth() == Worth(UNFITTED)
+
+
+@pytest.mark.parametrize(
+    ("policy", "worth", "attends"),
+    [
+        ("arborkv", WORTH, False),
+        ("arborkv", Worth(UNFITTED.only("vu")), False),
+        ("arborkv", Worth(UNFITTED.only("va")), True),
+        ("arborkv", WORTH._replace(attends=True), True),
+        ("lru", Worth(UNFITTED), False),
+        ("full", Worth(UNFITTED), False),
+    ],
+)
+def test_attention_is_read_where_it_counts_alone(
+    policy: KvPolicy, worth: Worth, attends: bool
+) -> None:
+    """It costs a little at every step's end."""
+    assert Retention(RadixTree(), policy, 100, worth).attends is attends
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["No such file or directory", "hedgerow calibrate"]),
+        ("{", ["not JSON"]),
+        ("{}", ["schema: None; 1 is needed"]),
+        (b"\xff\xfe", ["codec can't decode", "hedgerow calibrate"]),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error(
+    tmp_path: Path, text: str | bytes | None, words: list[str]
+) -> None:
+    """With the field's name and the file's."""
+    path = tmp_path / "theta.json"
+    if isinstance(text, str):
+        path.write_text(text)
+    elif text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ValueError, match="kv_theta: ") as told:
+        EngineOptions("policy", kv_theta=path)
+    for word in (str(path), *words):
+        assert word in str(told.value)
+
+
+def test_coefficients_of_paper_mode_are_refused(tmp_path: Path) -> None:
+    """They say what accuracy a block is worth, not whether the search comes back to it."""
+    path = tmp_path / "theta.json"
+    save_theta(Theta("paper", {"": (0.0,)}), path)
+    with pytest.raises(ValueError, match="mode: 'paper'; 'exact' is needed with kv_policy 'arbor"):
+        EngineOptions("policy", kv_theta=path)
