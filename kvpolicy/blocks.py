@@ -201,6 +201,18 @@ class Blocks:
                 if node != ROOT:
                     self._leave(self._parent[node])
 
+    def signals(self, nodes: Ints) -> Floats:
+        """v, u and a of blocks, (3, n); NaN where one is missing."""
+        return self._signals.of(nodes)
+
+    def parted(self) -> tuple[Ints, Ints]:
+        """The blocks on Path*, and those off it from which something may grow, both rising."""
+        rows = slice(len(self._parent))
+        off = self._open_leaf[rows] | self._foreseen[rows]
+        path = np.array(sorted(self._path()), dtype=np.int64)
+        off[path] = False
+        return path, np.flatnonzero(off)
+
     def weights(self) -> tuple[Floats, Bools]:
         """Each block's weight and whether it is on Path*, both (rows,); not to be written to.
 

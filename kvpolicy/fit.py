@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,29 @@ def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> Rows:
     ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
     """
     return Rows(v, u, a, np.clip(drop, 0.0, 1.0), np.ones(len(drop)))
+
+
+def together(parts: Sequence[Rows]) -> Rows:
+    """The rows of several recordings, at least one, in this order."""
+    names = ("v", "u", "a", "target", "weight")
+    return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def losses(theta: Theta, rows: Rows) -> dict[str, float]:
+    """What each set leaves unsaid of the target: weighted mean cross-entropy a row, in nats.
+
+    Over the rows that have all of the estimator's signals, so that sets can be compared; the empty
+    set's is what the share of those that came back leaves. Empty if there is no such row.
+    """
+    whole = np.all([~np.isnan(rows.signal(name)) for name in theta.signals], axis=0)
+    whole = np.broadcast_to(whole, rows.target.shape)
+    weight, found = rows.weight[whole], {}
+    for name, (bias, *slopes) in theta.sets.items() if weight.sum() > 0 else ():
+        columns = [rows.signal(signal)[whole] for signal in name]
+        logit = sum(map(np.multiply, slopes, columns), np.full(len(weight), bias))
+        unsaid = np.logaddexp(0.0, logit) - rows.target[whole] * logit
+        found[name] = float(weight @ unsaid / weight.sum())
+    return found
 
 
 def fit(rows: Rows, mode: Mode, source: Mapping[str, Any] | None = None) -> Theta:

@@ -73,6 +73,13 @@ class Signals:
         self._mass[node] = mass
         self._settle(node, int(self._present[node]) | _ATTENDED)
 
+    def of(self, nodes: Ints) -> Floats:
+        """v, u and a of some blocks, (3, n); NaN where one is missing."""
+        known = np.stack([self._value[nodes], self._sure[nodes], self._mass[nodes]])
+        for signal, flag in zip(known, (_VALUED, _SURE, _ATTENDED), strict=True):
+            signal[self._present[nodes] & flag == 0] = np.nan
+        return known
+
     def merits(self) -> Floats:
         """s^γ · e^(-λd·d) of each block (rows,)."""
         return self._merits(slice(self._rows))
