@@ -68,10 +68,11 @@ class Parts:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Parts]:
+async def running(settings: Settings, *, attention: bool = False) -> AsyncIterator[Parts]:
     """Start the engine that the settings ask for, and stop it afterwards.
 
-    Raises SettingsError naming the key for a checkpoint, format or profile that cannot be used.
+    ``attention``: the embedded engine tells what steps attend to with them. Raises
+    SettingsError naming the key for a checkpoint, format or profile that cannot be used.
     """
     if settings.profile not in PROFILES:
         known = ", ".join(PROFILES)
@@ -89,7 +90,7 @@ async def running(settings: Settings) -> AsyncIterator[Parts]:
         text = Text(settings.policy_model)
         await asyncio.to_thread(lambda: text.tokenizer)
         flops = model_flops(settings)
-        started = starting(settings)
+        started = starting(settings, attention=attention)
         engine, restartable = await started.__aenter__()
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
@@ -100,13 +101,15 @@ async def running(settings: Settings) -> AsyncIterator[Parts]:
 
 
 @asynccontextmanager
-async def starting(settings: Settings) -> AsyncIterator[tuple[Engine, Restartable | None]]:
+async def starting(
+    settings: Settings, *, attention: bool = False
+) -> AsyncIterator[tuple[Engine, Restartable | None]]:
     """The engine by its name, closed afterwards, and what can be started again of it."""
     if settings.engine == "sglang":
         async with sglang_engine(settings) as found:
             yield found
         return
-    engine = await EmbeddedEngine.start(engine_options(settings))
+    engine = await EmbeddedEngine.start(replace(engine_options(settings), attention=attention))
     try:
         yield engine, engine
     finally:

@@ -170,6 +170,41 @@ def evaluate(
 
 @app.command()
 @with_switches
+def calibrate(
+    *,
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")],
+    out: Annotated[Path, typer.Option(help="The file to write, for --kv-theta.")],
+    limit: Annotated[int, typer.Option(min=1, help="Training questions of each task.")] = 100,
+    policy: Annotated[str, typer.Option(help="best_first, mcts or both.")] = "best_first",
+    width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of questions and searches.")] = 0,
+    dials: Dials = None,
+    model: Model = None,
+    reward_model: RewardModel = None,
+    reward_format: RewardFormat = None,
+    profile: Profile = None,
+    as_json: Json = False,
+    switches: dict[str, Any],
+) -> None:
+    """Fit what arborkv's signals weigh to recorded searches that keep all their KV."""
+    from server.calibrate import GO_BACK, Calibration
+    from server.calibrate import calibrate as run
+
+    specs, _ = _specs(policy, str(width), str(seed), dials)
+    for name in {spec.policy for spec in specs} - set(GO_BACK):
+        _fail(f"--policy {name}: one that goes back is needed: {', '.join(GO_BACK)}", WRONG_USE)
+    if out.is_dir() or not out.parent.is_dir():
+        _fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
+    tasks = [_task(name, Split.TRAIN, limit, seed) for name in _parts(task)]
+    own = {"reward_format": reward_format, "profile": profile} | _models(model, reward_model)
+    settings = _settings(**switches, **own)
+    found = _run(run(Calibration(tasks, specs, seed, out), settings, as_json))
+    if as_json:
+        print(json.dumps(found))
+
+
+@app.command()
+@with_switches
 def replay(
     *,
     response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import server.assemble
+import server.calibrate
 import server.eval_run
 from search.tree_json import from_json, to_json
 from server.assemble import Parts
@@ -20,6 +21,7 @@ from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, babble
 from tests.server.conftest import PlainText
 
+CALIBRATE = ["calibrate", "--task", "game24", "--out", "x"]
 SOLVE = ["solve", "What is it?", "--width", "4", "--seed", "3"]
 
 
@@ -29,11 +31,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     engine = ScriptedEngine()
 
     @asynccontextmanager
-    async def running(_: Settings) -> AsyncIterator[Parts]:
+    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[Parts]:
         yield Parts(engine, PlainText(), "\n\n")
 
     monkeypatch.setattr(server.assemble, "running", running)
     monkeypatch.setattr(server.eval_run, "running", running)
+    monkeypatch.setattr(server.calibrate, "running", running)
     return engine
 
 
@@ -192,6 +195,12 @@ def test_eval_takes_a_file_and_several_seeds(tmp_path: Path) -> None:
         (["eval", "--task", "game24", "--model", "/nowhere"], "/nowhere: there is no such folder"),
         (["eval", "--task", "game24", "--model", "no/such"], "hf download no/such"),
         (["replay", "/nowhere.json"], "No such file"),
+        (["calibrate", "--task", "game24", "--out", "/nowhere/x"], "--out /nowhere/x: a file in"),
+        ([*CALIBRATE, "--policy", "mcts,rebase"], "--policy rebase: one that goes back is needed"),
+        ([*CALIBRATE, "--engine", "sglang"], "HEDGEROW_ENGINE = 'sglang': 'embedded' is needed"),
+        ([*CALIBRATE, "--kv-policy", "lru"], "HEDGEROW_KV_POLICY = 'lru': 'arborkv' is needed"),
+        ([*CALIBRATE, "--kv-theta", "/no"], "HEDGEROW_KV_THETA = '/no': there is no such file"),
+        (["calibrate", "--task", ",", "--out", "x"], "--task: none; at least one is needed"),
         (["solve", "?", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: "),
     ],
 )
