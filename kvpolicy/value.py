@@ -24,6 +24,7 @@ SIGNALS = "vua"
 SCHEMA = 1
 _STEEPEST = 700.0
 """Beyond it exp overflows and a sigmoid is 0 in float64."""
+_START = np.zeros(1, dtype=np.int64)
 _ALLOWED = frozenset({"schema", "mode", "sets", "source"})
 
 
@@ -165,13 +166,13 @@ def attention_shares(weights: ArrayLike, tokens: ArrayLike) -> Floats:
     get t if all tokens got the same has m / (m + t): 0.5 is its due, whatever the lengths of block
     and path. Blocks of which none of the n tokens is are left out: they are the last.
     """
-    paid = np.concatenate([[0.0], np.cumsum(np.asarray(weights, dtype=np.float64))])
-    ends = np.minimum(np.cumsum(np.asarray(tokens, dtype=np.int64)), len(paid) - 1)
-    held = np.diff(ends, prepend=0)
-    read = held > 0
-    mass = np.diff(paid[ends], prepend=0.0)[read]
-    due = held[read] / (len(paid) - 1)
-    return mass / (mass + due)
+    weights = np.asarray(weights, dtype=np.float64)
+    ends = np.minimum(np.cumsum(np.asarray(tokens, dtype=np.int64)), len(weights))
+    starts = np.concatenate((_START, ends[:-1]))
+    held = ends - starts
+    read = int(np.count_nonzero(held))
+    mass = np.add.reduceat(weights, starts[:read])
+    return mass / (mass + held[:read] / len(weights))
 
 
 def confidence(logits: ArrayLike, top: int | None = None) -> Floats:

@@ -26,6 +26,11 @@ class AttentionSlice:
         self._window = config.sliding_window
         self._queries = torch.zeros(rows, config.group * config.head_dim)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the queries."""
+        return self._queries.nbytes
+
     def note(self, slots: Tensor, query: Tensor) -> None:
         """Keep the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""
         self._queries.index_copy_(0, slots, query[:, : self._heads].flatten(1))
@@ -36,10 +41,10 @@ class AttentionSlice:
         ``keys``: the layer's, as in ``KVStore``; beyond a sliding window they get 0.
         """
         since = 0 if self._window is None else max(0, len(slots) - self._window)
+        seen = keys.numpy()[slots[since:]]
+        scores = seen @ self._queries.numpy()[slots[-1]].reshape(self._heads, -1).T
+        weights = np.exp(scores - scores.max(0), dtype=np.float64)
+        weights /= weights.sum(0)
         found = np.zeros(len(slots))
-        with torch.inference_mode():
-            seen = keys.index_select(0, torch.from_numpy(slots[since:]))
-            query = self._queries[int(slots[-1])].view(self._heads, -1)
-            weights = (query @ seen.T).softmax(-1).mean(0)
-            found[since:] = weights.numpy()
+        found[since:] = weights.mean(1)
         return found

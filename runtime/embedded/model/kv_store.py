@@ -55,4 +55,5 @@ class KVStore:
 
     def nbytes(self) -> int:
         """Bytes held, padding included."""
-        return sum(layer.nbytes for layer in self.both)
+        watched = 0 if self.slice is None else self.slice.nbytes
+        return sum(layer.nbytes for layer in self.both) + watched
