@@ -29,6 +29,7 @@ from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from models.tasks import TASKS
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.options import EngineOptions
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from server.evaluate import judge
@@ -47,7 +48,7 @@ ROOMY = 16_384
 class Plan:
     """What is measured: every policy at every budget on every search of every task.
 
-    ``expansions``: in place of the configurations'.
+    ``expansions``: in place of the configurations'; ``theta``: a file of ``hedgerow calibrate``.
     """
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
@@ -60,6 +61,7 @@ class Plan:
     expansions: int | None = None
     seed: int = 0
     threads: int = 0
+    theta: Path | None = None
 
 
 QUICK = Plan(
@@ -105,11 +107,11 @@ def cases_of(plan: Plan) -> list[Case]:
 
 async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str, Any]]:
     """All rows, case by case; ``moments`` takes the KV over time of the first question."""
-    options = replace(SPRIG, kv_tokens=ROOMY, prm_kv_tokens=2 * ROOMY, threads=plan.threads)
+    options = _options(plan)
     models = Models(options)
     token_bytes = models.policy.new_store(1).nbytes() // 2
     timed: dict[KvPolicy, None] = dict.fromkeys((FULL_RETENTION, *plan.policies))
-    events = {name: event_us(name) for name in timed}
+    events = {name: event_us(name, worth=options.worth()) for name in timed}
     rows = []
     for case in cases_of(plan):
         cells = await _cells(plan, models, case, moments)
@@ -126,12 +128,19 @@ async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str
                     "parallel": case.spec.parallel,
                     "expansions": case.spec.expansions,
                     "seed": plan.seed,
+                    "signals": options.worth().theta.signals,
                     "peak_kv_bytes": token_bytes * found["peak_kv_tokens"],
                 }
                 | found
             )
             say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
     return rows
+
+
+def _options(plan: Plan) -> EngineOptions:
+    """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
+    rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
+    return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
 
 
 async def _cells(
@@ -240,6 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="questions of a task")
     parser.add_argument("--expansions", type=int, help="nodes expanded, in place of S and L's")
     parser.add_argument("--seed", type=int, help="of questions and searches")
+    parser.add_argument("--theta", type=Path, help="what arborkv values steps by")
     parser.add_argument("--threads", type=int, help="of the arithmetic; 0: one a core")
     return parser
 
@@ -275,7 +285,12 @@ def _plan(options: argparse.Namespace) -> Plan:
             check_path(options.plot)
         except ValueError as error:
             sys.exit(f"loadtest.kv: {error}")
-    return replace(plan, **changes)
+    plan = replace(plan, **changes, theta=options.theta)
+    try:
+        _options(plan)
+    except ValueError as error:
+        sys.exit(f"loadtest.kv: --theta: {error}")
+    return plan
 
 
 def _list(name: str, given: str, kind: type, known: Any) -> list[Any]:

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from loadtest.searches import SPRIG
 from runtime.embedded.kv.cache import Cache
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.kv_store import KVStore
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -86,7 +89,8 @@ class Growing:
         lane.computed = lane.length
         self.cache.publish(lane)
         close = self.cache.retention.close
-        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path)))
+        sure = node % 7 / 7
+        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, sure)))
         self.depth[node] = self.depth[parent] + 1
         self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
         if self.depth[node] < DEPTH:
@@ -94,14 +98,20 @@ class Growing:
         return pressing
 
 
-def event_us(policy: KvPolicy, seed: int = 0) -> dict[str, float]:
+def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str, float]:
     """Medians in microseconds: of transitions and pressure events together, and of each kind.
 
-    Full retention has no events: it decides nothing.
+    Full retention has no events: it decides nothing. Where ``worth`` asks for attention it is read
+    at boundaries, from a store of the bundled policy model's shape.
     """
     share = 2.0 if policy == "full" else SHARE
     capacity = int(share * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
-    search = Growing(Cache(capacity, policy), random.Random(seed))
+    cache = Cache(capacity, policy, worth)
+    if cache.retention.attends:
+        store = KVStore(ModelConfig.from_checkpoint(SPRIG.policy), capacity)
+        store.watch()
+        cache.retention.listen(store.attention)
+    search = Growing(cache, random.Random(seed))
     search.begin()
     while len(search.paths) < BLOCKS:
         search.round()

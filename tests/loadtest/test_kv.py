@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.value import UNFITTED
 from loadtest.figure3 import Moment, draw
 from loadtest.kv import QUICK, Plan, cases_of, measure
 from loadtest.kv_rows import COLUMNS, Run, row
 from loadtest.policy_events import event_us
+from runtime.embedded.kv.retention import Worth
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
@@ -99,6 +101,13 @@ def test_events_at_1000_blocks_are_timed(policy: str) -> None:
     assert (found["boundary_us_p50"] > 0) == (policy == "arborkv")
 
 
+def test_events_are_timed_with_all_signals_read() -> None:
+    """Attention is read where steps end, and nowhere else."""
+    found = event_us("arborkv", worth=Worth(UNFITTED))
+    assert found["boundary_us_p50"] > 0
+    assert found["policy_us_p50"] > 0
+
+
 def test_figure_3_is_drawn(tmp_path: Path) -> None:
     """A panel a policy over the full one's line; with nothing else, the full one."""
     moments = [Moment(i, 10, 10 + i) for i in range(5)]
@@ -121,6 +130,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["--policy", "mru"], "--policy mru: known are full, lru, arborkv"),
         (["--rho", "0"], "--rho 0: must be one or more values above 0"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--theta", "/nowhere"], "--theta: kv_theta: /nowhere: No such file or directory; a file"),
     ],
 )
 def test_a_wrong_switch_is_one_line(words: list[str], said: str) -> None:
