@@ -234,7 +234,7 @@ class Blocks:
         A block that closed below Path* since the last time all were weighed has been weighed by
         itself: those above it are on Path*, whatever they weigh.
         """
-        if node in self._fresh:
+        if self._now is not None and node in self._fresh:
             return False, self._fresh[node]
         weight, on_path = self._now or self.weights()
         return bool(on_path[node]), float(weight[node])

@@ -171,7 +171,7 @@ def test_attention_weighs_as_if_all_were_weighed_anew(
         blocks.close(last, parents[-1], 10)
         for node, mass in heard:
             blocks.attend(node, mass, 1)
-    alone = [one.standing(node) for node in range(last + 1)]
+    alone = [one.standing(node) for node in reversed(range(last + 1))][::-1]
     weights, on_path = two.weights()
     for node, (ahead, weight) in enumerate(alone):
         assert ahead == on_path[node]

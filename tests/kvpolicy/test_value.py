@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvpolicy.value import (
     UNFITTED,
     Theta,
     ThetaError,
+    attention_shares,
     certainty,
     confidence,
     load_theta,
@@ -96,6 +99,29 @@ def test_an_estimator_may_read_fewer_signals_than_it_has() -> None:
     assert THETA.only("va").score([0.5], [1.0], [NAN]) == THETA.score([0.5], [NAN], [NAN])
     assert set(UNFITTED.only("va").sets) == {"", "v", "a", "va"}
     assert THETA.only("").sets == {"": (0.5,)}
+
+
+@given(
+    tokens=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    draws=st.lists(st.floats(0, 1), min_size=72, max_size=72),
+    uncached=st.integers(0, 3),
+)
+def test_shares_of_attention_lie_between_none_and_all(
+    tokens: list[int], draws: list[float], uncached: int
+) -> None:
+    """More than its due is above a half and less below, whatever is cut off at the end."""
+    read = max(1, sum(tokens) - uncached)
+    weights = np.array(draws[:read]) + 1e-6
+    weights /= weights.sum()
+    shares = attention_shares(weights, tokens)
+    parts = [part for part in np.split(weights, np.cumsum(tokens)[:-1]) if len(part)]
+    assert len(shares) == len(parts)
+    for share, part in zip(shares, parts, strict=True):
+        due = len(part) / read
+        assert share == pytest.approx(part.sum() / (part.sum() + due))
+        assert 0 <= share <= 1
+    even = attention_shares(np.full(read, 1 / read), tokens)
+    assert even == pytest.approx([0.5] * len(parts))
 
 
 @pytest.mark.parametrize("field", ["logits", "top"])
