@@ -73,23 +73,28 @@ def allocate(
     budget: int,
     floors: Floors,
     variant: Variant = "ratio",
+    most: Ints | None = None,
 ) -> Allocation:
     """The largest α whose kept tokens fit the budget, and what it keeps.
 
     ``weight`` (n,) >= 0 is equation (2) without α; ``tokens`` (n,) >= 1; ``whole`` (n,): the blocks
-    of Path*, kept whole. Without rounding down, the tokens kept grow piecewise linearly with α:
-    between breakpoints, where a block leaves its floor or is whole, α follows from the slope.
-    O(n log n). Raises Infeasible if Path* and the floors alone exceed the budget.
+    of Path*, kept whole; ``most`` (n,): what there is of each block, by default all of it, where
+    what has been given up takes no room. Without rounding down, the tokens kept grow piecewise
+    linearly with α: between breakpoints, where a block leaves its floor or is whole, α follows from
+    the slope. O(n log n). Raises Infeasible if Path* and the floors alone exceed the budget.
     """
-    lowest = np.where(whole, tokens, floors.of(tokens))
+    most = tokens if most is None else most
+    lowest = np.where(whole, most, np.minimum(floors.of(tokens), most))
     needed = int(lowest.sum())
     if needed > budget:
         raise Infeasible(needed, budget, "active paths and the floors of all other blocks")
     gain = weight / tokens if variant == "share" else weight
     pull = np.where(whole, 0.0, gain * tokens)
-    alpha = _scale(pull, np.maximum(lowest, floors.ratio * tokens), tokens, budget)
+    bottom = np.minimum(np.maximum(lowest, floors.ratio * tokens), most)
+    alpha = _scale(pull, bottom, most, budget)
     ratios = np.where(whole, 1.0, keep_ratios(alpha, gain, floors))
-    return Allocation(alpha, ratios, np.where(whole, tokens, keep_counts(ratios, tokens, floors)))
+    kept = np.minimum(keep_counts(ratios, tokens, floors), most)
+    return Allocation(alpha, ratios, np.where(whole, most, kept))
 
 
 def _scale(pull: Floats, lowest: Floats, tokens: Ints, budget: int) -> float:

@@ -7,6 +7,9 @@ returns the positions kept, ascending; a budget of the stream's length or more k
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from kvpolicy.extractive import Floors, allocate, select
@@ -92,6 +95,31 @@ def lru(tokens: Ints, used: Ints, locked: Bools, budget: int) -> Ints:
     if total > budget:
         raise Infeasible(total, budget, "locked blocks")
     return kept
+
+
+class Stream(NamedTuple):
+    """What is held of a path: attention paid to each token (length,), tokens of each thought (m,),
+    the prompt's first."""
+
+    attention: Floats
+    thoughts: Ints
+
+
+def _of_thoughts(stream: Stream, budget: int) -> Ints:
+    """``thought_decay``; its least stays where a budget is smaller than that."""
+    try:
+        return thought_decay(stream.thoughts, stream.attention, budget)
+    except Infeasible as error:
+        return thought_decay(stream.thoughts, stream.attention, error.needed)
+
+
+STREAMS: Mapping[str, Callable[[Stream, int], Ints]] = {
+    "tail_only": lambda stream, budget: tail_only(len(stream.attention), budget),
+    "streaming_llm": lambda stream, budget: streaming_llm(len(stream.attention), budget),
+    "h2o": lambda stream, budget: h2o(stream.attention, budget),
+    "thinkv": _of_thoughts,
+}
+"""The positions of a stream that each policy keeps in a budget of tokens."""
 
 
 def _must_hold(budget: int) -> None:

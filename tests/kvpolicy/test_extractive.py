@@ -71,6 +71,22 @@ def test_what_one_block_cannot_take_goes_to_the_others() -> None:
     assert found.counts.tolist() == [10, 20, 20]
 
 
+def test_what_is_gone_takes_no_room_by_hand() -> None:
+    """Of the first block 10 tokens are left: of 40 the second gets the other 30, not 20."""
+    weight, tokens = np.array([0.5, 0.5]), ids(50, 50)
+    found = allocate(weight, tokens, nobody(2), 40, NO_FLOORS, most=ids(10, 50))
+    assert found.counts.tolist() == [10, 30]
+    gone = allocate(weight, tokens, nobody(2), 40, Floors(0.0, 8, 8), most=ids(0, 50))
+    assert gone.counts.tolist() == [0, 40]
+
+
+def test_a_path_that_is_not_made_whole_again_keeps_what_there_is() -> None:
+    """Block 0 is on it with 12 of 30 tokens left, so 38 remain for the other."""
+    whole = np.array([True, False])
+    found = allocate(np.array([0.1, 0.5]), ids(30, 60), whole, 50, NO_FLOORS, most=ids(12, 60))
+    assert found.counts.tolist() == [12, 38]
+
+
 def test_the_active_path_stays_whole() -> None:
     """Block 0 is on it: 30 of 50 tokens are gone before the others share."""
     whole = np.array([True, False, False])
@@ -107,29 +123,37 @@ FLOORS = st.builds(
     floors=FLOORS,
     share=st.floats(0, 1.1),
     variant=st.sampled_from(["ratio", "share"]),
+    left=st.sampled_from([0.0, 0.3, 1.0]),
 )
-@example([(0.0, 2, False), (0.011067186764683214, 3, False)], Floors(0.0, 0, 0), 1.0, "ratio")
+@example([(0.0, 2, False), (0.011067186764683214, 3, False)], Floors(0.0, 0, 0), 1.0, "ratio", 1.0)
 def test_a_budget_is_respected_and_no_larger_alpha_would_respect_it(
-    blocks: list[tuple[float, int, bool]], floors: Floors, share: float, variant: Variant
+    blocks: list[tuple[float, int, bool]],
+    floors: Floors,
+    share: float,
+    variant: Variant,
+    left: float,
 ) -> None:
-    """Floors hold, Path* is whole, and less than one token a block is left over by rounding."""
+    """Floors hold as far as there is something ``left``, Path* stays as it is, and less than one
+    token a block is left over by rounding."""
     weight = np.array([w for w, _, _ in blocks])
     tokens = ids(*(n for _, n, _ in blocks))
     whole = np.array([p for _, _, p in blocks])
-    budget = int(share * tokens.sum())
-    lowest = int(np.where(whole, tokens, floors.of(tokens)).sum())
+    most = (left * tokens).astype(np.int64)
+    least = np.minimum(floors.of(tokens), most)
+    budget = int(share * most.sum())
+    lowest = int(np.where(whole, most, least).sum())
     if lowest > budget:
         with pytest.raises(Infeasible):
-            allocate(weight, tokens, whole, budget, floors, variant)
+            allocate(weight, tokens, whole, budget, floors, variant, most)
         return
-    found = allocate(weight, tokens, whole, budget, floors, variant)
+    found = allocate(weight, tokens, whole, budget, floors, variant, most)
     assert found.counts.sum() <= budget
-    assert np.all(found.counts[whole] == tokens[whole])
-    assert np.all(found.counts >= floors.of(tokens))
-    rising = (found.ratios < 1 - 1e-9) & (weight > 1e-200)
+    assert np.all(found.counts[whole] == most[whole])
+    assert np.all((found.counts >= least) & (found.counts <= most))
+    rising = (found.ratios * tokens < most - 1e-9) & (weight > 1e-200)
     if np.any(rising & (found.ratios > floors.ratio)):
-        assert found.counts.sum() > min(budget, tokens.sum()) - len(blocks)
-    more = allocate(weight, tokens, whole, budget + 5, floors, variant)
+        assert found.counts.sum() > min(budget, most.sum()) - len(blocks)
+    more = allocate(weight, tokens, whole, budget + 5, floors, variant, most)
     assert np.all(more.counts >= found.counts)
     assert more.alpha >= found.alpha
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from kvpolicy.order import Infeasible
-from kvpolicy.peers import full, h2o, lru, streaming_llm, tail_only, thought_decay
+from kvpolicy.peers import (
+    STREAMS,
+    Stream,
+    full,
+    h2o,
+    lru,
+    streaming_llm,
+    tail_only,
+    thought_decay,
+)
 
 
 def ids(*numbers: int) -> np.ndarray:
@@ -60,6 +69,18 @@ def test_lru_gives_up_whole_leaves_used_longest_ago() -> None:
     assert lru(tokens, used, free, 5).tolist() == [5, 0, 0, 0]
     with pytest.raises(Infeasible, match="locked blocks need 5"):
         lru(tokens, used, free, 4)
+
+
+def test_streams_by_name() -> None:
+    """Ten tokens in thoughts of 6 and 4, room for 5: each policy's own choice."""
+    attention = np.array([0.0, 5.0, 0.0, 4.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0])
+    kept = {name: keep(Stream(attention, ids(6, 4)), 5) for name, keep in STREAMS.items()}
+    assert {name: positions.tolist() for name, positions in kept.items()} == {
+        "tail_only": [5, 6, 7, 8, 9],
+        "streaming_llm": [0, 1, 2, 3, 9],
+        "h2o": [1, 3, 7, 8, 9],
+        "thinkv": [0, 1, 3, 5, 6, 7, 8, 9],
+    }, "ThinKV's least, four of each thought and the newest whole, stays whatever the budget"
 
 
 @pytest.mark.parametrize(
