@@ -1,0 +1,1 @@
+"""Paper mode: ArborKV as published and its lossy peers. KV is private to its tree."""

@@ -1,0 +1,377 @@
+"""Draws a tree's steps from paths of which only some tokens are held, a wave of branches at a time.
+
+A wave: the policy hears where it stands (transition), what its paths miss is computed if it ever
+is, and then all of its branches decode side by side. Noise is the other engines', so with room for
+everything the steps are too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvpolicy.extractive import Floors
+from kvpolicy.order import Infeasible, Ints
+from kvpolicy.value import confidence
+from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.drawing.stops import Stops
+from runtime.lossy.flight import Flight, Path
+from runtime.lossy.forward import Read, Reading
+from runtime.lossy.held import GIVEN_UP, Block, Held
+from runtime.lossy.policies import LOSSY, KvPolicy, policy_for
+from runtime.text import Text
+from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step, TreeCost
+from search.tree import ROOT, Finish
+
+PLACES = 64
+"""Branches of a wave at most."""
+TOP = 64
+"""Equation (1): tokens whose terms of the entropy are counted one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossyOptions:
+    """``kv_policy``: one of ``runtime.lossy.policies.LOSSY``. ``kv_tokens``: what one tree may
+    hold. ``share``: of its tokens that a stream keeps, for policies of streams; ``floors``: what a
+    block keeps at least, for the others. Raises ValueError."""
+
+    kv_policy: str
+    kv_tokens: int
+    share: float = 1.0
+    floors: Floors = field(default_factory=Floors)
+
+    def __post_init__(self) -> None:
+        if self.kv_policy not in LOSSY:
+            raise ValueError(f"kv_policy: {self.kv_policy!r}; one of {', '.join(LOSSY)} is needed")
+        if self.kv_tokens < 1:
+            raise ValueError(f"kv_tokens: {self.kv_tokens}; at least 1 is needed")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share: {self.share}; more than 0 and at most 1 is needed")
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a tree has cost. ``rehydrations``: paths that were made whole again, by computing
+    ``rehydrated`` tokens in ``again_seconds``; ``prefilled``: rows that drew nothing, those
+    included; ``peak``: tokens held at most, ``active``: of them those that a wave was reading or
+    writing; ``policy_seconds``: deciding what goes."""
+
+    decoded: int = 0
+    prefilled: int = 0
+    rehydrations: int = 0
+    rehydrated: int = 0
+    passes: int = 0
+    flops: float = 0.0
+    peak: int = 0
+    active: int = 0
+    again_seconds: float = 0.0
+    policy_seconds: float = 0.0
+
+    def cost(self) -> TreeCost:
+        """As the search counts it."""
+        return TreeCost(
+            decoded_tokens=self.decoded,
+            prefilled_tokens=self.prefilled,
+            model_calls=self.passes,
+            flops=self.flops,
+            kv_tokens_peak=self.peak,
+            rehydrated_tokens=self.rehydrated,
+            rehydrations=self.rehydrations,
+        )
+
+
+class Forwards(Protocol):
+    """What a drawing needs of a model: ``runtime.lossy.forward.SparseForward`` is one."""
+
+    def new_store(self, slots: int) -> Any:
+        """Room for the keys and values of ``slots`` tokens."""
+        ...
+
+    def run(self, readings: Sequence[Reading], store: Any) -> Read:
+        """Compute all rows, write their keys and values."""
+        ...
+
+    def flops(self, tokens: int, context_sum: int, logits: int) -> float:
+        """Of a pass; arguments as of ``ModelConfig.flops``."""
+        ...
+
+
+class Drawing:
+    """One tree on its way through a model. Not thread-safe."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        text: Text,
+        options: LossyOptions,
+        prompt: Sequence[int],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        watch: Callable[[Spent, int, int], None] = lambda *_: None,
+    ) -> None:
+        """``watch`` hears after every pass: costs so far, tokens read or written, tokens held.
+
+        Raises PrefixTooLong for a prompt over the budget.
+        """
+        if len(prompt) > options.kv_tokens:
+            raise PrefixTooLong(f"a prompt of {len(prompt)} tokens exceeds {options.kv_tokens}")
+        self.spent = Spent()
+        self.held = Held(options.kv_tokens, np.array(prompt, dtype=np.int64))
+        self.policy: KvPolicy = policy_for(
+            options.kv_policy, self.held, share=options.share, floors=options.floors
+        )
+        self.flights: list[Flight] = []
+        self._forward, self._text, self._clock, self._watch = forward, text, clock, watch
+        self._store = forward.new_store(options.kv_tokens)
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._reading_now = 0
+        self._read_prompt()
+
+    def expand(
+        self,
+        branches: Sequence[Branch],
+        sampling: Sampling,
+        must_go_on: Callable[[], None] = lambda: None,
+    ) -> list[Step]:
+        """Draw one step for each branch, in the order asked.
+
+        ``must_go_on`` is called before every pass and may raise. Raises PrefixTooLong for a path
+        that does not fit the budget with its step, and EngineError for an unknown parent.
+        """
+        for branch in branches:
+            if self.held.block_of(branch.parent) is None:
+                raise EngineError(f"parent: node {branch.parent} has no KV here")
+            wanted = len(branch.tokens) + branch.limit
+            if wanted > self.held.pool.capacity:
+                raise PrefixTooLong(
+                    f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
+                    f"do not fit kv_tokens {self.held.pool.capacity}"
+                )
+        steps: list[Step] = []
+        try:
+            while len(steps) < len(branches):
+                wave = self._wave(branches[len(steps) :])
+                steps += self._draw(wave, sampling, must_go_on)
+        except Infeasible as error:
+            raise KvFull(str(error)) from error
+        finally:
+            self._land()
+        return steps
+
+    def hint(self, hint: Hint) -> None:
+        """The search moved on: what is dead goes at once."""
+        with self._deciding():
+            dead = self.held.bury(hint.dead)
+            blocks = {node: self.held.block_of(node) for node in (*hint.values, *hint.outlook)}
+            values = {b: hint.values[n] for n in hint.values if (b := blocks[n]) is not None}
+            outlook = [b for n in hint.outlook if (b := blocks[n]) is not None]
+            self.policy.move(values, list(dict.fromkeys(outlook)), dead)
+
+    def check(self) -> None:
+        """Prove that every slot is free or one token's."""
+        self.held.check([flight.slots for flight in self.flights])
+
+    def _wave(self, branches: Sequence[Branch]) -> Sequence[Branch]:
+        """As many of the first branches as fit, floors of other blocks included; one at least."""
+        paths: set[int] = set()
+        needed = 0
+        for count, branch in enumerate(branches[:PLACES]):
+            chain = self.held.chain(self._block(branch))
+            needed += branch.limit
+            needed += sum(len(self.held[b].tokens) for b in chain if b not in paths)
+            paths.update(chain)
+            if count and needed + self.policy.reserved(paths) > self.held.pool.capacity:
+                return branches[:count]
+        return branches[:PLACES]
+
+    def _draw(
+        self, wave: Sequence[Branch], sampling: Sampling, must_go_on: Callable[[], None]
+    ) -> list[Step]:
+        """The wave's steps, all of its branches in every pass until each has ended."""
+        must_go_on()
+        paths = self._arrive(sorted({self._block(branch) for branch in wave}))
+        flights = [Flight.start(branch, paths[self._block(branch)]) for branch in wave]
+        self.flights = list(flights)
+        while self.flights:
+            self._choose([f for f in self.flights if f.finish is None], sampling)
+            for flight in [f for f in self.flights if f.finish is Finish.END]:
+                self._end(flight)
+            if self.flights:
+                must_go_on()
+                self._feed(self.flights)
+            for flight in [f for f in self.flights if f.finish is not None]:
+                self._close(flight)
+        return [self._step(flight) for flight in flights]
+
+    def _arrive(self, leaves: Sequence[int]) -> dict[int, Path]:
+        """Transition: the paths down to these blocks, whole if what is missing is ever computed
+        again. All of that, and what comes next after each, in one pass."""
+        held, rehydrates = self.held, self.policy.rehydrates
+        with self._deciding():
+            self.policy.enter(leaves)
+        rows = self._rows(leaves)
+        lacking = {
+            leaf: [(block, which[block.slots[which] == GIVEN_UP]) for block, which in mine]
+            for leaf, mine in rows.items()
+        }
+        again = [sum(len(which) for _, which in mine) for mine in lacking.values()]
+        self._make_room(sum(again), beside=0 if rehydrates else sum(again))
+        for mine in lacking.values():
+            for block, which in mine:
+                held.restore(block, which)
+        before = self._clock()
+        self._reading_now = sum(held[b].held for b in {b for x in leaves for b in held.chain(x)})
+        read = self._run([self._reading(held.chain(leaf), rows[leaf]) for leaf in leaves])
+        computed = sum(len(which) for mine in rows.values() for _, which in mine)
+        self.spent.prefilled += computed
+        if rehydrates:
+            self.spent.rehydrations += sum(count > 0 for count in again)
+            self.spent.rehydrated += sum(again)
+            self.spent.again_seconds += (self._clock() - before) * sum(again) / computed
+        paths = zip(leaves, read.logits, strict=True)
+        return {leaf: Path.to(leaf, held, logits) for leaf, logits in paths}
+
+    def _rows(self, leaves: Sequence[int]) -> dict[int, list[tuple[Block, Ints]]]:
+        """What each path computes: its last token, without which nothing can be drawn, and what is
+        missing if that ever comes back, where no path before it does so already."""
+        rows: dict[int, list[tuple[Block, Ints]]] = {}
+        claimed: set[int] = set()
+        for leaf in leaves:
+            chain = self.held.chain(leaf)
+            mine = rows[leaf] = []
+            for name in chain:
+                block = self.held[name]
+                comes_back = self.policy.rehydrates and name not in claimed
+                which = block.missing if comes_back else np.empty(0, dtype=np.int64)
+                if name == leaf:
+                    which = np.union1d(which, [len(block.tokens) - 1])
+                if len(which):
+                    mine.append((block, which))
+            claimed.update(chain)
+        return rows
+
+    def _read_prompt(self) -> None:
+        root = self.held[ROOT]
+        every = np.arange(len(root.tokens))
+        self.held.restore(root, every)
+        read = self._run([self._reading([ROOT], [(root, every)])])
+        root.within += read.masses[0]
+        self.spent.prefilled += len(every)
+
+    def _reading(self, chain: Sequence[int], rows: Sequence[tuple[Block, Ints]]) -> Reading:
+        """Rows of some blocks of a path, which may read all that is held of it."""
+        tokens = np.concatenate([block.tokens[which] for block, which in rows])
+        positions = np.concatenate([block.start + which for block, which in rows])
+        writes = np.concatenate([block.slots[which] for block, which in rows])
+        return Reading(tokens, positions, writes, *self.held.slots(chain))
+
+    def _choose(self, flights: Sequence[Flight], sampling: Sampling) -> None:
+        """Draw each one's next token."""
+        if not flights:
+            return
+        drawn = draw(
+            np.stack([flight.logits for flight in flights]),
+            np.array([flight.branch.seed for flight in flights], dtype=np.uint64),
+            [flight.length for flight in flights],
+            sampling.temperature,
+            sampling.top_p,
+        )
+        if sampling.stop not in self._stops:
+            self._stops[sampling.stop] = Stops(self._text.pieces, sampling.stop)
+        stops = self._stops[sampling.stop]
+        for flight, token, logprob, entropy in zip(flights, *drawn, strict=True):
+            flight.take(int(token), float(logprob), float(entropy))
+            flight.finish = self._finish(flight, stops)
+        self.spent.decoded += len(flights)
+
+    def _finish(self, flight: Flight, stops: Stops) -> Finish | None:
+        if flight.tokens[-1] in self._text.eos:
+            return Finish.END
+        if stops.ended(flight.tokens):
+            return Finish.STEP
+        return Finish.LENGTH if len(flight.tokens) == flight.branch.limit else None
+
+    def _feed(self, flights: Sequence[Flight]) -> None:
+        """Pressure if need be, then one row each: the token just drawn."""
+        self._make_room(len(flights), beside=len(flights))
+        for flight in flights:
+            flight.slots.append(int(self.held.pool.take(1)[0]))
+        read = self._run([flight.reading() for flight in flights])
+        for flight, logits, mass in zip(flights, read.logits, read.masses, strict=True):
+            flight.hear(logits, mass)
+
+    def _make_room(self, slots: int, beside: int) -> None:
+        """``slots`` free ones, ``beside`` of them for more than active paths are to hold."""
+        if slots > self.held.pool.free:
+            with self._deciding():
+                self.policy.fit(beside)
+        assert slots <= self.held.pool.free, "the policy freed less than was asked"
+
+    def _end(self, flight: Flight) -> None:
+        """The reply is over: nothing will be drawn from there."""
+        self._pay(flight)
+        self.flights.remove(flight)
+        self.held.pool.give(np.array(flight.slots, dtype=np.int64))
+
+    def _close(self, flight: Flight) -> None:
+        """Boundary: the step is a block."""
+        self._pay(flight)
+        self.flights.remove(flight)
+        node, parent, tokens = flight.branch.node, flight.path.leaf, len(flight.tokens)
+        if self.held.add(node, flight.block()):
+            sure = float(confidence(flight.logits, TOP))
+            with self._deciding():
+                self.policy.close(node, parent, tokens, sure)
+
+    def _pay(self, flight: Flight) -> None:
+        """Book the attention that a step paid to the blocks above it."""
+        at = 0
+        for name, there in flight.path.blocks:
+            paid = flight.paid[at : at + len(there)]
+            self.held[name].later[there] += paid
+            at += len(there)
+            with self._deciding():
+                self.policy.attend(name, float(paid.sum()), len(flight.slots))
+
+    def _land(self) -> None:
+        """Give back what steps hold that will not be finished."""
+        for flight in self.flights:
+            self.held.pool.give(np.array(flight.slots, dtype=np.int64))
+        self.flights.clear()
+
+    def _step(self, flight: Flight) -> Step:
+        assert flight.finish is not None, "a step that goes on"
+        ended = flight.finish is Finish.END
+        text = self._text.decode(flight.tokens, flight.branch.tokens, last=ended)
+        mean = flight.logprob / len(flight.tokens)
+        return Step(tuple(flight.tokens), text, flight.finish, mean, flight.entropy)
+
+    def _run(self, readings: Sequence[Reading]) -> Read:
+        """One pass, and what it costs."""
+        read = self._forward.run(readings, self._store)
+        rows = sum(len(reading.tokens) for reading in readings)
+        seen = sum(np.searchsorted(r.places, r.positions, "right").sum() for r in readings)
+        spent = self.spent
+        spent.passes += 1
+        spent.flops += self._forward.flops(rows, int(seen), len(readings))
+        spent.peak = max(spent.peak, self.held.count)
+        active = self._reading_now + sum(len(flight.slots) for flight in self.flights)
+        spent.active = max(spent.active, active)
+        self._watch(spent, active, self.held.count)
+        return read
+
+    def _block(self, branch: Branch) -> int:
+        block = self.held.block_of(branch.parent)
+        assert block is not None, "checked when it was asked for"
+        return block
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        before = self._clock()
+        yield
+        self.spent.policy_seconds += self._clock() - before
