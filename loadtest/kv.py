@@ -4,6 +4,10 @@
 then each policy has a budget that is a share (rho) of what it held at most, but never less than its
 longest path and that path's next step. Searches run one at a time, as in the paper, in this process
 (`loadtest.in_process`): KV is looked at after every step, and every search has a budget of its own.
+
+`--policy` takes the server's exact policies (full, lru, arborkv), the lossy ones of paper mode
+(`runtime.lossy.policies`; under a policy of streams a path keeps rho of its tokens) and the groups
+`paper` and `ablations`. Every budget is by the exact engine's full retention.
 """
 
 from __future__ import annotations
@@ -14,15 +18,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvpolicy.peers import STREAMS
 from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
 from loadtest.figure3 import Moment, draw
 from loadtest.in_process import InProcess, Models
 from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.paper_events import event_us as lossy_event_us
+from loadtest.paper_mode import run_lossy
 from loadtest.policy_events import event_us
 from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
@@ -30,6 +37,8 @@ from models.tasks import TASKS
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.options import EngineOptions
+from runtime.lossy.engine import LossyModel
+from runtime.lossy.policies import EXTRACTIVE, LOSSY
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from server.evaluate import judge
@@ -37,7 +46,13 @@ from server.plot import check_path
 
 CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}
 FULL_RETENTION: KvPolicy = "full"
-Cell = tuple[KvPolicy, float]
+EXACT: Mapping[str, KvPolicy] = {"full": "full", "lru": "lru", "arborkv": "arborkv"}
+GROUPS = {
+    "paper": ("extractive", "extractive_never", *STREAMS),
+    "ablations": tuple(EXTRACTIVE),
+}
+"""Names that stand for several policies: tables 1 and 4 of the paper, tables 3 and 7."""
+Cell = tuple[str, float]
 """A KV policy and rho, its budget over what full retention held at most."""
 
 ROOMY = 16_384
@@ -54,7 +69,7 @@ class Plan:
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
     searches: Sequence[str] = ("best_first", "mcts", "rebase")
     configs: Sequence[str] = ("S", "L")
-    policies: Sequence[KvPolicy] = ("full", "lru", "arborkv")
+    policies: Sequence[str] = ("full", "lru", "arborkv")
     rhos: Sequence[float] = (1.0, 0.5, 0.25, 0.125)
     parallel: Sequence[int] = (1, 4)
     questions: int = 200
@@ -109,12 +124,17 @@ async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str
     """All rows, case by case; ``moments`` takes the KV over time of the first question."""
     options = _options(plan)
     models = Models(options)
+    paper = LossyModel(options.policy) if any(name in LOSSY for name in plan.policies) else None
     token_bytes = models.policy.new_store(1).nbytes() // 2
-    timed: dict[KvPolicy, None] = dict.fromkeys((FULL_RETENTION, *plan.policies))
-    events = {name: event_us(name, worth=options.worth()) for name in timed}
+    timed = dict.fromkeys((FULL_RETENTION, *plan.policies))
+    worth = options.worth()
+    events = {
+        name: event_us(EXACT[name], worth=worth) if name in EXACT else lossy_event_us(name)
+        for name in timed
+    }
     rows = []
     for case in cases_of(plan):
-        cells = await _cells(plan, models, case, moments)
+        cells = await _cells(plan, models, paper, case, moments)
         full = cells[FULL_RETENTION, 1.0]
         for (policy, rho), runs in cells.items():
             found = row(runs, full) | events[policy]
@@ -144,12 +164,18 @@ def _options(plan: Plan) -> EngineOptions:
 
 
 async def _cells(
-    plan: Plan, models: Models, case: Case, moments: dict[str, list[Moment]]
+    plan: Plan,
+    models: Models,
+    paper: LossyModel | None,
+    case: Case,
+    moments: dict[str, list[Moment]],
 ) -> dict[Cell, list[Run]]:
     """A search's runs by policy and rho, full retention's first."""
     cells: dict[Cell, list[Run]] = {(FULL_RETENTION, 1.0): []}
     for number, item in enumerate(items_of(case.task, "test", plan.questions, plan.seed)):
-        found = await _one(plan, models, case, item, backwards=number % 2 == 1, moments=moments)
+        found = await _one(
+            plan, models, paper, case, item, backwards=number % 2 == 1, moments=moments
+        )
         for cell, run in found.items():
             cells.setdefault(cell, []).append(run)
         say(f"{case.task} {case.search} {case.config}: {number + 1} of {plan.questions}")
@@ -159,6 +185,7 @@ async def _cells(
 async def _one(
     plan: Plan,
     models: Models,
+    paper: LossyModel | None,
     case: Case,
     item: Item,
     *,
@@ -177,7 +204,13 @@ async def _one(
         if (policy, rho) == whole:
             continue
         budget = max(math.ceil(rho * reference.peak), least)
-        found[policy, rho], _, seen = await _run(models, case, item, policy, budget)
+        if policy in EXACT:
+            found[policy, rho], _, seen = await _run(models, case, item, EXACT[policy], budget)
+        else:
+            assert paper is not None, "loaded where a lossy policy is asked for"
+            found[policy, rho], seen = await run_lossy(
+                models, paper, item, case.spec, policy, budget=budget, share=min(1.0, rho)
+            )
         moments.setdefault(f"{policy} at {rho:g}", seen)
     return found
 
@@ -243,7 +276,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--task", help="tasks, separated by commas")
     parser.add_argument("--search", help="search policies, separated by commas")
     parser.add_argument("--config", help="S, L or both, separated by commas")
-    parser.add_argument("--policy", help="KV policies, separated by commas")
+    parser.add_argument(
+        "--policy", help="KV policies, separated by commas; paper and ablations stand for several"
+    )
     parser.add_argument("--rho", help="shares of full retention's peak, separated by commas")
     parser.add_argument("--parallel", help="leaves expanded a round, separated by commas")
     parser.add_argument("--limit", type=int, help="questions of a task")
@@ -262,13 +297,16 @@ def _plan(options: argparse.Namespace) -> Plan:
         ("tasks", "task", str, TASKS),
         ("searches", "search", str, POLICIES),
         ("configs", "config", str, CONFIGS),
-        ("policies", "policy", str, ("full", "lru", "arborkv")),
+        ("policies", "policy", str, (*EXACT, *LOSSY, *GROUPS)),
         ("rhos", "rho", float, None),
         ("parallel", "parallel", int, None),
     ):
         given = getattr(options, name)
         if given is not None:
             changes[field] = _list(name, given, kind, known)
+    if "policies" in changes:
+        named = [GROUPS.get(name, (name,)) for name in changes["policies"]]
+        changes["policies"] = list(dict.fromkeys(name for names in named for name in names))
     for field, name, least in (
         ("questions", "limit", 1),
         ("expansions", "expansions", 1),

@@ -121,9 +121,10 @@ def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str,
     for _ in range(ROUNDS):
         search.round()
     named = zip(("transition", "pressure", "boundary"), kinds, strict=True)
-    p50 = {f"{name}_us_p50": _median_us(events) for name, events in named}
-    return {"policy_us_p50": _median_us(search.transitions + search.pressures)} | p50
+    p50 = {f"{name}_us_p50": median_us(events) for name, events in named}
+    return {"policy_us_p50": median_us(search.transitions + search.pressures)} | p50
 
 
-def _median_us(seconds: list[float]) -> float:
+def median_us(seconds: list[float]) -> float:
+    """0 where nothing happened."""
     return 1e6 * statistics.median(seconds) if seconds else 0.0

@@ -141,17 +141,17 @@ class Drawing:
         """Draw one step for each branch, in the order asked.
 
         ``must_go_on`` is called before every pass and may raise. Raises PrefixTooLong for a path
-        that does not fit the budget with its step, and EngineError for an unknown parent.
+        that does not fit the budget with its step, whose last token may stand beyond it, and
+        EngineError for an unknown parent.
         """
         for branch in branches:
-            if self.held.block_of(branch.parent) is None:
-                raise EngineError(f"parent: node {branch.parent} has no KV here")
-            wanted = len(branch.tokens) + branch.limit
-            if wanted > self.held.pool.capacity:
+            if len(branch.tokens) + branch.limit - 1 > self.held.pool.capacity:
                 raise PrefixTooLong(
                     f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
                     f"do not fit kv_tokens {self.held.pool.capacity}"
                 )
+            if self.held.block_of(branch.parent) is None:
+                raise EngineError(f"parent: node {branch.parent} has no KV here")
         steps: list[Step] = []
         try:
             while len(steps) < len(branches):
@@ -177,7 +177,10 @@ class Drawing:
         self.held.check([flight.slots for flight in self.flights])
 
     def _wave(self, branches: Sequence[Branch]) -> Sequence[Branch]:
-        """As many of the first branches as fit, floors of other blocks included; one at least."""
+        """As many of the first branches as fit, floors of other blocks included; one at least.
+
+        The last token of a single one may stand beyond the budget: its own is not held then.
+        """
         paths: set[int] = set()
         needed = 0
         for count, branch in enumerate(branches[:PLACES]):
@@ -199,7 +202,7 @@ class Drawing:
         self.flights = list(flights)
         while self.flights:
             self._choose([f for f in self.flights if f.finish is None], sampling)
-            for flight in [f for f in self.flights if f.finish is Finish.END]:
+            for flight in [f for f in self.flights if self._goes_nowhere(f)]:
                 self._end(flight)
             if self.flights:
                 must_go_on()
@@ -312,8 +315,12 @@ class Drawing:
                 self.policy.fit(beside)
         assert slots <= self.held.pool.free, "the policy freed less than was asked"
 
+    def _goes_nowhere(self, flight: Flight) -> bool:
+        """Whether the reply is over, or so long that nothing can be drawn from its end."""
+        return flight.finish is Finish.END or flight.length > self.held.pool.capacity
+
     def _end(self, flight: Flight) -> None:
-        """The reply is over: nothing will be drawn from there."""
+        """Nothing of it is held any more."""
         self._pay(flight)
         self.flights.remove(flight)
         self.held.pool.give(np.array(flight.slots, dtype=np.int64))

@@ -92,6 +92,6 @@ class Flight:
     def block(self) -> Block:
         """The step as a block: all of its tokens have been fed."""
         made = Block.of(self.path.leaf, self.path.length, np.array(self.tokens, dtype=np.int64))
-        made.slots[:] = self.slots
+        made.put(np.arange(len(self.slots)), np.array(self.slots, dtype=np.int64))
         made.within[:] = self.within
         return made

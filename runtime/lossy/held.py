@@ -24,8 +24,8 @@ class Block:
     """A step's tokens (n,) from absolute position ``start`` on.
 
     ``slots`` (n,): where each one's keys and values lie, -1 where they were given up or are not
-    there yet. ``later`` and ``within`` (n,): attention that tokens after the block and in it have
-    paid to each, the mean over a slice's heads.
+    there yet; ``held``: how many are. ``later`` and ``within`` (n,): attention that tokens after
+    the block and in it have paid to each, the mean over a slice's heads. ``nodes``: who says this.
     """
 
     parent: int
@@ -34,6 +34,7 @@ class Block:
     slots: Ints
     later: Floats
     within: Floats
+    held: int = 0
     nodes: set[int] = field(default_factory=set)
 
     @classmethod
@@ -52,10 +53,17 @@ class Block:
         """Which are not."""
         return np.flatnonzero(self.slots == GIVEN_UP)
 
-    @property
-    def held(self) -> int:
-        """How many are."""
-        return int(np.count_nonzero(self.slots != GIVEN_UP))
+    def put(self, which: Ints, slots: Ints) -> None:
+        """Tokens (within the block) that were not there lie in these slots now."""
+        self.slots[which] = slots
+        self.held += len(which)
+
+    def take(self, which: Ints) -> Ints:
+        """The slots of tokens (within the block) that are given up."""
+        slots = self.slots[which]
+        self.slots[which] = GIVEN_UP
+        self.held -= len(which)
+        return slots
 
 
 class Held:
@@ -113,7 +121,7 @@ class Held:
         same.nodes.add(node)
         if same is not block:
             gap = same.missing
-            same.slots[gap], block.slots[gap] = block.slots[gap], GIVEN_UP
+            same.put(gap, block.take(gap))
             self.drop(block, block.there)
         return same is block
 
@@ -134,12 +142,11 @@ class Held:
 
     def restore(self, block: Block, which: Ints) -> None:
         """Slots for tokens (within the block) that are not there; they must be free."""
-        block.slots[which] = self.pool.take(len(which))
+        block.put(which, self.pool.take(len(which)))
 
     def drop(self, block: Block, which: Ints) -> None:
         """Give up tokens (within the block) that are there."""
-        self.pool.give(block.slots[which])
-        block.slots[which] = GIVEN_UP
+        self.pool.give(block.take(which))
 
     def keep(self, block: Block, which: Ints) -> None:
         """Give up all that is there but ``which`` of the held tokens, by their rank among them."""
@@ -149,8 +156,13 @@ class Held:
         self.drop(block, there[gone])
 
     def check(self, under_way: Iterable[Sequence[int]] = ()) -> None:
-        """Prove that every slot is free or one token's; ``under_way``: slots of other tokens."""
+        """Prove that every slot is free or one token's, and that counts are right.
+
+        ``under_way``: slots of tokens that are of no block yet.
+        """
         used = [block.slots[block.there] for block in self.blocks.values()]
+        counts = [block.held for block in self.blocks.values()]
+        assert counts == [len(slots) for slots in used], "a block's count is wrong"
         also = [np.array(slots, dtype=np.int64) for slots in under_way]
         found = np.sort(np.concatenate([self.pool.listed(), *used, *also]))
         assert np.array_equal(found, np.arange(self.pool.capacity)), "a slot is lost or used twice"

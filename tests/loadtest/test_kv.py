@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.extractive import Floors
 from kvpolicy.value import UNFITTED
 from loadtest.figure3 import Moment, draw
-from loadtest.kv import QUICK, Plan, cases_of, measure
+from loadtest.kv import QUICK, Plan, _parser, _plan, cases_of, measure
 from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.paper_events import event_us as lossy_event_us
+from loadtest.paper_mode import floors_for
 from loadtest.policy_events import event_us
 from runtime.embedded.kv.retention import Worth
 
@@ -108,6 +111,32 @@ def test_events_are_timed_with_all_signals_read() -> None:
     assert found["policy_us_p50"] > 0
 
 
+@pytest.mark.parametrize("policy", ["extractive", "extractive_never", "h2o"])
+def test_lossy_events_at_1000_blocks_are_timed(policy: str) -> None:
+    """Every kind of event happens, and takes some time."""
+    found = lossy_event_us(policy)
+    assert found["policy_us_p50"] > 0
+    assert found["transition_us_p50"] > 0
+    assert found["pressure_us_p50"] > 0
+    assert found["boundary_us_p50"] > 0
+
+
+def test_groups_stand_for_policies() -> None:
+    """Each once, in order; floors are the paper's share of a task's longest step."""
+    options = _parser().parse_args(["--policy", "lru,paper,h2o"])
+    assert _plan(options).policies == [
+        "lru",
+        "extractive",
+        "extractive_never",
+        "tail_only",
+        "streaming_llm",
+        "h2o",
+        "thinkv",
+    ]
+    assert floors_for("blocksworld") == Floors(0.05, 2, 2)
+    assert floors_for("wordproblem") == Floors(0.05, 6, 6)
+
+
 def test_figure_3_is_drawn(tmp_path: Path) -> None:
     """A panel a policy over the full one's line; with nothing else, the full one."""
     moments = [Moment(i, 10, 10 + i) for i in range(5)]
@@ -127,7 +156,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--policy", "mru"], "--policy mru: known are full, lru, arborkv"),
+        (["--policy", "mru"], "--policy mru: known are full, lru, arborkv, extractive, "),
         (["--rho", "0"], "--rho 0: must be one or more values above 0"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
         (["--theta", "/nowhere"], "--theta: kv_theta: /nowhere: No such file or directory; a file"),
@@ -164,3 +193,22 @@ def test_a_small_run() -> None:
             assert found["identical_trees"] == 1.0
             assert found["tree_digest"] == rows[0]["tree_digest"]
     assert rows[-1]["completed"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_small_run_in_paper_mode() -> None:
+    """Every key; budgets kept; made whole again it is the tree of full retention in the exact
+    engine, whose budget's share it has; peers compute nothing again."""
+    plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
+    policies = ("extractive", "extractive_never", "h2o")
+    plan = replace(plan, policies=policies, questions=1, expansions=24, threads=1)
+    rows = asyncio.run(measure(plan, {}))
+    assert [r["policy"] for r in rows] == ["full", *policies]
+    for found in rows:
+        assert found.keys() >= KEYS | set(COLUMNS)
+        assert 0 < found["peak_kv_tokens"] <= found["budget_tokens"]
+        assert found["completed"] == 1.0
+    assert rows[1]["tree_digest"] == rows[0]["tree_digest"]
+    assert rows[1]["recomputed_tokens"] > 0
+    assert rows[2]["recomputed_tokens"] == rows[3]["recomputed_tokens"] == 0
+    assert rows[3]["tree_digest"] != rows[0]["tree_digest"]

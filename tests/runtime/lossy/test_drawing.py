@@ -177,9 +177,23 @@ def test_what_is_too_long_is_refused_with_both_sizes() -> None:
     """A prompt, and a path with its step; nothing is lost by it."""
     with pytest.raises(PrefixTooLong, match="12 tokens exceeds 11"):
         searching("extractive", 11)
-    drawing = searching("extractive", 19).drawing
-    with pytest.raises(PrefixTooLong, match=r"12 tokens and a step of up to 8 .* 19"):
+    drawing = searching("extractive", 18).drawing
+    with pytest.raises(PrefixTooLong, match=r"12 tokens and a step of up to 8 .* 18"):
         drawing.expand([Branch(ROOT, 0, PROMPT, 1, LIMIT, 1)], STEPS)
+    drawing.check()
+
+
+def test_the_last_token_of_the_longest_path_may_stand_beyond_the_budget() -> None:
+    """Nothing can be drawn from there, so nothing of that step is held; a shorter one goes on."""
+    endless = Sampling(stop=(), max_step_tokens=LIMIT)
+    drawing = searching("extractive", 19).drawing
+    branches = [Branch(ROOT, i, PROMPT, 7 + i, LIMIT - i, i + 1) for i in range(2)]
+    steps = drawing.expand(branches, endless)
+    assert steps == [naive_step(branch, endless) for branch in branches]
+    assert [len(step.tokens) for step in steps] == [8, 7]
+    assert drawing.held.block_of(1) is None
+    assert drawing.held.block_of(2) == 2
+    assert drawing.held.count == drawing.spent.peak == 19
     drawing.check()
 
 
