@@ -12,8 +12,10 @@ from loadtest.in_process import InProcess, Models
 from loadtest.kv_rows import Run
 from loadtest.searches import Item, Method, grow
 from models.tasks import TASKS
-from runtime.lossy.drawing import Drawing, LossyOptions, Spent
+from runtime.lossy.drawing import Drawing
 from runtime.lossy.engine import LossyEngine, LossyModel
+from runtime.lossy.options import LossyOptions
+from runtime.lossy.spent import Spent
 from search.spec import SearchSpec, StopReason
 from server.evaluate import judge
 

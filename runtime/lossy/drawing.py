@@ -10,12 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from kvpolicy.extractive import Floors
 from kvpolicy.order import Infeasible, Ints
 from kvpolicy.value import confidence
 from runtime.embedded.drawing.sampler import draw
@@ -23,66 +21,17 @@ from runtime.embedded.drawing.stops import Stops
 from runtime.lossy.flight import Flight, Path
 from runtime.lossy.forward import Read, Reading
 from runtime.lossy.held import GIVEN_UP, Block, Held
-from runtime.lossy.policies import LOSSY, KvPolicy, policy_for
+from runtime.lossy.options import LossyOptions
+from runtime.lossy.policies import KvPolicy, policy_for
+from runtime.lossy.spent import Spent
 from runtime.text import Text
-from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step, TreeCost
+from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
 
 PLACES = 64
 """Branches of a wave at most."""
 TOP = 64
 """Equation (1): tokens whose terms of the entropy are counted one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossyOptions:
-    """``kv_policy``: one of ``runtime.lossy.policies.LOSSY``. ``kv_tokens``: what one tree may
-    hold. ``share``: of its tokens that a stream keeps, for policies of streams; ``floors``: what a
-    block keeps at least, for the others. Raises ValueError."""
-
-    kv_policy: str
-    kv_tokens: int
-    share: float = 1.0
-    floors: Floors = field(default_factory=Floors)
-
-    def __post_init__(self) -> None:
-        if self.kv_policy not in LOSSY:
-            raise ValueError(f"kv_policy: {self.kv_policy!r}; one of {', '.join(LOSSY)} is needed")
-        if self.kv_tokens < 1:
-            raise ValueError(f"kv_tokens: {self.kv_tokens}; at least 1 is needed")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share: {self.share}; more than 0 and at most 1 is needed")
-
-
-@dataclass(slots=True)
-class Spent:
-    """What a tree has cost. ``rehydrations``: paths that were made whole again, by computing
-    ``rehydrated`` tokens in ``again_seconds``; ``prefilled``: rows that drew nothing, those
-    included; ``peak``: tokens held at most, ``active``: of them those that a wave was reading or
-    writing; ``policy_seconds``: deciding what goes."""
-
-    decoded: int = 0
-    prefilled: int = 0
-    rehydrations: int = 0
-    rehydrated: int = 0
-    passes: int = 0
-    flops: float = 0.0
-    peak: int = 0
-    active: int = 0
-    again_seconds: float = 0.0
-    policy_seconds: float = 0.0
-
-    def cost(self) -> TreeCost:
-        """As the search counts it."""
-        return TreeCost(
-            decoded_tokens=self.decoded,
-            prefilled_tokens=self.prefilled,
-            model_calls=self.passes,
-            flops=self.flops,
-            kv_tokens_peak=self.peak,
-            rehydrated_tokens=self.rehydrated,
-            rehydrations=self.rehydrations,
-        )
 
 
 class Forwards(Protocol):

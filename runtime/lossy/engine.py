@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from runtime.lossy.drawing import Drawing, LossyOptions
+from runtime.lossy.drawing import Drawing
 from runtime.lossy.forward import SparseForward
+from runtime.lossy.options import LossyOptions
 from runtime.text import Text
 from search.engine import (
     Branch,

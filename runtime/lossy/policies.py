@@ -244,8 +244,9 @@ _EXTRACTIVE: dict[str, Extractive] = {
     "extractive_no_distance": replace(_WHOLE, knobs=Knobs(distance_decay=0.0)),
     "extractive_no_siblings": replace(_WHOLE, knobs=Knobs(off_path=1.0)),
     "extractive_tail": replace(_WHOLE, heavy=False),
+    "extractive_share": replace(_WHOLE, variant="share"),
 }
-"""Paper mode and its ablations (tables 3 and 7)."""
+"""Paper mode, its ablations (tables 3 and 7) and the other reading of its allocation."""
 
 EXTRACTIVE = _EXTRACTIVE | {
     f"{name}_never": replace(how, rehydrate=False) for name, how in _EXTRACTIVE.items()

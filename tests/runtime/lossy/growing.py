@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvpolicy.extractive import Floors
-from runtime.lossy.drawing import LossyOptions
 from runtime.lossy.engine import LossyEngine, LossyModel
+from runtime.lossy.options import LossyOptions
 from runtime.twin import Twin, TwinOptions
 from search.controller import Problem, search
 from search.engine import Engine

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.extractive import Floors
-from runtime.lossy.drawing import Drawing, LossyOptions
+from runtime.lossy.drawing import Drawing
 from runtime.lossy.forward import Reading
+from runtime.lossy.options import LossyOptions
 from runtime.lossy.policies import EXTRACTIVE, LOSSY, Extracting
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
 from search.seed import node_seed

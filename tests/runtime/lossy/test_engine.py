@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lossy.drawing import LossyOptions
+from runtime.lossy.options import LossyOptions
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Trajectory, TreeCost
 from search.tree import ROOT
 from tests.runtime.lossy.growing import PROMPT, lossy, twin

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvpolicy.extractive import Floors
 from kvpolicy.order import Infeasible
@@ -134,6 +138,50 @@ def test_half_of_a_stream(name: str, prompt: list[int], step: list[int]) -> None
     assert there(held)[1] == step, "the share is of the path, not of what is left"
 
 
+@given(
+    name=st.sampled_from(sorted(EXTRACTIVE)),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    draw=st.randoms(use_true_random=False),
+    rooms=st.lists(st.floats(0, 1), min_size=1, max_size=5),
+)
+def test_pressure_after_pressure(
+    name: str, sizes: list[int], draw: random.Random, rooms: list[float]
+) -> None:
+    """A random tree under one pressure after another: the path is left alone, what is wanted is
+    free, nothing comes back, floors hold unless they were lowered, and tails stay to the last."""
+    held = Held(4 + sum(sizes), np.arange(4))
+    policy = policy_for(name, held, share=1.0, floors=FLOORS)
+    assert isinstance(policy, Extracting)
+    held.restore(held[ROOT], np.arange(4))
+    for node, size in enumerate(sizes, 1):
+        parent = draw.randrange(node)
+        block = Block.of(parent, held.length(parent), np.full(size, node))
+        block.later[:] = [draw.random() for _ in range(size)]
+        held.restore(block, np.arange(size))
+        held.add(node, block)
+        policy.close(node, parent, size, draw.random())
+        policy.attend(parent, draw.random(), 1)
+    policy.move({node: draw.random() for node in held.blocks if draw.random() < 0.5}, [], [])
+    leaf = draw.randrange(len(sizes) + 1)
+    policy.enter([leaf])
+    path = set(held.chain(leaf))
+    needed = sum(held[block].held for block in path)
+    for share in sorted(rooms):
+        before = {block: set(held[block].there) for block in held.blocks}
+        room, lowered = int(share * (held.pool.capacity - needed)), policy.lowered
+        policy.fit(room)
+        assert held.pool.free >= room
+        held.check()
+        for block, was in before.items():
+            now = held[block].there
+            assert set(now) <= was
+            assert block not in path or set(now) == was
+            floor = min(FLOORS.tokens, len(was))
+            assert len(now) >= floor or policy.lowered > lowered
+            tail = sorted(was)[-min(FLOORS.tail, len(now)) :] if len(now) else []
+            assert set(tail) <= set(now)
+
+
 def test_beyond_the_budget_a_stream_policy_drops_what_was_used_longest_ago() -> None:
     """Step 3 was active last, then 2, now 1: for six tokens step 3 goes whole."""
     held, policy = grown("tail_only", capacity=36)
@@ -147,6 +195,6 @@ def test_beyond_the_budget_a_stream_policy_drops_what_was_used_longest_ago() -> 
 
 def test_names() -> None:
     """Every variant of paper mode has its twin that never rehydrates."""
-    assert len(LOSSY) == 2 * 8 + 4
+    assert len(LOSSY) == 2 * 9 + 4
     assert EXTRACTIVE["extractive"] == Extractive()
     assert not EXTRACTIVE["extractive_no_distance_never"].rehydrate
