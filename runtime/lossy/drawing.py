@@ -68,7 +68,8 @@ class Drawing:
         Raises PrefixTooLong for a prompt over the budget.
         """
         if len(prompt) > options.kv_tokens:
-            raise PrefixTooLong(f"a prompt of {len(prompt)} tokens exceeds {options.kv_tokens}")
+            room = f"kv_tokens {options.kv_tokens}"
+            raise PrefixTooLong(f"a prompt of {len(prompt)} tokens does not fit {room}")
         self.spent = Spent()
         self.held = Held(options.kv_tokens, np.array(prompt, dtype=np.int64))
         self.policy: KvPolicy = policy_for(

@@ -58,12 +58,13 @@ class LossyEngine:
         self._hints: dict[str, list[Hint]] = {}
         self._stopped: set[str] = set()
         self._turn = asyncio.Lock()
+        kept = f"{options.kv_policy}-{options.kv_tokens}-{options.share:g}"
         self._capabilities = replace(
             others.capabilities,
             engine="lossy",
             exact=False,
             context_tokens=min(model.text.context, others.capabilities.context_tokens),
-            fingerprint=f"{others.capabilities.fingerprint}-{options.kv_policy}",
+            fingerprint=f"{others.capabilities.fingerprint}-{kept}",
         )
 
     @property

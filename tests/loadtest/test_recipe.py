@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 import loadtest
+from loadtest.kv import EXACT
 from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
+from runtime.lossy.policies import LOSSY
 
 FOLDER = Path(loadtest.__file__ or ".").parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
 
-KV_POLICIES = {"full", "h2o", "streaming_llm", "thinkv", "extractive"}
+KV_POLICIES = {*EXACT, *LOSSY}
 VARIANTS = {"paper_baseline", "baseline", "P", "MP", "SMP"}
 
 

@@ -176,7 +176,7 @@ def test_equal_steps_are_held_once() -> None:
 
 def test_what_is_too_long_is_refused_with_both_sizes() -> None:
     """A prompt, and a path with its step; nothing is lost by it."""
-    with pytest.raises(PrefixTooLong, match="12 tokens exceeds 11"):
+    with pytest.raises(PrefixTooLong, match="12 tokens does not fit kv_tokens 11"):
         searching("extractive", 11)
     drawing = searching("extractive", 18).drawing
     with pytest.raises(PrefixTooLong, match=r"12 tokens and a step of up to 8 .* 18"):

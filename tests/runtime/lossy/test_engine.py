@@ -27,10 +27,10 @@ def branches(count: int, limit: int) -> list[Branch]:
 
 
 async def test_what_it_can_do_is_said(llama: Path) -> None:
-    """Not exact, by its policy's name; seeds are the draws' all the same."""
-    able = lossy(llama, "h2o").capabilities
+    """Not exact; named with its policy, budget and share; draws follow seeds all the same."""
+    able = lossy(llama, "h2o", 200, share=0.25).capabilities
     assert (able.engine, able.exact, able.reproducible) == ("lossy", False, "seeded")
-    assert able.fingerprint.endswith("-h2o")
+    assert able.fingerprint.endswith("-h2o-200-0.25")
     assert able.scores
 
 
