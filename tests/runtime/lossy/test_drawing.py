@@ -174,6 +174,58 @@ def test_equal_steps_are_held_once() -> None:
         drawing.expand([Branch(2, 0, (*PROMPT, *first.tokens), 1, LIMIT, 3)], STEPS)
 
 
+ENDLESS = Sampling(stop=(), max_step_tokens=LIMIT)
+"""Steps of just the tokens asked for, unless the reply ends."""
+
+
+def family() -> tuple[Drawing, list[Branch]]:
+    """Step 1 below the prompt, 2 and 3 below step 1; a child for each of the latter two."""
+    drawing = searching("extractive", 200).drawing
+    (one,) = drawing.expand([Branch(ROOT, 0, PROMPT, 3, 6, 1)], ENDLESS)
+    above = PROMPT + one.tokens
+    twins = [Branch(1, i, above, 10 + i, 5, 2 + i) for i in range(2)]
+    steps = drawing.expand(twins, ENDLESS)
+    assert [step.finish for step in (one, *steps)] == [Finish.LENGTH] * 3
+    below = [Branch(2 + i, 0, above + steps[i].tokens, 24 + i, 4, 4 + i) for i in range(2)]
+    return drawing, below
+
+
+def test_what_two_paths_miss_is_computed_once() -> None:
+    """Three tokens of step 1 and two of step 3 were given up; both paths come back at once: five
+    tokens and the last of each path are computed, in one pass before the first token is drawn."""
+    drawing, below = family()
+    for name, gone in ((1, [0, 1, 4]), (3, [0, 1])):
+        drawing.held.drop(drawing.held[name], np.array(gone))
+    before = drawing.spent.prefilled
+    steps = drawing.expand(below, ENDLESS)
+    assert steps == [naive_step(branch, ENDLESS) for branch in below]
+    assert drawing.spent.prefilled - before == 3 + 2 + 2
+    assert (drawing.spent.rehydrated, drawing.spent.rehydrations) == (5, 2)
+    drawing.check()
+
+
+def test_attention_is_booked_where_it_was_paid() -> None:
+    """A row pays to all places before it that are multiples of three, itself included: what later
+    steps paid to each token of the prompt and of step 1, and step 1's own tokens to each other."""
+    drawing, below = family()
+    drawing.expand(below, ENDLESS)
+    start, end = len(PROMPT), len(PROMPT) + 6
+    rows = [*range(start, end), *2 * list(range(end, end + 5)), *2 * list(range(end + 5, end + 9))]
+    ended = [step for step in (4, 5) if drawing.held.block_of(step) is None]
+    assert not ended, "every token of every step was fed"
+
+    def paid(place: int, first: int, last: int) -> float:
+        """What rows from ``first`` to before ``last`` pay to a place."""
+        here = [row for row in rows if max(first, place) <= row < last]
+        return sum(1 / (row // 3 + 1) for row in here) if place % 3 == 0 else 0.0
+
+    prompt, one = drawing.held[ROOT], drawing.held[1]
+    far = end + 9
+    assert prompt.later == pytest.approx([paid(place, start, far) for place in range(start)])
+    assert one.later == pytest.approx([paid(place, end, far) for place in range(start, end)])
+    assert one.within == pytest.approx([paid(place, start, end) for place in range(start, end)])
+
+
 def test_what_is_too_long_is_refused_with_both_sizes() -> None:
     """A prompt, and a path with its step; nothing is lost by it."""
     with pytest.raises(PrefixTooLong, match="12 tokens does not fit kv_tokens 11"):
@@ -186,11 +238,10 @@ def test_what_is_too_long_is_refused_with_both_sizes() -> None:
 
 def test_the_last_token_of_the_longest_path_may_stand_beyond_the_budget() -> None:
     """Nothing can be drawn from there, so nothing of that step is held; a shorter one goes on."""
-    endless = Sampling(stop=(), max_step_tokens=LIMIT)
     drawing = searching("extractive", 19).drawing
     branches = [Branch(ROOT, i, PROMPT, 7 + i, LIMIT - i, i + 1) for i in range(2)]
-    steps = drawing.expand(branches, endless)
-    assert steps == [naive_step(branch, endless) for branch in branches]
+    steps = drawing.expand(branches, ENDLESS)
+    assert steps == [naive_step(branch, ENDLESS) for branch in branches]
     assert [len(step.tokens) for step in steps] == [8, 7]
     assert drawing.held.block_of(1) is None
     assert drawing.held.block_of(2) == 2
