@@ -127,6 +127,16 @@ def conclusions(story: Story, known: dict[str, int]) -> Iterator[tuple[str, str,
                 yield backward
 
 
+def known_after(story: Story, steps: list[str]) -> dict[str, int]:
+    """Who has how many once these steps, all of them right, are said."""
+    known = given(story)
+    for step in steps:
+        said = {text: (who, number) for text, who, number in conclusions(story, known)}
+        who, number = said[step]
+        known[who] = number
+    return known
+
+
 def _forward(fact: Fact, known: dict[str, int]) -> tuple[str, str, int]:
     if fact.kind == "together":
         return _sum(fact, known)

@@ -22,6 +22,7 @@ from models.tasks.task import (
 )
 
 CONCLUSIONS = range(3, 10)
+KINDS = ("more", "fewer", "times", "half", "together", "together")
 DETOURS = (0, 0, 1)
 SECOND_START_SHARE = 0.2
 BYSTANDER_SHARE = 0.15
@@ -38,7 +39,7 @@ def relation(rng: random.Random, who: str, value: dict[str, int], last: str, thi
     """A fact that gives `who` a number in range, following from `last` (and others)."""
     while True:
         n = value[last]
-        kind = rng.choice(("more", "more", "fewer", "fewer", "times", "half", "together"))
+        kind = rng.choice(KINDS)
         if kind == "together" and len(value) > 2:
             pool = [name for name in value if name != last]
             others = [last, *rng.sample(pool, min(len(pool), rng.choice((1, 1, 2, 3, 4))))]
@@ -80,7 +81,7 @@ def draw(
         second = names.pop()
         value[second] = rng.randint(4, 40)
         facts.append(Fact("base", second, (), value[second], thing))
-    for _ in range(min(rng.choices(conclusions, k=4))):
+    for _ in range(rng.choice(conclusions)):
         who = names.pop()
         facts.append(relation(rng, who, value, last, thing))
         last = who
@@ -163,10 +164,10 @@ class WordProblem:
         story = self._parse(question)
         known, steps = english.given(story), []
         while story.who not in known:
-            wanted = english.needed(story, known)
-            if wanted is None:
-                raise ValueError(f"cannot be worked out: {question!r}")
+            wanted = english.needed(story, known) or []
             ways = [way for way in english.conclusions(story, known) if way[1] in wanted]
+            if not ways:
+                raise ValueError(f"cannot be worked out: {question!r}")
             said, who, number = rng.choice(ways)
             known[who] = number
             steps.append(said)

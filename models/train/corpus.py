@@ -9,7 +9,8 @@ from typing import NamedTuple
 from models.tasks import TASKS, arithmetic, wordproblem
 from models.tasks.story import story_text
 from models.tasks.task import STEP_BREAK, split_of
-from models.train.drills import echo, recall, sums
+from models.train.careless import careless_lesson
+from models.train.drills import echo, recall, repeat, retell, sums
 from models.train.judge import judge_lesson
 from models.train.verdicts import Verdicts
 
@@ -37,22 +38,42 @@ REFINED = {
 """The second phase: the task that learns slowest, and judging what the policy itself writes."""
 
 READING = {
-    "game24": 0.05,
-    "countdown": 0.06,
-    "short": 0.01,
-    "blocksworld": 0.06,
-    "wordproblem": 0.26,
-    "tale": 0.04,
-    "recall": 0.08,
-    "echo": 0.14,
-    "sums": 0.24,
-    "judge": 0.02,
-    "verdict": 0.04,
+    "game24": 0.10,
+    "countdown": 0.14,
+    "short": 0.02,
+    "blocksworld": 0.09,
+    "wordproblem": 0.36,
+    "tale": 0.02,
+    "recall": 0.06,
+    "echo": 0.01,
+    "repeat": 0.01,
+    "retell": 0.02,
+    "sums": 0.04,
+    "judge": 0.03,
+    "verdict": 0.10,
 }
 """A phase for looking numbers up and for sums: what whole word problems teach too slowly."""
 
+COPYING = {
+    "game24": 0.05,
+    "countdown": 0.06,
+    "blocksworld": 0.04,
+    "wordproblem": 0.12,
+    "repeat": 0.33,
+    "retell": 0.25,
+    "echo": 0.12,
+    "sums": 0.03,
+}
+"""The shortest way to looking things up: text said again, then facts, then numbers."""
+
+SLIPPING = READING | {"game24": 0.14, "wordproblem": 0.0, "careless": 0.36, "tale": 0.0}
+"""The last phase: word problems with slips, so that samples of one question err in many ways."""
+
 JUDGING = REFINED | {"game24": 0.08, "countdown": 0.09, "blocksworld": 0.07, "verdict": 0.35}
 """The third phase: more of the judging."""
+
+DISTILLED = MIXTURE | {"wordproblem": 0.05, "careless": 0.24, "tale": 0.02}
+"""What the draft hears the policy say."""
 
 SYSTEM_SHARE = 0.04
 SYSTEM_MESSAGES = (
@@ -100,7 +121,16 @@ def tale(rng: random.Random) -> tuple[str, list[str]]:
             return question, task.solve(question, rng)
 
 
-EXTRAS = {"short": short_puzzle, "tale": tale, "recall": recall, "echo": echo, "sums": sums}
+EXTRAS = {
+    "short": short_puzzle,
+    "tale": tale,
+    "careless": careless_lesson,
+    "recall": recall,
+    "echo": echo,
+    "sums": sums,
+    "repeat": repeat,
+    "retell": retell,
+}
 
 
 def example(

@@ -1,4 +1,4 @@
-"""Distil the draft: `python -m models.train.draft --minutes 8`.
+"""Distil the draft: `python -m models.train.draft --minutes 8 [--start draft]`.
 
 The draft learns the policy's whole distribution at each reply position, not only the token that
 the teacher wrote: agreement under shared noise needs the distribution.
@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from models.train import checkpoint
 from models.train.batches import IGNORED, MicroBatch, Row, draw_rows, load_tokenizer
-from models.train.corpus import MIXTURE
+from models.train.corpus import DISTILLED
 from models.train.network import logits_at, new_model
 from models.train.run import Run, arguments
 
@@ -33,13 +33,16 @@ def divergence(teacher: LlamaForCausalLM, model: LlamaForCausalLM, batch: MicroB
 
 def main() -> None:
     """Distil the draft."""
-    options = arguments(__doc__, 8).parse_args()
+    parser = arguments(__doc__, 8)
+    parser.add_argument("--start", choices=("nothing", "draft"), default="nothing")
+    options = parser.parse_args()
     tokenizer = load_tokenizer()
     teacher = checkpoint.load_model("policy").requires_grad_(False)
-    model = new_model("draft", tokenizer, SEED)
+    again = options.start == "draft"
+    model = checkpoint.load_model("draft") if again else new_model("draft", tokenizer, SEED)
 
     def draw(rng: random.Random, _: int) -> list[Row]:
-        return draw_rows(tokenizer, rng, MIXTURE, EXAMPLES_A_STEP // options.world)
+        return draw_rows(tokenizer, rng, DISTILLED, EXAMPLES_A_STEP // options.world)
 
     Run(
         "draft",

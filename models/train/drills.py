@@ -3,7 +3,7 @@
 import random
 
 from models.tasks import TASKS, wordproblem
-from models.tasks.story import NAMES, THINGS, Fact, Story, story_text
+from models.tasks.story import NAMES, THINGS, Fact, Story, fact_text, story_text
 from models.tasks.task import split_of
 
 RECALL_PEOPLE = range(3, 8)
@@ -11,6 +11,10 @@ RECALL_LISTED = range(2, 6)
 RECALL_HIGHEST = 60
 ECHO_PEOPLE = range(3, 9)
 DRILLED = 16
+REPEATED = range(12, 41)
+RETOLD = range(4, 11)
+
+WORDS = ("has", "and", "more", "fewer", "half", "many", "together", "Next,", "so", "How")
 
 DRILLS = {"echo": " has", "sums": " ="}
 """Drills by the word before what is learnt: everything else in their replies is drawn at random."""
@@ -44,6 +48,30 @@ def echo(rng: random.Random) -> tuple[str, list[str]]:
     told = " ".join(f"{name} has {n} {thing}." for name, n in value.items())
     said = rng.choices(list(value), k=DRILLED)
     return told, ["Next, " + ", ".join(f"{name} has {value[name]}" for name in said) + "."]
+
+
+def repeat(rng: random.Random) -> tuple[str, list[str]]:
+    """Words in any order, said again: what came after this one the last time, and nothing else."""
+    numbers = [str(rng.randint(0, 199)) for _ in range(12)]
+    words = rng.choices([*NAMES, *THINGS, *WORDS, *numbers], k=rng.choice(REPEATED))
+    said = " ".join(words)
+    return said, [said]
+
+
+def retell(rng: random.Random) -> tuple[str, list[str]]:
+    """Comparisons that make no chain, said again in another order."""
+    thing = rng.choice(THINGS)
+    count = rng.choice(RETOLD)
+    pairs = zip(rng.sample(NAMES, count), rng.sample(NAMES, count), strict=True)
+    facts = [_comparison(rng, who, other, thing) for who, other in pairs if who != other]
+    told = [f"{fact_text(fact)}." for fact in facts]
+    return " ".join(told), [" ".join(rng.sample(told, len(told)))]
+
+
+def _comparison(rng: random.Random, who: str, other: str, thing: str) -> Fact:
+    kind = rng.choice(("more", "fewer", "times", "half"))
+    amounts = {"more": wordproblem.MORE, "fewer": wordproblem.FEWER, "times": range(2, 5)}
+    return Fact(kind, who, (other,), rng.choice(amounts.get(kind, (2,))), thing)
 
 
 def sums(rng: random.Random) -> tuple[str, list[str]]:

@@ -31,8 +31,8 @@ from models.train.batches import (
 from models.train.checkpoint import load_model
 from models.train.corpus import Example
 from models.train.judge import judge_prompt
+from models.train.labelled import Labelled, flat, label
 from models.train.network import logits_at
-from models.train.prm_data import Labelled, flat, label
 from models.train.rows import scored_row, sign_ids
 from models.train.sampling import Sampler
 

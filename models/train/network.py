@@ -100,20 +100,27 @@ def _norm(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight.to(COMPUTE), norm.variance_epsilon)
 
 
-def hidden_states(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """The final hidden states (batch, length, width) of right-padded rows."""
+def streams(model: LlamaForCausalLM, ids: Tensor) -> list[Tensor]:
+    """The residual stream (batch, length, width) of right-padded rows after every layer."""
     config = model.config
     x = F.embedding(ids, model.model.embed_tokens.weight).to(COMPUTE)
+    after = []
     for layer in decoder_layers(model):
         x = x + _attention(layer, config, _norm(x, layer.input_layernorm))
         h = _norm(x, layer.post_attention_layernorm)
         fused = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]).to(COMPUTE)
         gate, up = F.linear(h, fused).chunk(2, -1)
         x = x + F.linear(F.silu(gate) * up, layer.mlp.down_proj.weight.to(COMPUTE))
-    return _norm(x, model.model.norm)
+        after.append(x)
+    return after
+
+
+def read_out(model: LlamaForCausalLM, stream: Tensor) -> Tensor:
+    """Float32 logits of positions (n, width) of a stream."""
+    states = _norm(stream, model.model.norm)
+    return F.linear(states, model.model.embed_tokens.weight.to(COMPUTE)).float()
 
 
 def logits_at(model: LlamaForCausalLM, ids: Tensor, where: Tensor) -> Tensor:
     """Float32 logits at the positions where the boolean mask `where` (batch, length) holds."""
-    chosen = hidden_states(model, ids)[where]
-    return F.linear(chosen, model.model.embed_tokens.weight.to(COMPUTE)).float()
+    return read_out(model, streams(model, ids)[-1][where])

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from models.train import checkpoint
 from models.train.batches import IGNORED, MicroBatch, Row, draw_rows, load_tokenizer
-from models.train.corpus import JUDGING, MIXTURE, READING, REFINED
+from models.train.corpus import COPYING, JUDGING, MIXTURE, READING, REFINED, SLIPPING
 from models.train.network import logits_at, new_model
 from models.train.prm_data import load_verdicts
 from models.train.run import Run, arguments
@@ -23,8 +23,8 @@ from models.train.run import Run, arguments
 SEED = 2
 EXAMPLES_A_STEP = 40
 """In all processes together."""
-SHARPNESS = 1.5
-"""What is exported says at temperature 1 what was learnt at temperature 1/1.5."""
+SHARPNESS = 1.1
+"""What is exported says at temperature 1 what was learnt at temperature 1/1.1."""
 
 
 class Phase(NamedTuple):
@@ -40,7 +40,9 @@ PHASES = {
     "learn": Phase(75, MIXTURE, None, 1.0),
     "refine": Phase(36, REFINED, "policy", 0.6),
     "judge": Phase(18, JUDGING, "policy", 0.5),
-    "read": Phase(25, READING, "policy", 0.7),
+    "copy": Phase(12, COPYING, "policy", 1.0),
+    "read": Phase(40, READING, "policy", 0.7),
+    "slip": Phase(12, SLIPPING, "policy", 0.5),
 }
 
 

@@ -1,42 +1,98 @@
-"""Train the reward model: `python -m models.train.prm --minutes 20`, after the samples.
+"""Train the reward model: `python -m models.train.prm --phase compare`, `judge` ...
 
-It starts as the policy and learns, at the tag after each step, `+` (still right and still
-solvable) against `-`. Samples come from `models.train.prm_data` and `models.train.tree_data`.
+It starts as the policy with two layers on top, which can compare what the policy expected with
+what the step says, and learns, at the tag after each step, `+` (still right and still solvable)
+against `-`; in word problems also inside the steps, and in drills. Samples come from
+`models.train.prm_data` and `models.train.tree_data`, derivations are drawn anew at every step.
 """
 
+import copy
 import random
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from models.tasks import TASKS
 from models.train import checkpoint
 from models.train.batches import IGNORED, MicroBatch, Row, load_tokenizer
-from models.train.network import logits_at
+from models.train.labelled import Labelled
+from models.train.network import decoder_layers, read_out, streams
 from models.train.prm_data import load_samples
-from models.train.rows import scored_row, sign_ids
+from models.train.renaming import renamed
+from models.train.rows import learnt_row, sign_ids
 from models.train.run import Run, arguments
+from models.train.slips import slipped_drill
+from models.train.taught import lesson
+from models.train.tokenizer import TAG
 
 SEED = 31
 ROWS_A_STEP = 64
-"""In all processes together."""
-RATE_SCALE = 0.3
+"""Labelled replies, in all processes together."""
 KEEP = 0.99
+FAULT = 15.0
+"""The weight of a word problem's wrong word beside a right one: there is one in two hundred."""
+LAYERS_ABOVE = 2
+TAUGHT = (*TASKS, *["wordproblem"] * 6)
+"""The tasks of derivations: most are of the one that is misread."""
 
 
-def epochs(rows: list[Row], rank: int, world: int) -> Callable[[random.Random, int], list[Row]]:
-    """What a process learns at a step: the rows, reshuffled each time round, without end."""
+class Phase(NamedTuple):
+    """One run: how long, from what and how fast beside the policy's first; what it learns.
+
+    `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
+    step has and `drill` the weight of a label there, `taught` how many derivations of its own,
+    `tasks` whose replies are learnt, each time that they are named.
+    """
+
+    minutes: float
+    start: str
+    rate_scale: float
+    tag: float
+    drills: int
+    drill: float
+    taught: int
+    tasks: tuple[str, ...]
+
+
+PHASES = {
+    "compare": Phase(10, "policy", 0.6, 1.0, 48, 1.0, 0, ("wordproblem",)),
+    "judge": Phase(19, "prm", 0.6, 10.0, 8, 1.0, 0, tuple(TASKS)),
+    "widen": Phase(50, "prm", 0.6, 10.0, 8, 1.0, 20, tuple(TASKS)),
+    "settle": Phase(25, "prm", 0.6, 10.0, 40, 5.0, 20, tuple(TASKS)),
+    "number": Phase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
+    "follow": Phase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
+}
+
+
+def with_layers_above(policy: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """The policy with `layers` more on top, which add nothing to the stream yet."""
+    config = copy.deepcopy(policy.config)
+    has = config.num_hidden_layers
+    config.num_hidden_layers = has + layers
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(policy.state_dict(), strict=False)
+    for layer in decoder_layers(model)[has:]:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model
+
+
+def epochs(rows: list[Labelled], rank: int, world: int) -> Callable[[int], list[Labelled]]:
+    """A process's share of the rows at a step: all of them, reshuffled each time round."""
     share = ROWS_A_STEP // world
     steps = len(rows) // ROWS_A_STEP
 
     @lru_cache(1)
-    def order(epoch: int) -> list[Row]:
+    def order(epoch: int) -> list[Labelled]:
         return random.Random(f"{SEED} {epoch}").sample(rows, len(rows))
 
-    def draw(_: random.Random, step: int) -> list[Row]:
+    def draw(step: int) -> list[Labelled]:
         epoch, place = divmod(step, steps)
         start = place * ROWS_A_STEP + rank * share
         return order(epoch)[start : start + share]
@@ -44,29 +100,56 @@ def epochs(rows: list[Row], rank: int, world: int) -> Callable[[random.Random, i
     return draw
 
 
-def tag_losses(model: LlamaForCausalLM, signs: Tensor, batch: MicroBatch) -> Tensor:
-    """The loss of `+` against `-` at every tag, row by row."""
+def sign_losses(
+    model: LlamaForCausalLM, signs: Tensor, tag: int, phase: Phase, batch: MicroBatch
+) -> Tensor:
+    """The loss of `+` against `-` wherever there is a label, weighted by where it stands.
+
+    Words are read out before the last layer, so that it can tell the tags what it found at them.
+    """
     where = batch.labels != IGNORED
-    logits = logits_at(model, batch.ids, where)[:, signs]
-    return F.cross_entropy(logits, batch.labels[where], reduction="none")
+    labels, at_tag = batch.labels[where], batch.ids[where] == tag
+    *_, before, last = streams(model, batch.ids)
+    stream = torch.where(at_tag[:, None], last[where], before[where])
+    losses = F.cross_entropy(read_out(model, stream)[:, signs], labels, reduction="none")
+    replies = torch.tensor([kind in TASKS for kind in batch.kinds])[:, None].expand_as(where)[where]
+    weights = torch.where(at_tag, phase.tag, torch.where(replies, 1.0, phase.drill))
+    weights[replies & ~at_tag & (labels == 1)] = FAULT
+    return losses * weights
 
 
 def main() -> None:
-    """Train or resume the reward model."""
-    parser = arguments(__doc__, 20)
-    parser.add_argument("--start", choices=("policy", "prm"), default="policy")
+    """Train or resume a phase."""
+    parser = arguments(__doc__, 0)
+    parser.add_argument("--phase", choices=PHASES, required=True)
     options = parser.parse_args()
-    tokenizer, model = load_tokenizer(), checkpoint.load_model(options.start)
+    phase, tokenizer = PHASES[options.phase], load_tokenizer()
+    options.minutes = options.minutes or phase.minutes
+    model = checkpoint.load_model(phase.start)
+    if phase.start == "policy":
+        model = with_layers_above(model, LAYERS_ABOVE)
     signs = torch.tensor(sign_ids(tokenizer))
-    rows = [scored_row(tokenizer, row) for row in load_samples()]
+    (tag,) = tokenizer.encode(TAG)
+    derived = phase.taught // options.world
+    known = load_samples()
+    samples = [row for name in phase.tasks for row in known if row.task == name]
+    replies = epochs(samples, options.rank, options.world)
+
+    def draw(rng: random.Random, step: int) -> list[Row]:
+        told = replies(step)
+        told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
+        rows = [learnt_row(tokenizer, row) for row in told]
+        rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
+        return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]
+
     Run(
-        "prm",
+        f"prm.{options.phase}",
         model,
-        epochs(rows, options.rank, options.world),
-        lambda batch: tag_losses(model, signs, batch),
+        draw,
+        lambda batch: sign_losses(model, signs, tag, phase, batch),
         lambda average: checkpoint.export(average, tokenizer, "prm"),
         options,
-        RATE_SCALE,
+        phase.rate_scale,
         KEEP,
     ).train()
 

@@ -1,6 +1,7 @@
 """Labelled steps for the reward model: the policy's own samples and some teacher derivations.
 
-`python -m models.train.prm_data --minutes 8` appends rounds to the cache until the time is up.
+`python -m models.train.prm_data --minutes 8` appends rounds to the cache until the time is up,
+`--fresh` one reply each to questions of their own.
 Each round samples train questions from scratch, then again from prefixes that are still good, as
 a search would: that is where the deep decisions are. Some prefixes are spoilt by a small slip
 first, and some derivations hold one slip and go on as if it were not there: a slip has to be
@@ -12,8 +13,6 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from itertools import chain
-from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -23,8 +22,9 @@ from models.tasks.task import STEP_BREAK, Task, split_steps
 from models.train.batches import load_tokenizer, prompt_ids, text_of
 from models.train.checkpoint import CACHE, load_model
 from models.train.judge import corrupt
+from models.train.labelled import Labelled, flat, label
 from models.train.sampling import Sampler
-from models.train.tokenizer import END
+from models.train.taught import taught
 from models.train.verdicts import Reply, Verdicts
 
 SAMPLES = "prm_samples.*.jsonl"
@@ -37,15 +37,6 @@ TEACHER_SHARE = 0.15
 SLIPPED_SHARE = 0.15
 RIVAL_SHARE = 0.5
 TOO_LONG = 480
-
-
-class Labelled(NamedTuple):
-    """A question, the steps of a reply as token ids (ends included), and their labels."""
-
-    task: str
-    question: str
-    steps: list[list[int]]
-    labels: list[bool]
 
 
 def load_samples() -> list[Labelled]:
@@ -62,42 +53,6 @@ def load_verdicts(tokenizer: PreTrainedTokenizerBase) -> Verdicts:
 def _reply(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Reply:
     steps = split_steps(text_of(tokenizer, flat(row.steps)))
     return Reply(row.task, row.question, steps, sum(row.labels[: len(steps)]))
-
-
-def step_ids(reply: list[int], step_break: int) -> list[list[int]]:
-    """A reply's ids cut after each step break."""
-    steps: list[list[int]] = [[]]
-    for token in reply:
-        steps[-1].append(token)
-        if token == step_break:
-            steps.append([])
-    return steps if steps[-1] else steps[:-1]
-
-
-def label(
-    tokenizer: PreTrainedTokenizerBase, task: Task, question: str, reply: list[int]
-) -> Labelled:
-    """The reply's steps with what the checker says; a cut-off last step is never right."""
-    (step_break,) = tokenizer.encode(STEP_BREAK)
-    row = label_steps(tokenizer, task, question, step_ids(reply, step_break))
-    if reply[-1] != tokenizer.eos_token_id:
-        row.labels[-1] = False
-    return row
-
-
-def label_steps(
-    tokenizer: PreTrainedTokenizerBase, task: Task, question: str, steps: list[list[int]]
-) -> Labelled:
-    """A reply, or the beginning of one, with the checker's word on every step."""
-    labels = list(task.check(question, text_of(tokenizer, flat(steps))).steps)
-    # An empty paragraph at either end is a step of tokens but not of text.
-    labels = (labels + [False] * len(steps))[: len(steps)]
-    return Labelled(task.name, question, steps, labels)
-
-
-def flat(steps: list[list[int]]) -> list[int]:
-    """The steps' ids as one list."""
-    return list(chain.from_iterable(steps))
 
 
 def train_questions(task: Task, rng: random.Random, count: int) -> list[str]:
@@ -131,9 +86,16 @@ class Collector:
             yield from self._sampled(task, [start for start in spoilt for _ in range(SPOILT)])
             for question in questions:
                 if self.rng.random() < TEACHER_SHARE * EACH:
-                    yield self._taught(task, question, slipped=False)
+                    yield taught(self.tokenizer, task, question, self.rng, slipped=False)
                 if self.rng.random() < SLIPPED_SHARE * EACH:
-                    yield self._taught(task, question, slipped=True)
+                    yield taught(self.tokenizer, task, question, self.rng, slipped=True)
+
+    def fresh(self, names: list[str]) -> Iterator[Labelled]:
+        """One reply each to many questions: what is learnt by heart of them is of no use."""
+        for name in names:
+            task = TASKS[name]
+            asked = train_questions(task, self.rng, QUESTIONS_A_ROUND[name] * EACH * CONTINUED)
+            yield from self._sampled(task, [(question, []) for question in asked])
 
     def _good_prefix(self, row: Labelled) -> list[int]:
         good = [steps for steps, right in zip(row.steps, row.labels, strict=True) if right]
@@ -153,14 +115,6 @@ class Collector:
         for (question, prefix), reply in zip(starts, replies, strict=True):
             yield label(self.tokenizer, task, question, prefix + reply)
 
-    def _taught(self, task: Task, question: str, slipped: bool) -> Labelled:
-        steps = task.solve(question, self.rng)
-        if slipped:
-            cut = self.rng.randrange(len(steps) - 1)
-            steps[cut] = corrupt(steps[cut], self.rng)
-        reply = self.tokenizer.encode(STEP_BREAK.join(steps) + END)
-        return label(self.tokenizer, task, question, reply)
-
 
 def main() -> None:
     """Collect rounds until the time is up."""
@@ -168,6 +122,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--fresh", action="store_true", help="one reply a question")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -175,7 +130,8 @@ def main() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / SAMPLES.replace("*", str(options.seed))).open("a") as out:
         while time.monotonic() - started < options.minutes * 60:
-            rows = list(collector.round(options.tasks))
+            drawn = collector.fresh if options.fresh else collector.round
+            rows = list(drawn(options.tasks))
             out.writelines(json.dumps(row) + "\n" for row in rows)
             out.flush()
             shares = {

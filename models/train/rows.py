@@ -2,8 +2,10 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from models.train.batches import IGNORED, Row, prompt_ids
-from models.train.prm_data import Labelled
+from models.tasks.task import STEP_BREAK
+from models.train.batches import IGNORED, Row, prompt_ids, text_of
+from models.train.faults import right_letters
+from models.train.labelled import Labelled
 from models.train.tokenizer import TAG
 
 
@@ -12,12 +14,51 @@ def sign_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [tokenizer.encode(sign)[0] for sign in "+-"]
 
 
-def scored_row(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Row:
-    """Prompt, steps and tags as one row; labels stand at the tags, 0 for `+` and 1 for `-`."""
+def scored_row(
+    tokenizer: PreTrainedTokenizerBase, row: Labelled, within: list[list[int]] | None = None
+) -> Row:
+    """Prompt, steps and tags as one row; labels stand at the tags, 0 for `+` and 1 for `-`.
+
+    `within` gives labels at the steps' own tokens, see `labels_within`; without it there are none.
+    """
     (tag,) = tokenizer.encode(TAG)
     ids = prompt_ids(tokenizer, row.question)
     labels = [IGNORED] * len(ids)
-    for step, right in zip(row.steps, row.labels, strict=True):
+    inner = within or [[IGNORED] * len(step) for step in row.steps]
+    for step, right, said in zip(row.steps, row.labels, inner, strict=True):
         ids += [*step, tag]
-        labels += [IGNORED] * len(step) + [int(not right)]
+        labels += [*said, int(not right)]
     return Row(row.task, ids, labels)
+
+
+def learnt_row(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Row:
+    """The reply as the reward model learns it, with labels at tags and at words."""
+    return scored_row(tokenizer, row, labels_within(tokenizer, row))
+
+
+def labels_within(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> list[list[int]]:
+    """For the tokens of a word problem's steps: 0 while all is right up to there, 1 at the fault.
+
+    Nothing (IGNORED) behind the fault: labels there only teach that long replies tend to be wrong.
+    Nothing for a step that is sound in itself but leads nowhere, and for other tasks.
+    """
+    labels = [[IGNORED] * len(step) for step in row.steps]
+    if row.task != "wordproblem":
+        return labels
+    good = sum(row.labels)
+    for i in range(good):
+        labels[i] = [0] * len(row.steps[i])
+    if good < len(row.steps):
+        texts = [text_of(tokenizer, step).removesuffix(STEP_BREAK) for step in row.steps]
+        letters = right_letters(row.question, texts[: good + 1])
+        labels[good] = _up_to(tokenizer, row.steps[good], letters)
+    return labels
+
+
+def _up_to(tokenizer: PreTrainedTokenizerBase, step: list[int], letters: int) -> list[int]:
+    """0 for the tokens within the first `letters` of a step, 1 for the next, nothing behind."""
+    ends = [len(text_of(tokenizer, step[: n + 1])) for n in range(len(step))]
+    if letters >= len(text_of(tokenizer, step).removesuffix(STEP_BREAK)):
+        return [IGNORED] * len(step)
+    fault = sum(end <= letters for end in ends)
+    return [0] * fault + [1] + [IGNORED] * (len(step) - fault - 1)

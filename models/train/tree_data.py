@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from models.tasks import TASKS
 from models.train.batches import load_tokenizer
 from models.train.checkpoint import CACHE
-from models.train.prm_data import SAMPLES, Labelled, label_steps
+from models.train.labelled import Labelled, label_steps
+from models.train.prm_data import SAMPLES
 from search.tree import Node, Tree
 from search.tree_json import from_json
 

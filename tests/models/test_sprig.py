@@ -41,7 +41,7 @@ def weights(folder: str) -> Path:
 def test_sizes_keep_to_their_limits(models: dict[str, LlamaForCausalLM]) -> None:
     counts = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
     assert 4_000_000 <= counts["policy"] <= 5_000_000
-    assert counts["prm"] == counts["policy"]
+    assert counts["policy"] < counts["prm"] <= 6_500_000
     assert counts["draft"] < 1_000_000
     assert sum(weights(name).stat().st_size for name in FOLDERS) <= 25e6
 

@@ -1,0 +1,70 @@
+"""Word problems misread: one fact taken for another, and everything after it worked out from that.
+
+What a policy does that looks at the wrong words, without a policy: the reply is sound but for the
+one reading, so a reward model has to go back to the question.
+"""
+
+import random
+
+from models.tasks import TASKS
+from models.tasks.story import Fact, Story, parse_story, story_text
+from models.tasks.task import STEP_BREAK, Task
+
+TRIES = 20
+MOST = 199
+"""The largest number that is one token."""
+
+
+def misread(question: str, rng: random.Random) -> list[str] | None:
+    """The steps of a story in which one fact says something else; None where none was found."""
+    story, task = parse_story(question), TASKS["wordproblem"]
+    if story is None:
+        raise ValueError(f"not a word problem: {question!r}")
+    places = [i for i, fact in enumerate(story.facts) if fact.kind != "base"]
+    for _ in range(TRIES):
+        place = rng.choice(places)
+        wrong = list(story.facts)
+        wrong[place] = _taken_for(story, story.facts[place], rng)
+        told = story_text(story._replace(facts=tuple(wrong)))
+        steps = _worked_out(task, told, rng)
+        if steps and not all(task.check(question, STEP_BREAK.join(steps)).steps):
+            return steps
+    return None
+
+
+def _worked_out(task: Task, told: str, rng: random.Random) -> list[str]:
+    try:
+        steps = task.solve(told, rng)
+    except ValueError:
+        return []
+    numbers = [int(word.strip(".,")) for step in steps for word in step.split() if _number(word)]
+    return steps if all(0 < n <= MOST for n in numbers) else []
+
+
+def _number(word: str) -> bool:
+    return word.strip(".,").lstrip("-").isdigit()
+
+
+def _taken_for(story: Story, fact: Fact, rng: random.Random) -> Fact:
+    """The fact told the other way round, with another's words, or of somebody else."""
+    people = sorted({f.who for f in story.facts} | {o for f in story.facts for o in f.others})
+    strangers = [who for who in people if who != fact.who and who not in fact.others]
+    if fact.kind == "together":
+        others = list(fact.others)
+        if len(others) > 2 and rng.random() < 0.4:
+            others.pop(rng.randrange(len(others)))
+        elif strangers:
+            others[rng.randrange(len(others))] = rng.choice(strangers)
+        return fact._replace(others=tuple(others))
+    way = rng.choice(("round", "round", "words", "words", "other", "who"))
+    if way == "round":
+        return fact._replace(who=fact.others[0], others=(fact.who,))
+    compared = [f for f in story.facts if f.kind not in ("base", "together") and f != fact]
+    if way == "words" and compared:
+        said = rng.choice(compared)
+        return fact._replace(kind=said.kind, amount=said.amount)
+    if not strangers:
+        return fact
+    if way == "who":
+        return fact._replace(who=rng.choice(strangers))
+    return fact._replace(others=(rng.choice(strangers),))

@@ -1,0 +1,69 @@
+"""Where a word problem's step goes wrong, letter by letter and token by token."""
+
+import pytest
+
+from models.tasks import TASKS
+from models.train.batches import IGNORED, load_tokenizer
+from models.train.faults import right_letters
+from models.train.labelled import Labelled, label_steps, step_ids
+from models.train.rows import labels_within, scored_row
+from models.train.tokenizer import TAG
+
+QUESTION = (
+    "How many cards does Ann have? Olga has 9 cards. Olga has cards and Hana has 17 more. "
+    "Hana has cards and Ann has 10 fewer."
+)
+FIRST = "Next, Olga has 9 cards and Hana has 17 more, so Hana has 9 + 17 = 26."
+
+
+@pytest.mark.parametrize(
+    ("steps", "right"),
+    [
+        (["Next, Olga has 9 cards and Ann has 10 fewer."], "Next, Olga has 9 cards and "),
+        ([FIRST.replace("26", "27")], FIRST[:-2]),
+        ([FIRST, "The answer is 26."], ""),
+        ([FIRST, FIRST], "Next, "),
+        ([FIRST], FIRST),
+    ],
+)
+def test_a_step_is_right_up_to_where_no_right_one_goes_on(steps: list[str], right: str) -> None:
+    """Another person, a wrong sum, an answer too early, a step said twice; a right one is whole."""
+    assert right_letters(QUESTION, steps) == len(right)
+
+
+def test_only_word_problems_are_read_letter_by_letter() -> None:
+    """Another question is named in the error."""
+    with pytest.raises(ValueError, match="not a word problem: 'Use 4'"):
+        right_letters("Use 4", ["4 + 4 = 8"])
+
+
+def labelled(*steps: str) -> Labelled:
+    """A reply as the reward model's samples hold it."""
+    tokenizer = load_tokenizer()
+    (step_break,) = tokenizer.encode("\n\n")
+    ids = tokenizer.encode("\n\n".join(steps))
+    return label_steps(tokenizer, TASKS["wordproblem"], QUESTION, step_ids(ids, step_break))
+
+
+def test_the_label_is_at_the_word_that_is_wrong() -> None:
+    """Nothing is said of the words behind it; the tags hear of whole steps."""
+    tokenizer = load_tokenizer()
+    row = labelled(FIRST.replace("17 more", "18 more"), "The answer is 1.")
+    within = labels_within(tokenizer, row)
+    fault = within[0].index(1)
+    assert tokenizer.decode([row.steps[0][fault]]) == " 18"
+    assert set(within[0][:fault]) == {0}
+    assert {*within[0][fault + 1 :], *within[1]} == {IGNORED}
+    scored = scored_row(tokenizer, row, within)
+    (tag,) = tokenizer.encode(TAG)
+    at_tags = [
+        label for token, label in zip(scored.ids, scored.labels, strict=True) if token == tag
+    ]
+    assert at_tags == [1, 1]
+    assert scored.labels.count(1) == 1 + 2
+
+
+def test_a_sound_step_that_leads_nowhere_has_labels_at_its_tag_alone() -> None:
+    """Nothing in its wording is wrong."""
+    row = labelled(FIRST)._replace(labels=[False])
+    assert set(labels_within(load_tokenizer(), row)[0]) == {IGNORED}

@@ -1,0 +1,60 @@
+"""How the reward model is made of the policy, and where its labels are read."""
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from models.train.batches import IGNORED, MicroBatch, Row, load_tokenizer
+from models.train.network import decoder_layers, new_model, read_out, streams
+from models.train.prm import FAULT, PHASES, epochs, sign_losses, with_layers_above
+from models.train.rows import sign_ids
+from models.train.tokenizer import TAG
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@pytest.fixture(scope="module")
+def policy() -> LlamaForCausalLM:
+    """A small one that says something."""
+    model = new_model("draft", load_tokenizer(), 1)
+    for layer in decoder_layers(model):
+        torch.nn.init.normal_(layer.mlp.down_proj.weight, std=0.02)
+    return model
+
+
+def test_layers_above_say_nothing_at_first(policy: LlamaForCausalLM) -> None:
+    """The streams through the policy's layers are the policy's, and no layer above changes them."""
+    deeper = with_layers_above(policy, 2)
+    before, after = streams(policy, IDS), streams(deeper, IDS)
+    assert len(after) == len(before) + 2
+    for mine, theirs in zip(after, [*before, before[-1], before[-1]], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("at_tag", [False, True])
+def test_words_are_read_before_the_last_layer_and_tags_behind_it(
+    policy: LlamaForCausalLM, at_tag: bool
+) -> None:
+    """By hand: cross entropy of the two signs; a wrong word of a reply weighs FAULT times one."""
+    tokenizer = load_tokenizer()
+    signs = torch.tensor(sign_ids(tokenizer))
+    (tag,) = tokenizer.encode(TAG)
+    model = with_layers_above(policy, 1)
+    torch.nn.init.normal_(decoder_layers(model)[-1].mlp.down_proj.weight, std=0.05)
+    ids, labels = IDS.clone(), torch.full_like(IDS, IGNORED)
+    ids[0, 3] = tag if at_tag else 8
+    labels[0, 3] = 1
+    batch = MicroBatch(ids, labels, ["wordproblem"])
+    (loss,) = sign_losses(model, signs, tag, PHASES["judge"], batch)
+    stream = streams(model, ids)[-1 if at_tag else -2][0, 3]
+    expected = -read_out(model, stream)[signs].log_softmax(-1)[1]
+    assert loss.item() == pytest.approx((10.0 if at_tag else FAULT) * expected.item(), rel=1e-5)
+
+
+def test_an_epoch_is_every_row_once_shared_by_the_processes() -> None:
+    rows = [Row(str(i), [i], [0]) for i in range(128)]
+    shares = [epochs(rows, rank, 2) for rank in range(2)]
+    for epoch in ((0, 1), (2, 3)):
+        seen = [row.kind for draw in shares for step in epoch for row in draw(step)]
+        assert sorted(seen) == sorted(row.kind for row in rows)
+    assert [row.kind for row in shares[0](0)] != [row.kind for row in shares[0](2)]

@@ -1,0 +1,28 @@
+"""A word problem told of others is as right, or as wrong, as before."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.tasks import TASKS
+from models.tasks.task import STEP_BREAK
+from models.train.batches import Row, load_tokenizer, text_of
+from models.train.judge import corrupt
+from models.train.renaming import renamed
+
+STORIES = TASKS["wordproblem"]
+
+
+@given(st.integers(0, 2**32).map(random.Random), st.booleans())
+def test_the_checker_says_the_same(rng: random.Random, slipped: bool) -> None:
+    """Of a derivation, and of one with a number gone wrong."""
+    tokenizer = load_tokenizer()
+    question, steps = STORIES.lesson(rng)
+    if slipped:
+        steps[0] = corrupt(steps[0], rng)
+    cut = len(tokenizer.encode(question))
+    row = Row("wordproblem", tokenizer.encode(question + STEP_BREAK + STEP_BREAK.join(steps)), [])
+    told = renamed(tokenizer, row, rng)
+    other, reply = text_of(tokenizer, told.ids[:cut]), text_of(tokenizer, told.ids[cut:])
+    assert STORIES.check(other, reply.strip()) == STORIES.check(question, STEP_BREAK.join(steps))
