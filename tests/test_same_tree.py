@@ -124,7 +124,10 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
     "beside seven others": (among_others, {"batch_limit": 64}),
     "warm cache": (warm, {}),
     "engine restarted": (restarted, {}),
-    "small pools that evict": (among_others, {"kv_tokens": 1_200, "prm_kv_tokens": 1_200}),
+    "small pools that evict": (
+        among_others,
+        {"batch_limit": 16, "kv_tokens": 1_200, "prm_kv_tokens": 1_200},
+    ),
     "a small pool by worth": (among_others, {"kv_policy": "arborkv", "kv_tokens": 1_200}),
     "a small pool by all signals": (
         among_others,

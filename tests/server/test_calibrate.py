@@ -149,6 +149,7 @@ def test_searches_that_leave_nothing_are_nothing_to_fit_to(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_on_the_bundled_models_in_a_real_engine(tmp_path: Path) -> None:
     """All three signals are there for every block, and the file starts an engine."""
     out = tmp_path / "theta.json"
