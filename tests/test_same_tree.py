@@ -164,6 +164,8 @@ SLOW = {
     "a small pool by worth",
     "a small pool by all signals",
     "two candidates a draft",
+    "drafts one after another",
+    "speculative expansion in a small pool",
 }
 """Changes that take a while and whose like is among the others."""
 

@@ -136,7 +136,7 @@ class Forest:
         return self.calls
 
 
-@pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
+@pytest.mark.parametrize("kv_policy", [pytest.param("lru", marks=pytest.mark.slow), "arborkv"])
 def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: KvPolicy) -> None:
     """With room and without: nothing is held or runs, prompts are cached, every slot is found."""
     for kv_tokens in (6000, 150):

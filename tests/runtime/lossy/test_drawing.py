@@ -98,7 +98,7 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
     assert search.drawing.spent.rehydrations == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     kv_policy=st.sampled_from(LOSSY),
     kv_tokens=st.integers(LONGEST, 300),

@@ -26,7 +26,7 @@ async def test_every_architecture_grows_the_twins_tree(name: str, tmp_path: Path
     )
 
 
-@pytest.mark.parametrize("policy", SPECS)
+@pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
 async def test_with_room_for_everything_the_tree_is_the_twins(llama: Path, policy: str) -> None:
     """Every kind of policy: nothing is given up, so nothing is lost."""
     expected = await grow(twin(llama), SPECS[policy])
@@ -36,7 +36,7 @@ async def test_with_room_for_everything_the_tree_is_the_twins(llama: Path, polic
         assert outcome.stats.engine.rehydrations == 0
 
 
-@pytest.mark.parametrize("policy", SPECS)
+@pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
 async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: str) -> None:
     """The budget is one path and its step. What is made whole again says what it said; what never
     is does not."""
