@@ -18,7 +18,7 @@ from loadtest.policy_events import (
     ROUNDS,
     SHARE,
     STEP_TOKENS,
-    median_us,
+    medians_us,
 )
 from runtime.lossy.held import Block, Held
 from runtime.lossy.policies import KvPolicy, policy_for
@@ -86,17 +86,7 @@ def event_us(policy: str, seed: int = 0) -> dict[str, float]:
     held = Held(capacity, np.array(draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64))
     held.restore(held[ROOT], held[ROOT].missing)
     chosen = policy_for(policy, held, share=SHARE, floors=FLOORS)
-    search = Growing(held, chosen, draw)
-    while len(search.depth) < BLOCKS:
-        search.round()
-    kinds = search.transitions, search.pressures, search.boundaries
-    for events in kinds:
-        events.clear()
-    for _ in range(ROUNDS):
-        search.round()
-    named = zip(("transition", "pressure", "boundary"), kinds, strict=True)
-    p50 = {f"{name}_us_p50": median_us(events) for name, events in named}
-    return {"policy_us_p50": median_us(search.transitions + search.pressures)} | p50
+    return medians_us(Growing(held, chosen, draw))
 
 
 def _seconds(event: Callable[[], object]) -> float:

@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,19 @@ ROUNDS = 60
 SHARE = 0.25
 """The pool's share of what the blocks take."""
 TREE = "tree"
+
+
+class Timed(Protocol):
+    """A search that notes the seconds of its events; ``depth``: of each of its blocks."""
+
+    depth: dict[int, int]
+    transitions: list[float]
+    pressures: list[float]
+    boundaries: list[float]
+
+    def round(self) -> None:
+        """Go on by a round."""
+        ...
 
 
 @dataclass(slots=True)
@@ -113,7 +127,12 @@ def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str,
         cache.retention.listen(store.attention)
     search = Growing(cache, random.Random(seed))
     search.begin()
-    while len(search.paths) < BLOCKS:
+    return medians_us(search)
+
+
+def medians_us(search: Timed) -> dict[str, float]:
+    """What ``event_us`` says of a search: grown to its blocks first, then timed."""
+    while len(search.depth) < BLOCKS:
         search.round()
     kinds = search.transitions, search.pressures, search.boundaries
     for events in kinds:
@@ -121,10 +140,10 @@ def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str,
     for _ in range(ROUNDS):
         search.round()
     named = zip(("transition", "pressure", "boundary"), kinds, strict=True)
-    p50 = {f"{name}_us_p50": median_us(events) for name, events in named}
-    return {"policy_us_p50": median_us(search.transitions + search.pressures)} | p50
+    p50 = {f"{name}_us_p50": _median_us(events) for name, events in named}
+    return {"policy_us_p50": _median_us(search.transitions + search.pressures)} | p50
 
 
-def median_us(seconds: list[float]) -> float:
+def _median_us(seconds: list[float]) -> float:
     """0 where nothing happened."""
     return 1e6 * statistics.median(seconds) if seconds else 0.0

@@ -127,6 +127,12 @@ def conclusions(story: Story, known: dict[str, int]) -> Iterator[tuple[str, str,
                 yield backward
 
 
+def ways_on(story: Story, known: dict[str, int]) -> list[tuple[str, str, int]]:
+    """Those of the conclusions that lead to the answer; none if there are none."""
+    wanted = needed(story, known) or []
+    return [way for way in conclusions(story, known) if way[1] in wanted]
+
+
 def known_after(story: Story, steps: list[str]) -> dict[str, int]:
     """Who has how many once these steps, all of them right, are said."""
     known = given(story)

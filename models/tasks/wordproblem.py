@@ -164,8 +164,7 @@ class WordProblem:
         story = self._parse(question)
         known, steps = english.given(story), []
         while story.who not in known:
-            wanted = english.needed(story, known) or []
-            ways = [way for way in english.conclusions(story, known) if way[1] in wanted]
+            ways = english.ways_on(story, known)
             if not ways:
                 raise ValueError(f"cannot be worked out: {question!r}")
             said, who, number = rng.choice(ways)

@@ -7,7 +7,7 @@ them its only mistakes are misreadings, the same ones in every sample of a quest
 import random
 
 from models.tasks import TASKS
-from models.tasks.story import conclusions, given, needed, parse_story
+from models.tasks.story import conclusions, given, parse_story, ways_on
 from models.tasks.task import ANSWER_PREFIX
 
 SLIPS = 0.1
@@ -21,7 +21,7 @@ TRIES = 20
 
 
 def careless(question: str, rng: random.Random, slips: float = SLIPS) -> list[str]:
-    """A derivation whose results are off at a share of `slips`, the answer of course included.
+    """A derivation that misquotes a number at a share of `slips` and goes on from there.
 
     Raises ValueError for what is no word problem.
     """
@@ -45,8 +45,7 @@ def _attempt(question: str, rng: random.Random, slips: float) -> list[str] | Non
         raise ValueError(f"not a word problem: {question!r}")
     known, steps = given(story), []
     while story.who not in known:
-        wanted = needed(story, known) or []
-        ways = [way for way in conclusions(story, known) if way[1] in wanted]
+        ways = ways_on(story, known)
         if not ways:
             return None
         said, who, number = rng.choice(ways)

@@ -19,7 +19,7 @@ RATES = (0.05, 0.1, 0.2, 0.3)
 NEARBY = 0.7
 """How often the wrong word is another of the same reply."""
 OFF_SHARE = 0.6
-"""How often a sum's wrong result is off by as little as those in replies are."""
+"""How often a sum's wrong result is off by little."""
 SOUND_LEARNT = 0.2
 """The share learnt of the words that are never put wrong."""
 

@@ -228,18 +228,12 @@ class Streaming:
             self._held.keep(block, mine - (end - size))
 
 
-def _without(signal: str) -> Theta:
-    """The estimator that does not know a signal."""
-    sets = {name: each for name, each in UNFITTED.sets.items() if signal not in name}
-    return Theta("paper", sets, UNFITTED.source)
-
-
 _WHOLE = Extractive()
 _EXTRACTIVE: dict[str, Extractive] = {
     "extractive": _WHOLE,
-    "extractive_no_value": replace(_WHOLE, theta=_without("v")),
-    "extractive_no_confidence": replace(_WHOLE, theta=_without("u")),
-    "extractive_no_attention": replace(_WHOLE, theta=_without("a")),
+    "extractive_no_value": replace(_WHOLE, theta=UNFITTED.only("ua")),
+    "extractive_no_confidence": replace(_WHOLE, theta=UNFITTED.only("va")),
+    "extractive_no_attention": replace(_WHOLE, theta=UNFITTED.only("vu")),
     "extractive_no_estimator": replace(_WHOLE, knobs=Knobs(sharpness=0.0)),
     "extractive_no_distance": replace(_WHOLE, knobs=Knobs(distance_decay=0.0)),
     "extractive_no_siblings": replace(_WHOLE, knobs=Knobs(off_path=1.0)),

@@ -97,7 +97,7 @@ def test_a_wrong_sum_of_a_slipped_drill_is_labelled_so_and_a_right_one_too(
 
 @given(seeds)
 def test_a_slipped_sum_is_marked_where_it_is_wrong(rng: random.Random) -> None:
-    """A result of one token, often off by as little as a careless one is."""
+    """A result of one token, often off by little."""
     tokenizer = load_tokenizer()
     row = slipped_drill(tokenizer, rng)
     if row.kind != "sums":
