@@ -88,7 +88,7 @@ async def record(wanted: Calibration, settings: Settings) -> tuple[list[Rows], s
                     share=False,
                 )
                 await evaluate(
-                    asked, recorder, parts.text, done=lambda _, bar=bar: progress.advance(bar)
+                    asked, [recorder], parts.text, done=lambda _, bar=bar: progress.advance(bar)
                 )
                 recorded += recorder.take()
             usage = await parts.engine.usage()

@@ -133,7 +133,8 @@ def evaluate(
     reward_format: RewardFormat = None,
     profile: Profile = None,
     answers: Answers = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Questions under way at once.")] = 8,
+    at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
+    engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
     share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
     trees: Trees = None,
@@ -159,7 +160,7 @@ def evaluate(
     same, rule = share is Switch.ON, settings.answers
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with _tree_log(trees, TreeLog) as log:
-        rows = _run(run_evaluation(wanted, settings, log, as_json))
+        rows = _run(run_evaluation(wanted, settings, log, as_json, engines))
     if plot is not None:
         from server.plot import plot as draw
 

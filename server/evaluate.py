@@ -48,9 +48,9 @@ class Graded(Protocol):
 class Evaluation:
     """What is evaluated: every spec on every question of ``task``, once a seed.
 
-    ``at_once`` questions run concurrently; the specs of a question run one after the other, the
-    widest first. ``share``: what they have in common is drawn once. ``answers``: how they are
-    compared; ``auto`` is the task's own way.
+    ``at_once`` questions run concurrently on each engine; the specs of a question run one after the
+    other, the widest first. ``share``: what they have in common is drawn once. ``answers``: how
+    they are compared; ``auto`` is the task's own way.
     """
 
     task: Graded
@@ -85,7 +85,7 @@ class Score:
 
 async def evaluate(
     wanted: Evaluation,
-    engine: Engine,
+    engines: Sequence[Engine],
     text: ChatText,
     *,
     flops: tuple[Flops, ...] = (free, free),
@@ -93,15 +93,20 @@ async def evaluate(
 ) -> list[dict[str, Any]]:
     """A row for each spec, in the order given; ``done`` hears of every trial.
 
-    ``flops``: of the policy, the reward model and embedding, for what a search would cost alone.
+    ``engines``: of the same models; a question goes to one that has room. ``flops``: of the policy,
+    the reward model and embedding, for what a search would cost alone.
     Raises what the first search that fails raises, ending the others.
     """
-    room = asyncio.Semaphore(wanted.at_once)
+    rooms: asyncio.Queue[Engine] = asyncio.Queue()
+    for engine in list(engines) * wanted.at_once:
+        rooms.put_nowait(engine)
 
     async def one(number: int, seed: int, question: str) -> list[Score]:
-        async with room:
-            shared = SharedDraws(engine, *flops) if wanted.share else engine
-            return await _question(wanted, shared, text, f"eval-{number}", seed, question, done)
+        engine = await rooms.get()
+        shared = SharedDraws(engine, *flops) if wanted.share else engine
+        scores = await _question(wanted, shared, text, f"eval-{number}", seed, question, done)
+        rooms.put_nowait(engine)
+        return scores
 
     items = [(seed, question) for seed in wanted.seeds for question in wanted.questions]
     try:

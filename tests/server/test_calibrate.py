@@ -62,11 +62,11 @@ async def test_recording_changes_no_tree_and_follows_from_the_searches() -> None
     """The same digests; the same rows in the same order, whatever runs at once."""
     engine, text = Attentive(), PlainText()
     specs = (GOING_BACK, GOING_BACK.model_copy(update={"policy": "mcts"}))
-    plain = await evaluate(asked(specs), engine, text)
+    plain = await evaluate(asked(specs), [engine], text)
     found = []
     for at_once in (1, 8):
         recorder = Recorder(engine, VOCAB)
-        rows = await evaluate(asked(specs, at_once), recorder, text)
+        rows = await evaluate(asked(specs, at_once), [recorder], text)
         assert [row["tree_digest"] for row in rows] == [row["tree_digest"] for row in plain]
         found.append(recorder.take())
         assert recorder.take() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,10 @@ from models.tasks.task import Split, Verdict
 from search.digest import combined_digest
 from search.engine import Branch, EngineDown
 from search.spec import SearchSpec
+from server.eval_run import side_by_side
 from server.evaluate import Evaluation, Trial, clustered95, evaluate, item_seed, wilson95
 from server.plot import plot
+from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode
 from tests.server.conftest import PlainText
 
@@ -104,7 +107,7 @@ def asked(branch: Branch) -> int:
 async def test_accuracy_counts_the_chosen_replies() -> None:
     """Right for even questions alone: 4 of 8, at every width and for both policies."""
     engine = ScriptedEngine(say=lambda b: f"The answer is {asked(b) // 2 * 2}.")
-    rows = await evaluate(wanted(), engine, PlainText())
+    rows = await evaluate(wanted(), [engine], PlainText())
     assert [(r["policy"], r["width"]) for r in rows] == [
         ("best_of_n", 1),
         ("best_of_n", 4),
@@ -124,7 +127,7 @@ async def test_pass_at_n_counts_any_finished_reply() -> None:
         return f"The answer is {asked(branch) if branch.child == 0 else 99}."
 
     engine = ScriptedEngine(say=say, score_of=lambda texts: 0.9 if "99" in texts[-1] else 0.0)
-    rows = await evaluate(wanted((4,)), engine, PlainText())
+    rows = await evaluate(wanted((4,)), [engine], PlainText())
     assert [(row["accuracy"], row["pass_at_n"]) for row in rows] == [(0.0, 1.0), (0.0, 1.0)]
 
 
@@ -133,17 +136,28 @@ async def test_sharing_draws_changes_no_tree() -> None:
     keys = ("accuracy", "pass_at_n", "generated_tokens", "kv_tokens_total", "tree_digest")
     engine, apart = ScriptedEngine(), ScriptedEngine()
     trials: list[Trial] = []
-    shared = await evaluate(wanted(), engine, PlainText(), done=trials.append)
-    alone = await evaluate(wanted(share=False), apart, PlainText())
+    shared = await evaluate(wanted(), [engine], PlainText(), done=trials.append)
+    alone = await evaluate(wanted(share=False), [apart], PlainText())
     assert [[r[k] for k in keys] for r in shared] == [[r[k] for k in keys] for r in alone]
     assert sum(map(len, engine.expanded)) < sum(map(len, apart.expanded))
     assert len(trials) == 8 * 4
 
 
+async def test_engines_side_by_side_change_no_row() -> None:
+    """Each gets questions, and all rows but their seconds are those of one engine."""
+    engines = [ScriptedEngine(), ScriptedEngine()]
+    alone = await evaluate(wanted(), [ScriptedEngine()], PlainText())
+    dealt = await evaluate(wanted(), engines, PlainText())
+    assert all(engine.expanded for engine in engines)
+    for one, other in zip(alone, dealt, strict=True):
+        seconds = {"seconds": 0.0, "policy_seconds": 0.0, "precise_goodput": 0.0}
+        assert one | seconds == other | seconds
+
+
 async def test_the_digest_of_a_row_is_over_all_its_trees() -> None:
     """In the questions' order, whichever was done first."""
     trials: list[Trial] = []
-    rows = await evaluate(wanted((2,)), ScriptedEngine(), PlainText(), done=trials.append)
+    rows = await evaluate(wanted((2,)), [ScriptedEngine()], PlainText(), done=trials.append)
     mine = {t.question: t.outcome.digest for t in trials if t.outcome.spec.policy == "rebase"}
     assert rows[1]["tree_digest"] == combined_digest(mine[str(i)] for i in range(8))
 
@@ -151,7 +165,7 @@ async def test_the_digest_of_a_row_is_over_all_its_trees() -> None:
 async def test_one_failure_ends_the_evaluation() -> None:
     """No row is ever made of fewer questions than it says."""
     with pytest.raises(EngineDown):
-        await evaluate(wanted(), ScriptedEngine(fail_at=7), PlainText())
+        await evaluate(wanted(), [ScriptedEngine(fail_at=7)], PlainText())
 
 
 def test_wilson_by_hand() -> None:
@@ -186,8 +200,8 @@ def test_one_seed_is_wilson(right: list[bool]) -> None:
 
 async def test_several_seeds_are_their_runs_together() -> None:
     """Sums of the single runs, the mean of their accuracies, and the questions counted once."""
-    alone = [await evaluate(wanted(seeds=(s,)), ScriptedEngine(), PlainText()) for s in (5, 6)]
-    both = await evaluate(wanted(seeds=(5, 6)), ScriptedEngine(), PlainText())
+    alone = [await evaluate(wanted(seeds=(s,)), [ScriptedEngine()], PlainText()) for s in (5, 6)]
+    both = await evaluate(wanted(seeds=(5, 6)), [ScriptedEngine()], PlainText())
     for first, second, row in zip(*alone, both, strict=True):
         assert (row["n"], row["seed"], first["seed"]) == (8, [5, 6], 5)
         assert row["accuracy"] == (first["accuracy"] + second["accuracy"]) / 2
@@ -200,7 +214,7 @@ async def test_every_search_finishes_its_width() -> None:
     """Exactly n trajectories, whatever the policy: nothing is padded and nothing is left over."""
     trials: list[Trial] = []
     engine = ScriptedEngine(say=lambda b: f"The answer is {b.child}.")
-    await evaluate(wanted((1, 4, 9)), engine, PlainText(), done=trials.append)
+    await evaluate(wanted((1, 4, 9)), [engine], PlainText(), done=trials.append)
     assert len(trials) == 8 * 6
     assert all(t.outcome.stats.finished == t.outcome.spec.width for t in trials)
 
@@ -213,9 +227,34 @@ def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
     assert item_seed(1, "a") == item_seed(1, "a")
 
 
+@pytest.mark.parametrize(
+    ("said", "asked", "engines", "threads"),
+    [
+        ({}, 0, 4, 1),  # the bundled models are small: one a core
+        ({}, 2, 2, 2),
+        ({}, 1, 1, 0),
+        ({}, 8, 8, 1),
+        ({"threads": 3}, 0, 1, 3),  # whoever says threads has thought of one engine
+        ({"threads": 3}, 2, 2, 3),
+        ({"engine": "sglang", "policy_urls": ("http://127.0.0.1:1",)}, 0, 1, 0),
+    ],
+)
+def test_engines_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, Any],
+    asked: int,
+    engines: int,
+    threads: int,
+) -> None:
+    """On four cores; what is said of threads holds."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    each = side_by_side(Settings(**said), asked)
+    assert [one.threads for one in each] == [threads] * engines
+
+
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     """The suffix gives the format."""
-    rows = asyncio.run(evaluate(wanted(), ScriptedEngine(), PlainText()))
+    rows = asyncio.run(evaluate(wanted(), [ScriptedEngine()], PlainText()))
     plot(rows, tmp_path / "accuracy.png")
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
