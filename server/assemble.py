@@ -258,4 +258,4 @@ async def _keep(parts: Parts, served: Service) -> None:
     if parts.restartable is not None:
         settings = served.settings
         restarts = served.metrics.engine_restarts.labels(settings.model)
-        await keep_up(parts.restartable, settings.keeper_seconds, restarts)
+        await keep_up(parts.restartable, settings.keeper_seconds, restarts, settings.model)

@@ -25,8 +25,9 @@ class Restartable(Protocol):
         ...
 
 
-async def keep_up(engine: Restartable, seconds: float, restarts: Counter) -> None:
-    """Look after the engine every so many seconds, until cancelled; a failed restart is repeated.
+async def keep_up(engine: Restartable, seconds: float, restarts: Counter, model: str) -> None:
+    """Look after ``model``'s engine every so many seconds, until cancelled; a failed restart is
+    repeated.
 
     Searches under way have failed with EngineDown by then; clients were told when to come back.
     """
@@ -35,10 +36,10 @@ async def keep_up(engine: Restartable, seconds: float, restarts: Counter) -> Non
         try:
             await engine.health()
         except EngineDown as down:
-            log.error("%s: restarting the engine", down)
+            log.error("%s: %s: restarting the engine", model, down)
             restarts.inc()
             try:
                 await engine.restart()
-                log.info("the engine is back")
+                log.info("%s: the engine is back", model)
             except (EngineError, ValueError, OSError) as error:
-                log.error("the engine does not start: %s", error)
+                log.error("%s: the engine does not start: %s", model, error)

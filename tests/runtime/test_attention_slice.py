@@ -42,8 +42,9 @@ def forward(checkpoint: Path) -> Forward:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
 def test_weights_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    """Layer 1 of two, the query heads of the first key head, averaged; at the last of 70 tokens."""
-    folder = make_checkpoint(tmp_path / name, name)
+    """The second layer of three, the query heads of the first key head, averaged; at the last of 70
+    tokens."""
+    folder = make_checkpoint(tmp_path / name, name, num_hidden_layers=3)
     forward, ids = Forward(folder, threads=1), np.arange(70)
     store = forward.new_store(100)
     store.watch()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from search.engine import EngineDown
@@ -33,14 +35,22 @@ class Mortal:
         self.dead = False
 
 
-async def test_a_dead_engine_comes_back() -> None:
-    """A restart that fails is tried again; a healthy engine is left alone; all is counted."""
+async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A restart that fails is tried again; a healthy engine is left alone; all is counted, and told
+    by the model's name."""
+    caplog.set_level(logging.INFO)
     engine = Mortal()
     restarts = Counter("restarts", "", registry=CollectorRegistry())
-    keeper = asyncio.create_task(keep_up(engine, 0.001, restarts))
+    keeper = asyncio.create_task(keep_up(engine, 0.001, restarts, "sprig"))
     await engine.back.wait()
     keeper.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await keeper
     assert engine.restarts == 2
     assert next(iter(restarts.collect())).samples[0].value == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "sprig: dead: restarting the engine",
+        "sprig: the engine does not start: no memory",
+        "sprig: dead: restarting the engine",
+        "sprig: the engine is back",
+    ]

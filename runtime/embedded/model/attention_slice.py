@@ -1,9 +1,9 @@
 """The thin slice of attention that says what later tokens pay to a block (ArborKV, section 4, a).
 
-One layer, the middle one (number ``layers // 2`` from 0), where attention goes by what is said more
-than by how near it is; of it the first key head with the query heads that share it, whose weights
-are averaged. Its keys are cached anyway. Its queries are kept beside them, a copy of what a pass
-has computed: nothing goes back, so no bit of the model's output can depend on it.
+One layer, the middle one, where attention goes by what is said more than by how near it is; of it
+the first key head with the query heads that share it, whose weights are averaged. Its keys are
+cached anyway. Its queries are kept beside them, a copy of what a pass has computed: nothing goes
+back, so no bit of the model's output can depend on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.config import ModelConfig, middle_layer
 
 
 class AttentionSlice:
@@ -21,7 +21,7 @@ class AttentionSlice:
 
     def __init__(self, config: ModelConfig, rows: int) -> None:
         """``rows``: slots of the store, its padding included."""
-        self.layer = config.layers // 2
+        self.layer = middle_layer(config.layers) - 1
         self._heads = config.group
         self._window = config.sliding_window
         self._queries = torch.zeros(rows, config.group * config.head_dim)

@@ -115,7 +115,8 @@ class ModelConfig:
 
 
 def middle_layer(layers: int) -> int:
-    """Where steps are read for their embeddings unless told otherwise: half of the layers."""
+    """How many layers make half of them: steps are embedded behind these unless told otherwise, and
+    what later tokens attend to is read in the last of these."""
     return (layers + 1) // 2
 
 
