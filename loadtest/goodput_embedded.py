@@ -35,7 +35,7 @@ class Variant:
     """An engine with some of FlashTTS's parts.
 
     ``whole_prefix``: every trajectory is scored as a text of its own, from its first token on;
-    nothing of it is kept and nothing shared.
+    nothing of it is kept and nothing shared. ``unison``: what branches draw alike is computed once.
     """
 
     name: str
@@ -44,12 +44,13 @@ class Variant:
     ahead: bool = False
     whole_prefix: bool = False
     kv_policy: KvPolicy = "arborkv"
+    unison: bool = True
 
 
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant(PAPER, whole_prefix=True, kv_policy="lru"),
+        Variant(PAPER, whole_prefix=True, kv_policy="lru", unison=False),
         Variant(BASELINE),
         Variant("P", order="prefix"),
         Variant("MP", order="prefix", split="roofline"),
@@ -91,6 +92,7 @@ class Bench:
             order=variant.order,
             speculate=variant.ahead,
             lookahead=variant.ahead,
+            unison=variant.unison,
         )
         method = Method(variant.name, spec)
         outcome = await grow(engine, self._models.text, item, method, clock=self._clock)

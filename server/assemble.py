@@ -145,6 +145,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         verify_batch=settings.verify_batch,
         speculate=settings.speculate,
         lookahead=settings.lookahead,
+        unison=settings.unison,
         order=settings.order,
         threads=settings.threads,
         exact=settings.exact,

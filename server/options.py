@@ -101,6 +101,9 @@ Order = Annotated[
 Lookahead = Annotated[
     Switch | None, typer.Option(help="What is drawn ahead is scored with the step before it.")
 ]
+Unison = Annotated[
+    Switch | None, typer.Option(help="What branches have drawn alike is computed once.")
+]
 RewardFormat = Annotated[
     str | None, typer.Option(help="How rewards are read: a name, or a .json file.")
 ]
@@ -136,6 +139,7 @@ SWITCHES: dict[str, Any] = {
     "verify_batch": VerifyBatch,
     "speculate": Speculate,
     "lookahead": Lookahead,
+    "unison": Unison,
     "order": Order,
     "exact": Exact,
 }

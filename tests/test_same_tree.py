@@ -33,6 +33,7 @@ OFF = EngineOptions(
     batch_limit=1,
     threads=1,
     exact=True,
+    unison=False,
     strict=True,
 )
 DRAFT = {"draft": "scheduled", "draft_model": f"{SPRIG}/draft"}
@@ -117,18 +118,21 @@ async def restarted(options: EngineOptions) -> list[str]:
 ALL_SIGNALS = "tests/kvpolicy/all_signals.json"
 """Coefficients that ask for every signal: attention is read."""
 AHEAD = {"speculate": True, "lookahead": True, "batch_limit": 64}
+UNISON = {"unison": True}
 
 CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[str]]], dict]] = {
     "batch limit 64": (one_by_one, {"batch_limit": 64}),
+    "in unison": (one_by_one, UNISON | {"batch_limit": 64}),
+    "in unison, a few places": (among_others, UNISON | {"batch_limit": 4}),
     "two threads": (one_by_one, {"threads": 2, "batch_limit": 64}),
     "beside seven others": (among_others, {"batch_limit": 64}),
     "warm cache": (warm, {}),
     "engine restarted": (restarted, {}),
     "small pools that evict": (
         among_others,
-        {"batch_limit": 16, "kv_tokens": 1_200, "prm_kv_tokens": 1_200},
+        UNISON | {"batch_limit": 16, "kv_tokens": 1_200, "prm_kv_tokens": 1_200},
     ),
-    "a small pool by worth": (among_others, {"kv_policy": "arborkv", "kv_tokens": 1_200}),
+    "a small pool by worth": (among_others, UNISON | {"kv_policy": "arborkv", "kv_tokens": 1_200}),
     "a small pool by all signals": (
         among_others,
         {"kv_policy": "arborkv", "kv_tokens": 1_200, "kv_theta": ALL_SIGNALS},
@@ -141,11 +145,12 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
     ),
     "two candidates a draft": (among_others, DRAFT | {"k_config": (2, 2, 1), "batch_limit": 64}),
     "speculative expansion": (one_by_one, AHEAD | {"batch_limit": 16}),
-    "speculative expansion in a small pool": (among_others, AHEAD | {"kv_tokens": 1_200}),
+    "speculative expansion in a small pool": (among_others, AHEAD | UNISON | {"kv_tokens": 1_200}),
     "everything": (
         among_others,
         DRAFT
         | AHEAD
+        | UNISON
         | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 1_500}
         | {"kv_theta": ALL_SIGNALS},
     ),

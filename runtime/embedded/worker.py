@@ -340,6 +340,7 @@ def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) 
         speculation=load_speculation(options, text),
         speculate=options.speculate,
         visits=options.order,
+        unison=options.unison,
     )
 
 

@@ -38,6 +38,7 @@ def scheduler(
     model: HashModel | None = None,
     speculate: bool = False,
     visits: Visits = "prefix",
+    unison: bool = True,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
@@ -53,6 +54,7 @@ def scheduler(
         kv_policy=kv_policy,
         speculate=speculate,
         visits=visits,
+        unison=unison,
     )
     return made, model
 
@@ -176,18 +178,21 @@ def unique_tokens(paths: list[tuple[int, ...]]) -> int:
     return len({path[:n] for path in paths for n in range(1, len(path) + 1)})
 
 
-def test_forks_copy_nothing() -> None:
+@pytest.mark.parametrize("unison", [False, True])
+def test_forks_copy_nothing(unison: bool) -> None:
     """Sixteen children of one prefix: it is computed once, held once, and so is what they share.
 
-    Nothing is held of replies that have ended.
+    In unison what they draw alike is computed once too. Nothing is held of replies that have ended.
     """
-    engine, model = scheduler()
+    engine, model = scheduler(unison=unison)
     prompt = PROMPTS["tree5"]
     steps = Grower(engine).round({"oak": children(prompt, 16)})["oak"]
     assert any(step.finish is Finish.END for step in steps)
     computed = [(*prompt, *s.tokens[:-1]) for s in steps if s.finish is not Finish.END]
     assert engine.cache.active_tokens == unique_tokens(computed)
-    assert model.rows == len(prompt) + sum(len(step.tokens) - 1 for step in steps)
+    drawn = [(*prompt, *step.tokens[:-1]) for step in steps]
+    each = len(prompt) + sum(len(step.tokens) - 1 for step in steps)
+    assert model.rows == (unique_tokens(drawn) if unison else each)
     account = engine.accounts["oak"]
     assert account.prefilled_tokens == len(prompt)
     assert account.cached_tokens == 15 * len(prompt)

@@ -20,6 +20,7 @@ class Account:
     had to compute ``rehydrated_tokens`` again which an eviction had taken. ``target_passes`` counts
     a branch's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens`` were
     compared with the draw (the others came after a wrong one) and ``accepted_tokens`` equal to it.
+    ``unison_tokens``: decoded from a row that another branch's draw was computed by.
     ``speculated_used`` and ``speculated_wasted``: tokens drawn before a round asked for them, and
     that none asked for.
     """
@@ -32,6 +33,7 @@ class Account:
         self.cached_tokens = 0
         self.rehydrated_tokens = 0
         self.rehydrations = 0
+        self.unison_tokens = 0
         self.speculated_used = 0
         self.speculated_wasted = 0
         self.passes = 0
@@ -84,6 +86,7 @@ class Account:
         self.cached_tokens += other.cached_tokens
         self.rehydrated_tokens += other.rehydrated_tokens
         self.rehydrations += other.rehydrations
+        self.unison_tokens += other.unison_tokens
         self.speculated_used += other.speculated_used
         self.speculated_wasted += other.speculated_wasted
         self.passes += other.passes
@@ -96,7 +99,7 @@ class Account:
     @property
     def computed_tokens(self) -> int:
         """Tokens that went through the model: prefilled and decoded."""
-        return self.prefilled_tokens + self.decoded_tokens
+        return self.prefilled_tokens + self.decoded_tokens - self.unison_tokens
 
     def alive(self) -> Iterator[np.ndarray]:
         """The paths of the prompt and of every step that may be visited again."""

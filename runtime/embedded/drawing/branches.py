@@ -14,7 +14,8 @@ from search.engine import Branch, Sampling, Step
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A round asked for at once, and the steps drawn so far."""
+    """A round asked for at once, and the steps drawn so far. ``parted``: some of its branches drew
+    in unison and then differed."""
 
     id: int
     number: int
@@ -22,6 +23,7 @@ class Call:
     sampling: Sampling
     stops: Stops
     steps: list[Step | None]
+    parted: bool = False
 
     @property
     def done(self) -> bool:
@@ -47,7 +49,8 @@ class Prefix:
 @dataclass(slots=True, eq=False)
 class Run:
     """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens; ``early``: no
-    round has asked for it yet."""
+    round has asked for it yet; ``following``: branches that have drawn the same and use its lane.
+    """
 
     call: Call
     index: int
@@ -59,6 +62,7 @@ class Run:
     logprob: float = 0.0
     entropy: float = 0.0
     early: bool = False
+    following: list[Run] = field(default_factory=list)
 
     @property
     def length(self) -> int:

@@ -38,7 +38,7 @@ def draw_for(
     """Each branch with its logits (1 + guesses, vocab) and its draws, one for each row."""
     if not rows:
         return
-    each = [(run, ahead) for run, _ in rows if run.lane is not None for ahead in run.lane.depths()]
+    each = [(run, ahead) for run, _ in rows for ahead in (run.lane.depths() if run.lane else [0])]
     drawn = draw(
         torch.cat([logits for _, logits in rows]),
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),

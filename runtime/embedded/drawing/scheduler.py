@@ -8,8 +8,6 @@ token is drawn, never which.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,16 +17,17 @@ import torch
 from kvpolicy.value import certainty
 from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.account import Account, charge_pass, sum_of
-from runtime.embedded.drawing.batch import Advance, Batch, Forwards, Refusal
+from runtime.embedded.drawing.batch import Advance, Batch, Forwards
 from runtime.embedded.drawing.branches import Call, Prefix, Run
 from runtime.embedded.drawing.draws import Draw, Taken, draw_for, take
 from runtime.embedded.drawing.expansion import SpeculativeExpansion
 from runtime.embedded.drawing.intake import must_be_drawable
+from runtime.embedded.drawing.places import Places
 from runtime.embedded.drawing.steps import Steps
-from runtime.embedded.drawing.turns import in_turn
+from runtime.embedded.drawing.unison import Followed, everyone, follow
 from runtime.embedded.drawing.visits import Visits, ranks
 from runtime.embedded.kv.cache import Cache
-from runtime.embedded.kv.lane import Lane, Order
+from runtime.embedded.kv.lane import Lane
 from runtime.embedded.kv.namespaces import Namespaces
 from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
 from runtime.text import Text
@@ -67,11 +66,13 @@ class Scheduler:
         worth: Worth = WORTH,
         speculate: bool = False,
         visits: Visits = "prefix",
+        unison: bool = True,
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
         ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
         ahead of the draws, None if nothing does; ``speculate``: idle places are filled with what
-        rounds may ask for next; ``visits``: the order in which a round's branches are let in."""
+        rounds may ask for next; ``visits``: the order in which a round's branches are let in;
+        ``unison``: what several have drawn alike is computed once, unless there is a draft."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = Cache(kv_tokens, kv_policy, worth)
@@ -94,10 +95,12 @@ class Scheduler:
         self._visits: Visits = visits
         self._flops = flops
         self.speculation = speculation
-        self._waiting: list[Run] = []
-        self._running: dict[Lane, Run | Prefix] = {}
+        self._places = Places(
+            self.batch, self.accounts, speculation, unison=unison and speculation is None
+        )
+        self._running, start = self._places.running, self._places.start
         self.expansion = SpeculativeExpansion(
-            self.batch, self._running, self.accounts, self._steps, self._start, on=speculate
+            self.batch, self._running, self.accounts, self._steps, start, on=speculate
         )
         self._calls: dict[int, Call] = {}
         self._finished: list[Call] = []
@@ -112,13 +115,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Branches in the batch."""
-        works = self._running.values()
-        return sum(isinstance(work, Run) and not work.early for work in works)
+        return sum(len(everyone(run)) for run in self._places.runs)
 
     @property
     def waiting(self) -> int:
         """Branches that wait for memory, their prefix or a place in the batch."""
-        return len(self._waiting)
+        return len(self._places.waiting)
 
     def expand(
         self,
@@ -156,10 +158,12 @@ class Scheduler:
 
     def step(self) -> list[Drawn]:
         """One iteration: admit, run one forward pass, draw; the calls that are finished."""
-        if self._waiting:
+        if self._places.waiting:
             self.expansion.park()
-            self._admit()
-        if not self._waiting and self._running:
+            admitted = self._places.admit(self.expansion.give_up)
+            ready = [(run, run.prefix.logits) for run in admitted if not run.drawn]
+            self._draw_next([(run, logits) for run, logits in ready if logits is not None])
+        if not self._places.waiting and self._running:
             begun = [(run, run.prefix.logits) for run in self.expansion.fill()]
             self._draw_next([(run, logits) for run, logits in begun if logits is not None])
         landed = []
@@ -174,7 +178,7 @@ class Scheduler:
                 landed.append((work, torch.cat([advance.logits, *beside])))
             else:
                 work.logits = advance.logits.clone()
-                self._leave(work)
+                self._places.leave(work)
         self._draw_next(landed)
         if self.speculation:
             self.speculation.drawn()
@@ -200,11 +204,7 @@ class Scheduler:
         self.expansion.bury(tree, hint.dead)
         self.cache.retention.hint(tree, hint)
         if account.bury(hint.dead):
-            unfinished = [run.tokens() for run in self._waiting if run.call.tree == tree]
-            wanted = [*account.alive(), *unfinished]
-            self.cache.retain(tree, wanted)
-            if self.speculation:
-                self.speculation.drafter.cache.retain(tree, wanted)
+            self._retain(tree)
 
     def mean_logprob(
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
@@ -216,9 +216,7 @@ class Scheduler:
     def abort(self, tree: str) -> list[int]:
         """Stop a search's branches; the ids of the calls that get no answer."""
         self.expansion.end(tree)
-        self._waiting = [run for run in self._waiting if run.call.tree != tree]
-        for work in [work for lane, work in self._running.items() if lane.tree == tree]:
-            self._leave(work, publish=False)
+        self._places.clear(tree)
         stopped = [call.id for call in self._calls.values() if call.tree == tree]
         for call_id in stopped:
             del self._calls[call_id]
@@ -240,6 +238,14 @@ class Scheduler:
     def totals(self) -> Account:
         """The costs of all searches, past and present."""
         return sum_of((self.past, *self.accounts.values()))
+
+    def _retain(self, tree: str) -> None:
+        """Free what nothing that lives or draws will read."""
+        unfinished = [run.tokens() for run in self._places.waiting if run.call.tree == tree]
+        wanted = [*self.accounts[tree].alive(), *unfinished]
+        self.cache.retain(tree, wanted)
+        if self.speculation:
+            self.speculation.drafter.cache.retain(tree, wanted)
 
     def _account(self, tree: str) -> Account:
         if tree not in self.accounts:
@@ -263,96 +269,20 @@ class Scheduler:
         self.expansion.settle(tree)
         for run, finish in zip(runs, finishes, strict=True):
             if finish is None:
-                insort(self._waiting, run, key=_order)
+                self._places.queue(run)
             else:
                 self._end(run, finish)
-
-    def _admit(self) -> None:
-        """Let waiting branches in, the trees in turn, as far as places and memory go."""
-        admitted, held_back = [], []
-        places = Counter(lane.tree for lane in self._running)
-        waiting = in_turn(self._waiting, lambda run: run.call.tree, places)
-        for at, run in enumerate(waiting):
-            ready = run.prefix.logits is not None
-            refusal = self._start(run)
-            if refusal is Refusal.STARVED and self.expansion.give_up():
-                refusal = self._start(run)
-            (held_back if refusal or not ready else admitted).append(run)
-            if refusal and refusal is not Refusal.SHARED:
-                held_back += waiting[at + 1 :]
-                break
-        self._waiting = sorted(held_back, key=_order)
-        self._draw_next([(r, r.prefix.logits) for r in admitted if not r.drawn])
 
     def _advance(self) -> list[Advance]:
         """One forward pass, over the draft's proposals too where there is one."""
         if self.speculation is None:
             return self.batch.advance()
-        runs = [work for work in self._running.values() if isinstance(work, Run)]
-        asked = sorted((run for run in runs if not run.early), key=_order)
-        return self.speculation.advance(self.batch, asked)
-
-    def _start(self, run: Run) -> Refusal | None:
-        """Give a branch a lane, or have its prefix computed first."""
-        return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
-
-    def _start_prefix(self, run: Run) -> Refusal | None:
-        """Have the prefix of a branch computed, unless it is under way."""
-        prefix, tree = run.prefix, run.call.tree
-        if prefix.lane is not None:
-            return None
-        size = len(prefix.tokens)
-        lane = self.batch.enter(
-            tree, run.order, prefix.tokens, size=size, upto=size - 1, spare=run.early
-        )
-        if isinstance(lane, Refusal):
-            return lane
-        prefix.lane = lane
-        self._running[lane] = prefix
-        self.accounts[tree].cached_tokens += lane.computed
-        if prefix.known:
-            self.accounts[tree].rehydrate(lane.missing - 1)
-        return None
-
-    def _start_run(self, run: Run) -> Refusal | None:
-        """Give a branch whose prefix's logits are known a lane of its own."""
-        prefix, tree, tokens = run.prefix, run.call.tree, run.tokens()
-        pending = 1 if run.drawn else 0
-        size = len(prefix.tokens) + run.branch.limit
-        upto = len(tokens) - pending
-        lane = self.batch.enter(tree, run.order, tokens, size=size, upto=upto, spare=run.early)
-        if isinstance(lane, Refusal):
-            return lane
-        run.lane = lane
-        self._running[lane] = run
-        self.accounts[tree].rehydrate(lane.missing - pending)
-        if prefix.used and not run.drawn:
-            self.accounts[tree].cached_tokens += len(prefix.tokens)
-        prefix.used = True
-        return None
-
-    def _leave(self, work: Run | Prefix, *, publish: bool = True) -> None:
-        """Take a lane out of the batch; what it computed is cached unless nothing can follow."""
-        assert work.lane is not None, "work without a lane has left already"
-        if self.speculation and isinstance(work, Run):
-            self.speculation.end(work, publish=publish)
-        del self._running[work.lane]
-        if publish:
-            self.batch.publish(work.lane)
-        else:
-            self.batch.drop(work.lane)
-        work.lane = None
+        return self.speculation.advance(self.batch, self._places.runs)
 
     def _give_way(self, lane: Lane) -> None:
-        """A lane lost its place to older ones: its branch waits again, with what it has drawn."""
-        work = self._running.pop(lane)
-        work.lane = None
+        """A lane lost its place to older ones."""
         self.retractions += 1
-        if isinstance(work, Run):
-            if self.speculation:
-                self.speculation.end(work, publish=True)
-            self.cache.retention.draws(work.call.tree, work.branch.node, work.tokens())
-            insort(self._waiting, work, key=_order)
+        self._places.lost(lane)
 
     def _starve(self) -> None:
         """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
@@ -368,9 +298,38 @@ class Scheduler:
         return Drawn(call.id, [step for step in call.steps if step is not None], tree, moved)
 
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
-        """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order."""
-        for run, logits, draws in draw_for(self._draw, rows):
+        """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order; and
+        those of the branches that follow it."""
+        each = [(one, logits) for run, logits in rows for one in everyone(run)]
+        drawn = draw_for(self._draw, each)
+        for run, _ in rows:
+            following, run.following = run.following, []
+            _, logits, draws = next(drawn)
+            others = [next(drawn)[2][0] for _ in following]
+            if any(token != draws[0][0] for token, _, _ in others):
+                assert run.lane is not None, "a run draws without a lane"
+                self.cache.share(run.lane)
+                run.call.parted = True
             self._take(run, take(run, logits, draws, self._steps.finish))
+            if following:
+                self._follow(run, follow(following, others, self._steps.finish))
+
+    def _follow(self, run: Run, followed: Followed) -> None:
+        """Book what those were given that followed a run; who still agrees with it follows on."""
+        account = self.accounts[run.call.tree]
+        for one, finish in followed.ended:
+            account.unison_tokens += 1
+            account.decoded_tokens += 1
+            self._end(one, finish)
+        for token, (first, *rest) in followed.ways.items():
+            account.unison_tokens += 1 + len(rest)
+            account.decoded_tokens += 1 + len(rest)
+            if run.lane is not None and token == run.drawn[-1]:
+                run.following = [first, *rest]
+            elif self._places.start(first) is None:
+                first.following = rest
+            else:
+                self._places.wait((first, *rest))
 
     def _take(self, run: Run, taken: Taken) -> None:
         """Book what a run was given; end the step if it is complete."""
@@ -386,7 +345,7 @@ class Scheduler:
         if run.early:
             self.expansion.ended(run, finish)
         else:
-            self._leave(run, publish=finish is not Finish.END)
+            self._places.leave(run, publish=finish is not Finish.END)
             self._end(run, finish)
 
     def _end(self, run: Run, finish: Finish) -> None:
@@ -405,6 +364,8 @@ class Scheduler:
         if call.done:
             del self._calls[call.id]
             self._finished.append(call)
+            if call.parted:  # what was shared of steps that ended the reply is nobody's
+                self._retain(call.tree)
 
     def _charge(self, advances: Sequence[Advance]) -> None:
         """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
@@ -414,7 +375,3 @@ class Scheduler:
                 account = self.accounts[done.lane.tree]
                 account.prefilled_tokens -= len(done.logits)
                 account.target_passes += 1
-
-
-def _order(run: Run) -> Order:
-    return run.order

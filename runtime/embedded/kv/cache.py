@@ -125,6 +125,22 @@ class Cache:
             self.pool.give(fork.slots)
             fork.slots, fork.computed = EMPTY, 0
 
+    def share(self, lane: Lane) -> None:
+        """What a lane has computed becomes the radix tree's, and the lane goes on below it."""
+        first, last = lane.shared, lane.computed
+        if first == last:
+            return
+        _, spare = self.radix.extend(
+            lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
+        )
+        self.pool.give(spare)
+        anchor, lane.slots[:last] = self.radix.match(lane.tokens[:last])
+        self.radix.lock(anchor)
+        self.radix.unlock(lane.anchor)
+        self.radix.mend(lane.tree, lane.tokens[:last], lane.opened)
+        self._private[lane.tree] -= last - first
+        lane.anchor, lane.opened, lane.shared = anchor, last, last
+
     def publish(self, lane: Lane) -> None:
         """End a lane: what it computed becomes the radix tree's, held by its search."""
         first, last = lane.shared, lane.computed

@@ -1,0 +1,105 @@
+"""What branches draw alike is computed once; every branch says what it would have said alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.embedded.drawing.branches import Call, Prefix, Run
+from runtime.embedded.drawing.unison import everyone, follow
+from search.tree import ROOT, Finish
+from tests.runtime.hash_model import naive_step
+from tests.runtime.test_scheduler import (
+    PROMPTS,
+    SAMPLING,
+    Grower,
+    children,
+    finish,
+    scheduler,
+    unique_tokens,
+)
+
+PROMPT = PROMPTS["tree2"]
+ALIKE = 48
+"""Children of one prefix: enough that many draw the same first tokens."""
+
+
+def computed(prompt: tuple[int, ...], steps: list) -> int:
+    """The distinct tokens of the steps but for the last of each, which nobody has read yet."""
+    return unique_tokens([(*prompt, *step.tokens[:-1]) for step in steps])
+
+
+def test_children_of_steps_drawn_alike_are_one_voice() -> None:
+    """Two nodes with equal tokens: their children, of other seeds, share rows until they part.
+
+    A token is drawn in unison if another branch has drawn from the same row: after equal tokens.
+    """
+    engine, model = scheduler()
+    twins = [*children(PROMPT, 8, parent=1, seed=1), *children(PROMPT, 8, parent=2, seed=2)]
+    engine.expand(1, "oak", twins, SAMPLING)
+    steps = finish(engine)[1]
+    assert steps == [naive_step(branch, SAMPLING) for branch in twins]
+    assert model.rows == computed(PROMPT, steps)
+    assert model.rows < len(PROMPT) + sum(len(step.tokens) - 1 for step in steps)
+    account = engine.accounts["oak"]
+    assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
+    ways = {step.tokens[:n] for step in steps for n in range(len(step.tokens))}
+    assert account.decoded_tokens - account.unison_tokens == len(ways)
+
+
+@given(
+    places=st.integers(1, 12),
+    kv_tokens=st.sampled_from([65, 90, 130, 4000]),
+    seed=st.integers(0, 3),
+)
+def test_places_and_memory_change_nothing(places: int, kv_tokens: int, seed: int) -> None:
+    """Followers that find no place wait with what they have drawn; lanes that lose theirs take
+    all who follow along. The books are right, and nothing is held afterwards."""
+    engine, model = scheduler(batch_limit=places, kv_tokens=kv_tokens)
+    branches = children(PROMPT, ALIKE, seed=seed)
+    engine.expand(1, "oak", branches, SAMPLING)
+    assert finish(engine)[1] == [naive_step(branch, SAMPLING) for branch in branches]
+    assert model.largest <= places
+    engine.cache.check()
+    engine.release("oak")
+    engine.cache.check()
+    assert engine.cache.active_tokens == 0
+
+
+def test_whole_searches_are_the_same_with_and_without() -> None:
+    """Several at once, round by round; in unison fewer rows are computed."""
+    rows, grown = [], []
+    for unison in (False, True):
+        engine, model = scheduler(unison=unison)
+        grown.append(Grower(engine).grow(PROMPTS, 4, 12))
+        rows.append(model.rows)
+    assert grown[0] == grown[1]
+    assert rows[1] < rows[0]
+
+
+def test_an_abort_takes_the_followers_along() -> None:
+    """In the middle of a round, with lanes that several follow."""
+    engine, _ = scheduler()
+    engine.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
+    engine.step()
+    engine.step()
+    assert len(engine.batch.lanes) < engine.running
+    assert engine.abort("oak") == [1]
+    engine.release("oak")
+    assert (engine.running, engine.waiting, engine.cache.active_tokens) == (0, 0, 0)
+    engine.cache.check()
+
+
+def test_a_split_by_hand() -> None:
+    """Of five that follow, two draw 7, one draws 9, two end their step with 0."""
+    call = Call(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
+    prefix = Prefix(tokens=None, known=False)  # type: ignore[arg-type]
+    runs = [Run(call, i, branch, prefix, (0, 0, i)) for i, branch in enumerate(children((1,), 5))]
+    draws = [(token, -1.0, 0.5) for token in (7, 9, 0, 7, 0)]
+    done = follow(runs, draws, lambda run: Finish.STEP if run.drawn[-1] == 0 else None)
+    assert done.ended == [(runs[2], Finish.STEP), (runs[4], Finish.STEP)]
+    assert done.ways == {7: [runs[0], runs[3]], 9: [runs[1]]}
+    assert [(run.drawn, run.logprob, run.entropy) for run in runs][1] == ([9], -1.0, 0.5)
+    runs[0].following = [runs[3]]
+    assert everyone(runs[0]) == (runs[0], runs[3])
+    assert runs[0].branch.parent == ROOT
