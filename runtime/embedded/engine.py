@@ -96,9 +96,9 @@ class EmbeddedEngine:
         branches that gave way; ``tested_tokens``: drafted ones that were compared with a draw,
         ``draft_pauses``: how often drafting did not pay; ``speculated_used_tokens`` and
         ``speculated_wasted_tokens``: drawn before a round asked for them, or none did;
-        ``prm_evicted_tokens``; ``verdicts`` of a
-        judge, and ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed
-        checks.
+        ``unison_tokens``: drawn from a row that another branch had computed;
+        ``prm_evicted_tokens``; ``verdicts`` of a judge, and ``unparsed_verdicts`` among them that
+        held no number; ``wrong_books``: failed checks.
         """
         return dict(self._report.counters) if self._report else {}
 

@@ -302,6 +302,7 @@ class Worker:
             "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
             "speculated_used_tokens": policy.speculated_used,
             "speculated_wasted_tokens": policy.speculated_wasted,
+            "unison_tokens": policy.unison_tokens,
             "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
             "verdicts": self._judge.verdicts if self._judge else 0,
             "unparsed_verdicts": self._judge.unparsed_verdicts if self._judge else 0,
@@ -362,4 +363,5 @@ def cost_of(policy: Account, prm: Account, judged: Account) -> TreeCost:
         accepted_tokens=policy.accepted_tokens,
         speculated_used=policy.speculated_used,
         speculated_wasted=policy.speculated_wasted,
+        unison_tokens=policy.unison_tokens,
     )
