@@ -234,7 +234,7 @@ def main() -> None:
             "rows": process.submit(decode_rows, options.threads, repeats).result()
         }
     report |= asyncio.run(against_the_loop(options.threads, 4 if options.quick else 12, WIDTH))
-    questions = {True: 4, False: 12} if options.quick else {True: 40, False: 40}
+    questions = {True: 2, False: 6} if options.quick else {True: 12, False: 40}
     report["flip_rate"] = [asyncio.run(flip_rate(x, n, WIDTH)) for x, n in questions.items()]
     if options.json:
         print(json.dumps(report, indent=2))
