@@ -77,6 +77,11 @@ class Yard:
         await asyncio.gather(*(server.ready(START_SECONDS) for server in wanted))
         return wanted
 
+    async def rest(self) -> None:
+        """End what runs, to make room for others' servers; ``have`` starts it again."""
+        launched = [] if self._parts is None else (await self.supervised()).servers
+        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in (*launched, self._stock)))
+
     async def close(self) -> list[str]:
         """End all; of the launched ones, those that still answer."""
         await asyncio.to_thread(self._stock.stop)

@@ -1,0 +1,230 @@
+"""Two front ends behind a real nginx share two real SGLang policy replicas, on the CPU.
+
+Each front end has a reward server of its own: one that stands still holds up its searches alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from models.tasks import TASKS
+from runtime.sglang.launch import Server as Sglang
+from runtime.sglang.launch import ServerOptions
+from runtime.sglang.report import read
+from server.settings import BUNDLED
+from tests.deploy.front_ends import LONG, Nginx, Pause, callers, outlive, until_expanded
+from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, START_SECONDS, Yard
+from tests.server.test_process import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+
+QUESTIONS = TASKS["blocksworld"].questions("dev", 12)
+READY_SECONDS = 0.5
+"""A front end's own word is what is read here: it need not wait long for the servers'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The servers, which run. ``rewards``: one for each front end."""
+
+    policies: list[Sglang]
+    rewards: list[Sglang]
+
+    def used(self, work: Callable[[], Any]) -> list[Sglang]:
+        """The policy servers that draw while ``work`` is done."""
+        before = [drawn(server) for server in self.policies]
+        work()
+        return [one for one, had in zip(self.policies, before, strict=True) if drawn(one) > had]
+
+
+def server(model: str, *, plugged: bool) -> Sglang:
+    """One that is not started yet."""
+    return Sglang(
+        ServerOptions(
+            model=BUNDLED / model,
+            python=PYTHON,
+            device="cpu",
+            memory=0.3,
+            kv_tokens=KV_TOKENS,
+            args=("--random-seed", "1", "--sleep-on-idle"),
+            seeds=plugged,
+            evicts=plugged,
+        )
+    )
+
+
+def said(server: Sglang, path: str) -> httpx2.Response:
+    """What a server answers to a look at it."""
+    return httpx2.get(f"{server.url}{path}", timeout=60, trust_env=False).raise_for_status()
+
+
+def drawn(server: Sglang) -> int:
+    """Tokens that a server has drawn since its start."""
+    return read(said(server, "/metrics").text).generated
+
+
+def until_idle(server: Sglang) -> None:
+    """Look until a server neither runs a request nor holds one back."""
+    while any(
+        load["num_running_reqs"] + load["num_waiting_reqs"]
+        for load in said(server, "/v1/loads").json()["loads"]
+    ):
+        pass
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pools(yard: Yard) -> AsyncIterator[Pools]:
+    """Two servers of each kind; the yard's make room."""
+    await yard.rest()
+    policies = [server("policy", plugged=True) for _ in range(2)]
+    rewards = [server("prm", plugged=False) for _ in range(2)]
+    every = [*policies, *rewards]
+    try:
+        for one in every:
+            one.start()
+        await asyncio.gather(*(one.ready(START_SECONDS) for one in every))
+        yield Pools(policies, rewards)
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in every))
+
+
+@pytest.fixture
+def fronts(pools: Pools) -> Iterator[list[Server]]:
+    """Two front ends."""
+
+    def front(reward: Sglang) -> Server:
+        return Server(
+            engine="sglang",
+            policy_urls=",".join(policy.url for policy in pools.policies),
+            reward_urls=reward.url,
+            ready_seconds=str(READY_SECONDS),
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        running = list(pool.map(front, pools.rewards))
+    yield running
+    for one in running:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.wait()
+
+
+@pytest.fixture
+def nginx(fronts: list[Server], tmp_path: Path) -> Iterator[Nginx]:
+    """One before them."""
+    running = Nginx(tmp_path, fronts)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def standing_still(fronts: list[Server], pools: Pools) -> Pause:
+    """A front end gets no rewards meanwhile: it answers, and says that it is not ready."""
+
+    @contextmanager
+    def paused(front: Server) -> Iterator[None]:
+        process = pools.rewards[fronts.index(front)].process
+        assert process is not None
+        os.killpg(process.pid, signal.SIGSTOP)
+        try:
+            assert looks(front) == {"/health": 200, "/ready": 503}
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
+
+    return paused
+
+
+def looks(front: Server) -> dict[str, int]:
+    """What a front end answers to those who look after it."""
+    with httpx2.Client(base_url=front.url, timeout=60) as http:
+        return {path: http.get(path).status_code for path in ("/health", "/ready")}
+
+
+def until_ready(front: Server) -> None:
+    """Look until it is."""
+    while looks(front)["/ready"] != 200:
+        pass
+
+
+def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pools) -> None:
+    """A search is on one server, and on the same one whichever front end grows it, where it finds
+    the prompt that the other's has read; other prompts are on the other server."""
+    both, used = callers(nginx, fronts), set()
+    found: list[dict[str, Any]] = []
+
+    def ask(question: str, headers: dict[str, str]) -> None:
+        search = {"policy": "rebase", "width": 4, "seed": 7}
+        found.append(nginx.search({"question": question, "search": search}, headers))
+
+    for question in QUESTIONS:
+        (first,), (second,) = (
+            pools.used(lambda h=headers, q=question: ask(q, h)) for headers in both
+        )
+        assert first is second
+        here, there = found[-2:]
+        assert here["tree_digest"] == there["tree_digest"]
+        assert there["stats"]["engine"]["prefilled_tokens"] <= 1
+        used.add(first.url)
+        if len(used) == 2:
+            break
+    assert len(used) == 2
+
+    # Many at once: nothing is read twice, so none has moved.
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, QUESTIONS, both * (len(QUESTIONS) // 2)))
+    for document in found:
+        assert document["stats"]["finished"] == 4
+        cost = document["stats"]["engine"]
+        assert cost["prefilled_tokens"] <= document["stats"]["prompt_tokens"]
+        assert (cost["rehydrated_tokens"], cost["cached_tokens"] > 0) == (0, True)
+
+
+def test_a_front_end_dies(
+    nginx: Nginx, fronts: list[Server], pools: Pools, standing_still: Pause
+) -> None:
+    """Its callers go to the other one and get the same trees; its streams break off, nothing else
+    is lost, and no SGLang server has work of its left."""
+    streamed, asked = outlive(nginx, fronts, standing_still)
+    assert asked == streamed
+    for one in (*pools.policies, *pools.rewards):
+        until_idle(one)
+    until_ready(fronts[1])
+
+
+def test_a_policy_replica_dies(
+    nginx: Nginx, fronts: list[Server], pools: Pools, standing_still: Pause
+) -> None:
+    """Searches that were on it go on at the other one, with the same tree, and both front ends
+    serve whoever comes."""
+    mine, other = callers(nginx, fronts)
+    whole = nginx.search(LONG, mine)
+    with nginx.stream(LONG, mine) as stream:
+        lines = stream.iter_lines()
+        (lost,) = pools.used(lambda: until_expanded(lines))
+        with standing_still(fronts[0]):
+            assert lost.process is not None
+            os.killpg(lost.process.pid, signal.SIGKILL)
+            lost.process.wait()
+        rest = [line for line in lines if line]
+    assert "event: error" not in rest
+    done = json.loads(rest[-1].removeprefix("data: "))
+    assert (done["stats"]["finished"], done["tree_digest"]) == (32, whole["tree_digest"])
+    assert nginx.search(LONG, other)["tree_digest"] == whole["tree_digest"]
+    (left,) = (one for one in pools.policies if one is not lost)
+    until_idle(left)
+    for front in fronts:
+        until_ready(front)
