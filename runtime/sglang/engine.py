@@ -25,7 +25,7 @@ from runtime.sglang.growing import Growing
 from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
 from runtime.sglang.reading import asking_of
-from runtime.sglang.replica import Json, Replica
+from runtime.sglang.replica import Json, NotSglang, Replica
 from runtime.sglang.report import report
 from runtime.sglang.scorer import Bench, Likelihood, Scorer
 from runtime.sglang_plugin.wire import figures
@@ -226,7 +226,14 @@ class SglangEngine:
         options = self._options
         deadline = time.monotonic() + options.start_seconds
         both = (*self._policy.replicas, *self._rewards.replicas)
-        infos = await asyncio.gather(*(_info(replica, deadline) for replica in both))
+        fleets = (self._policy, self._rewards)
+        infos = await asyncio.gather(
+            *(
+                _info(replica, fleet.what, deadline)
+                for fleet in fleets
+                for replica in fleet.replicas
+            )
+        )
         self._infos = dict(zip((replica.url for replica in both), infos, strict=True))
         for replica, info in zip(both, infos, strict=True):
             told = figures(info)
@@ -302,11 +309,13 @@ class SglangEngine:
         return f"sglang-{digest[:16]}"
 
 
-async def _info(replica: Replica, deadline: float) -> Json:
-    """What a server says of itself, once it is ready."""
+async def _info(replica: Replica, what: str, deadline: float) -> Json:
+    """What a server says of itself, once it is ready. ``what`` it is for names it in an error."""
     while True:
         try:
             info = await replica.info()
+        except NotSglang as error:
+            raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
         except EngineDown as error:
             if time.monotonic() > deadline:
                 raise EngineDown(f"{replica.url} did not come up: {error}") from error

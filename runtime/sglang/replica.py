@@ -20,12 +20,17 @@ REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
 NOT_FOUND = 404
+MOST_SAID = 200
 
 Json = Mapping[str, Any]
 
 
 class ReplicaLost(EngineDown):
     """A server does not answer any more; another one may."""
+
+
+class NotSglang(EngineDown):
+    """What answers is no SGLang server, such as a router before some."""
 
 
 class Replica:
@@ -75,8 +80,14 @@ class Replica:
             log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
 
     async def info(self) -> Json:
-        """``/server_info``: how the server was started, and its state. Raises EngineDown."""
-        return self._json(await self._get("/server_info"))
+        """``/server_info``: how the server was started, and its state.
+
+        Raises EngineDown, NotSglang where there is no such route.
+        """
+        response = await self._get("/server_info")
+        if response.status_code == NOT_FOUND:
+            raise NotSglang(f"{self.url}: no SGLang server, it has no /server_info")
+        return self._json(response)
 
     async def metrics(self) -> str | None:
         """``/metrics`` as text; None where the server was started without them.
@@ -165,4 +176,4 @@ def _said(response: httpx.Response) -> str:
         error = response.json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
-        return f"status {response.status_code}"
+        return f"status {response.status_code} {response.text[:MOST_SAID]}".rstrip()

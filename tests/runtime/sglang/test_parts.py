@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.embedded.drawing.stops import Stops
 from runtime.sglang.account import Account
+from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launch import ServerOptions
 from runtime.sglang.notes import Notes
@@ -119,6 +121,23 @@ async def test_searches_share_their_servers_fairly() -> None:
     with pytest.raises(EngineDown, match="no policy server answers"):
         fleet.place("t0", (1, 2, 3))
     await fleet.close()
+
+
+async def test_a_router_is_refused_at_start() -> None:
+    """It passes requests on, but has no ``/server_info``: it is no server of a search's own."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as router:
+        url = f"http://127.0.0.1:{router.sockets[0].getsockname()[1]}"
+        options = SglangOptions(BUNDLED / "policy", (url,), reward_format="none")
+        with pytest.raises(
+            ValueError, match=f"policy_urls: {url}: no SGLang server, .* not a router"
+        ):
+            await SglangEngine.start(options)
 
 
 def test_an_account_by_hand() -> None:
