@@ -192,10 +192,9 @@ class SglangEngine:
         )
 
     async def health(self) -> None:
-        """Raise EngineDown unless a server of each model answers."""
-        await self._policy.check()
-        if self._rewards.replicas:
-            await self._rewards.check()
+        """Raise EngineDown unless a server of each model answers, which takes SGLang a second."""
+        fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
+        await asyncio.gather(*(fleet.check() for fleet in fleets))
 
     async def close(self) -> None:
         """Stop what is under way and close all connections; the servers go on."""

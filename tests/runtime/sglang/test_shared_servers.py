@@ -32,8 +32,6 @@ from tests.server.test_process import Server
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 QUESTIONS = TASKS["blocksworld"].questions("dev", 12)
-READY_SECONDS = 0.5
-"""A front end's own word is what is read here: it need not wait long for the servers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,6 @@ def fronts(pools: Pools) -> Iterator[list[Server]]:
             engine="sglang",
             policy_urls=",".join(policy.url for policy in pools.policies),
             reward_urls=reward.url,
-            ready_seconds=str(READY_SECONDS),
         )
 
     with ThreadPoolExecutor(2) as pool:
