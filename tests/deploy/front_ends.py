@@ -132,9 +132,11 @@ def outlive(nginx: Nginx, fronts: list[Server], pause: Pause) -> tuple[str, str]
 
     # Events pass while their search goes on; when the client leaves, it is given up.
     with nginx.stream(LONG, mine) as stream:
-        until_expanded(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: without it the stream would be closed
+        until_expanded(lines)
         with pause(fronts[0]):
-            assert (busy(fronts[0]), busy(fronts[1])) == (1, 0)
+            under_way = busy(fronts[0]), busy(fronts[1])
+            assert under_way == (1, 0), under_way
             stream.close()
             while not looked_at(fronts[0], "hedgerow_disconnects_total"):
                 pass
