@@ -364,7 +364,8 @@ class Scheduler:
         if call.done:
             del self._calls[call.id]
             self._finished.append(call)
-            if call.parted:  # what was shared of steps that ended the reply is nobody's
+            ends = any(step is not None and step.finish is Finish.END for step in call.steps)
+            if call.parted and ends:  # what was shared of these is nobody's
                 self._retain(call.tree)
 
     def _charge(self, advances: Sequence[Advance]) -> None:
