@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from search.policies.policy import Policy, Round, Scores
 from search.spec import SearchSpec
-from search.tree import Node, Tree
+from search.tree import Node, NodeState, Tree
 
 PolicyOf = Callable[[SearchSpec], Policy]
 
@@ -66,7 +66,8 @@ def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]
 def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
     """Makes a policy that repeats ``rounds``, once noted of the policy that ``policy_of`` makes.
 
-    It asks for the same rewards, which are part of the tree, and for nothing else.
+    It asks for the same rewards, which are part of the tree, and for nothing else. A tree that has
+    become another one, by an engine that is not exact, ends where a round cannot be repeated.
     """
 
     def make(spec: SearchSpec) -> Policy:
@@ -77,8 +78,16 @@ def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
             scores: ClassVar[Scores] = needed
 
             def plan(self, tree: Tree) -> Round | None:
-                return next(coming, None)
+                plan = next(coming, None)
+                possible = plan is not None and _possible(plan, tree)
+                return plan if possible else None
 
         return Replaying()
 
     return make
+
+
+def _possible(plan: Round, tree: Tree) -> bool:
+    """Whether the tree has the nodes that a round expands and prunes, and they may grow."""
+    named = (*plan.expand, *plan.prune)
+    return all(node < len(tree) and tree[node].state is NodeState.OPEN for node in named)

@@ -8,17 +8,20 @@ models, a policy, a number of beams and a pool: a share of the KV bytes that bot
 most when there is room for all. Ratios are of pairs of one item within one run. `rebase` is the
 paper's dynamic branching, `steps` its varying granularity: beam search by steps of a fixed length.
 With `--clock cpu` seconds are the processor's, for a machine with other work to do.
+
+`--engine sglang`: the variants that SGLang has, on two servers on the CPU
+(`loadtest.goodput_sglang`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,10 @@ from loadtest.budget_weight import spec_for
 from loadtest.configs import STEP_TOKENS
 from loadtest.goodput_embedded import VARIANTS, Bench
 from loadtest.goodput_rows import BASELINE, COLUMNS, SUMMARY_COLUMNS, Run, rows, summary
+from loadtest.goodput_sglang import SglangBench
+from loadtest.on_sglang import to_its_end
 from loadtest.report import publish, say, shown
-from loadtest.searches import Item, items_of
+from loadtest.searches import items_of
 from loadtest.speculative import CLOCKS
 from models.deepen import deepen
 from search.policies.registry import POLICIES
@@ -40,7 +45,8 @@ PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
 STEPS = "steps"
 GRANULARITY = 32
 """Tokens of a step of the policy ``steps``."""
-BENCHES = {"embedded": Bench}
+AnyBench = Bench | SglangBench
+BENCHES: Mapping[str, type[AnyBench]] = {"embedded": Bench, "sglang": SglangBench}
 """What runs a pair of models, by engine."""
 
 
@@ -74,6 +80,8 @@ QUICK = Plan(
     questions=2,
     seconds=80.0,
 )
+QUICK_ON_SGLANG = replace(QUICK, widths=(8,), pairs=("equal",), questions=1)
+"""Starting servers takes most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +125,19 @@ async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
             clock = CLOCKS[plan.clock]
             bench = BENCHES[plan.engine](*paths, plan.batch_limit, plan.threads, clock)
             known: dict[Any, list[Run]] = {}
-            for cell in cells:
-                if time.monotonic() - start > plan.seconds:
-                    left_out.append(" ".join(map(shown, _name(cell).values())))
-                    continue
-                found += await _cell(plan, bench, cell, known)
+            try:
+                for cell in cells:
+                    if time.monotonic() - start > plan.seconds:
+                        left_out.append(" ".join(map(shown, _name(cell).values())))
+                        continue
+                    found += await _cell(plan, bench, cell, known)
+            finally:
+                await bench.close()
     return {
         "rows": found,
         "summary": summary(found),
         "left_out": left_out,
+        "engine": plan.engine,
         "clock": plan.clock,
         "batch_limit": plan.batch_limit,
         "seconds": time.monotonic() - start,
@@ -133,7 +145,7 @@ async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
 
 
 async def _cell(
-    plan: Plan, bench: Bench, cell: Cell, known: dict[Any, list[Run]]
+    plan: Plan, bench: AnyBench, cell: Cell, known: dict[Any, list[Run]]
 ) -> list[dict[str, Any]]:
     """A cell's rows. ``known``: the searches with room for all, run once for all pools."""
     items = items_of(cell.task, "test", plan.questions, plan.seed)
@@ -145,39 +157,43 @@ async def _cell(
     whole = known[of]
     path = max(run.path_tokens for run in whole)
     working_set = max(run.held_bytes for run in whole)
-    budget = max(round(cell.pool * working_set), bench.least_bytes(path))
+    budget = max(round(cell.pool * working_set), bench.pools.least_bytes(path))
 
-    runs: dict[str, list[Run]] = {name: [] for name in plan.variants}
-    for number, item in enumerate(items):
-        found = await _in_turns(plan, bench, cell, item, number, (budget, path))
-        for name, run in found.items():
-            runs[name].append(run)
+    made: dict[str, list[list[Run]]] = {name: [[] for _ in items] for name in plan.variants}
+    for number, name in _turns(plan, len(items), settles=bench.settles):
+        run = await bench.run(bench.variants[name], cell.spec, items[number], budget, path)
+        made[name][number].append(run)
+    runs = {name: [_median(of_item) for of_item in by_item] for name, by_item in made.items()}
     about = _name(cell) | {
         "seed": plan.seed,
         "working_set_bytes": working_set,
         "pool_bytes": budget,
         "batch_limit": plan.batch_limit,
     }
-    made = [about | row for row in rows(runs, [run.digest for run in whole])]
-    for row in made:
+    found = [about | row for row in rows(runs, [run.digest for run in whole])]
+    for row in found:
         say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
-    return made
+    return found
 
 
-async def _in_turns(
-    plan: Plan, bench: Bench, cell: Cell, item: Item, number: int, room: tuple[int, int]
-) -> dict[str, Run]:
-    """One item by every variant, repeats in opposite orders; of each its median run by goodput."""
-    found: dict[str, list[Run]] = {name: [] for name in plan.variants}
-    for repeat in range(plan.repeats):
-        backwards = (number + repeat) % 2 == 1
-        for name in list(found)[::-1] if backwards else list(found):
-            found[name].append(await bench.run(VARIANTS[name], cell.spec, item, *room))
-    return {name: sorted(runs, key=_goodput)[len(runs) // 2] for name, runs in found.items()}
+def _turns(plan: Plan, items: int, *, settles: bool) -> Iterator[tuple[int, str]]:
+    """Items and variants in the order run, every other time backwards: all variants of an item
+    before the next, or all items of a variant where that is dear to go over to (``settles``)."""
+    forwards = list(plan.variants)
+    if settles:
+        for repeat in range(plan.repeats):
+            order = forwards[::-1] if repeat % 2 else forwards
+            yield from ((number, name) for name in order for number in range(items))
+        return
+    for number in range(items):
+        for repeat in range(plan.repeats):
+            order = forwards[::-1] if (number + repeat) % 2 else forwards
+            yield from ((number, name) for name in order)
 
 
-def _goodput(run: Run) -> float:
-    return run.goodput
+def _median(runs: Sequence[Run]) -> Run:
+    """By goodput."""
+    return sorted(runs, key=lambda run: run.goodput)[len(runs) // 2]
 
 
 def _name(cell: Cell) -> dict[str, Any]:
@@ -209,13 +225,23 @@ def _times(source: Path, more: int, path: Path) -> Path:
 def main() -> None:
     """Print tables, or one JSON document with ``--json``."""
     options = _parser().parse_args()
-    plan = QUICK if options.quick else Plan()
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    plan = replace(plan, **{name: given[name] for name in Plan.__slots__ if name in given})
-    document = asyncio.run(measure(plan, (options.model, options.reward_model)))
+    plan = _plan(options)
+    document = to_its_end(measure(plan, (options.model, options.reward_model)))
     publish(document, options.json, "FlashTTS: precise goodput", COLUMNS)
     if not options.json:
         publish({"rows": document["summary"]}, False, "means over all cells", SUMMARY_COLUMNS)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """The full or quick plan with what the options change; a wrong one ends the program."""
+    plan = QUICK if options.quick else Plan()
+    if options.engine == "sglang":
+        plan = QUICK_ON_SGLANG if options.quick else plan
+        plan = replace(plan, variants=tuple(SglangBench.variants))
+        if options.clock == "cpu":
+            sys.exit("loadtest.goodput: --clock cpu: SGLang computes in processes of its own")
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    return replace(plan, **{name: given[name] for name in Plan.__slots__ if name in given})
 
 
 def _parser() -> argparse.ArgumentParser:

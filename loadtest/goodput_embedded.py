@@ -6,28 +6,23 @@ that of the calls to it. Every run has scheduler, scorer and stores of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from kvpolicy.split import Load, even, roofline
+from loadtest.goodput_pools import Pools, Way
 from loadtest.goodput_rows import BASELINE, PAPER, Run
 from loadtest.in_process import InProcess, Models
 from loadtest.searches import Item, Method, grow
 from models.tasks import TASKS
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy
-from runtime.embedded.model.footprint import footprint, measured_peaks
 from runtime.embedded.options import EngineOptions
 from search.engine import Branch, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 from server.evaluate import judge
-
-AMPLE_TOKENS, AMPLE_MORE = 256, 4096
-"""KV tokens for each trajectory, and beside, that hold any of these searches whole."""
-NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class Variant:
 
     name: str
     order: Visits = "fcfs"
-    split: Literal["even", "roofline"] = "even"
+    split: Way = "even"
     ahead: bool = False
     whole_prefix: bool = False
     kv_policy: KvPolicy = "arborkv"
@@ -61,7 +56,13 @@ VARIANTS = {
 
 
 class Bench:
-    """A pair of models, and searches on it. Raises ValueError where there is no reward model."""
+    """A pair of models, and searches on it. Raises ValueError where there is no reward model.
+
+    ``settles``: whether it is dear to go over to another variant.
+    """
+
+    variants: ClassVar[Mapping[str, Variant]] = VARIANTS
+    settles: ClassVar[bool] = False
 
     def __init__(
         self, policy: Path, prm: Path, batch_limit: int, threads: int, clock: Callable[[], float]
@@ -69,9 +70,8 @@ class Bench:
         options = EngineOptions(policy=policy, prm=prm, batch_limit=batch_limit, threads=threads)
         self._models = Models(options)
         self._clock = clock
-        self._device = measured_peaks(options.cores, clock)
-        self._generator = footprint(self._models.policy.config, NUMBER_BYTES)
-        self._verifier = footprint(self._models.prm.config, NUMBER_BYTES)
+        configs = self._models.policy.config, self._models.prm.config
+        self.pools = Pools.of(*configs, options.cores, clock)
 
     async def run(
         self, variant: Variant, spec: SearchSpec, item: Item, budget: int | None, path_tokens: int
@@ -81,7 +81,7 @@ class Bench:
         ``path_tokens``: the longest path that it is to hold; both are None and 0 for a search with
         room for everything.
         """
-        kv_tokens, prm_kv_tokens = self._pools(variant, spec, budget, path_tokens)
+        kv_tokens, prm_kv_tokens = self.pools.tokens(variant.split, spec, budget, path_tokens)
         engine = Sided(
             self._models,
             clock=self._clock,
@@ -106,7 +106,9 @@ class Bench:
             generator_seconds=engine.seconds["expand"],
             verifier_seconds=engine.seconds["score"],
             slots=tuple(engine.slots),
-            held_bytes=self._held(engine),
+            held_bytes=self.pools.held_bytes(
+                engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
+            ),
             path_tokens=self._path(engine, spec),
             kv_tokens=kv_tokens,
             prm_kv_tokens=prm_kv_tokens,
@@ -116,27 +118,8 @@ class Bench:
             speculated_wasted=cost.speculated_wasted,
         )
 
-    def least_bytes(self, path_tokens: int) -> int:
-        """What even halves need to hold one path each."""
-        return 2 * path_tokens * max(self._generator.kv_bytes, self._verifier.kv_bytes)
-
-    def _pools(
-        self, variant: Variant, spec: SearchSpec, budget: int | None, path_tokens: int
-    ) -> tuple[int, int]:
-        """Tokens of the generator's and of the verifier's KV."""
-        if budget is None:
-            ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
-            return ample, ample
-        new = min(spec.max_step_tokens, path_tokens - 1)
-        load = Load(spec.width, path_tokens - new, new)
-        of = (self._generator, self._verifier, self._device, load, budget)
-        split = even(*of) if variant.split == "even" else roofline(*of, keeps=True)
-        generator = split.generator_bytes // self._generator.kv_bytes
-        return generator, max(path_tokens, split.verifier_bytes // self._verifier.kv_bytes)
-
-    def _held(self, engine: Sided) -> int:
-        drawn = engine.scheduler.cache.active_peak * self._generator.kv_bytes
-        return drawn + engine.scorer.cache.active_peak * self._verifier.kv_bytes
+    async def close(self) -> None:
+        """Nothing is to be stopped."""
 
     def _path(self, engine: Sided, spec: SearchSpec) -> int:
         """The longest path with its next step, as the verifier reads it."""

@@ -51,8 +51,9 @@ class Run:
 
     ``goodput``: precise goodput in tokens a second, as ``search.stats.SearchStats`` defines it
     (FlashTTS, section 6.1). ``slots``: of each round, the mean share of the batch's places that a
-    pass of the generator filled. ``held_bytes``: KV that both models held at most; ``path_tokens``:
-    the longest path with its next step. ``kv_tokens`` and ``prm_kv_tokens``: the two pools.
+    pass of the generator filled; empty where the engine does not tell. ``held_bytes``: KV that both
+    models held at most; ``path_tokens``: the longest path with its next step. ``kv_tokens`` and
+    ``prm_kv_tokens``: the two pools.
     """
 
     digest: str
@@ -102,7 +103,7 @@ def _row(
         **_ratios("latency", mine, runs, "seconds"),
         **_ratios("generator", mine, runs, "generator_seconds"),
         **_ratios("verifier", mine, runs, "verifier_seconds"),
-        "slot_utilisation": math.fsum(shares) / len(shares),
+        "slot_utilisation": math.fsum(shares) / len(shares) if shares else None,
         "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
         "accuracy": mean("correct"),
         "pass_at_n": mean("any_correct"),

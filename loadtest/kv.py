@@ -8,26 +8,40 @@ longest path and that path's next step. Searches run one at a time, as in the pa
 `--policy` takes the server's exact policies (full, lru, arborkv), the lossy ones of paper mode
 (`runtime.lossy.policies`; under a policy of streams a path keeps rho of its tokens) and the groups
 `paper` and `ablations`. Every budget is by the exact engine's full retention.
+
+`--engine sglang`: the policy draws on a SGLang server on the CPU, one for every cell, whose pool is
+the budget (`loadtest.kv_sglang`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvpolicy.peers import STREAMS
-from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
 from loadtest.figure3 import Moment, draw
 from loadtest.in_process import InProcess, Models
+from loadtest.kv_plan import (
+    CONFIGS,
+    EXACT,
+    FULL_RETENTION,
+    GROUPS,
+    QUICK,
+    ROOMY,
+    Case,
+    Cell,
+    Plan,
+    cases_of,
+)
 from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.kv_sglang import ON_SGLANG, UNTOLD, cells_on_sglang, token_bytes
+from loadtest.on_sglang import to_its_end
 from loadtest.paper_events import event_us as lossy_event_us
 from loadtest.paper_mode import run_lossy
 from loadtest.policy_events import event_us
@@ -38,122 +52,66 @@ from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.options import EngineOptions
 from runtime.lossy.engine import LossyModel
-from runtime.lossy.policies import EXTRACTIVE, LOSSY
+from runtime.lossy.policies import LOSSY
 from search.policies.registry import POLICIES
-from search.spec import SearchSpec, StopReason
+from search.spec import StopReason
 from server.evaluate import judge
 from server.plot import check_path
-
-CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}
-FULL_RETENTION: KvPolicy = "full"
-EXACT: Mapping[str, KvPolicy] = {"full": "full", "lru": "lru", "arborkv": "arborkv"}
-GROUPS = {
-    "paper": ("extractive", "extractive_never", *STREAMS),
-    "ablations": tuple(EXTRACTIVE),
-}
-"""Names that stand for several policies: tables 1 and 4 of the paper, tables 3 and 7."""
-Cell = tuple[str, float]
-"""A KV policy and rho, its budget over what full retention held at most."""
-
-ROOMY = 16_384
-"""KV tokens that hold any of these searches whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured: every policy at every budget on every search of every task.
-
-    ``expansions``: in place of the configurations'; ``theta``: a file of ``hedgerow calibrate``.
-    """
-
-    tasks: Sequence[str] = ("blocksworld", "wordproblem")
-    searches: Sequence[str] = ("best_first", "mcts", "rebase")
-    configs: Sequence[str] = ("S", "L")
-    policies: Sequence[str] = ("full", "lru", "arborkv")
-    rhos: Sequence[float] = (1.0, 0.5, 0.25, 0.125)
-    parallel: Sequence[int] = (1, 4)
-    questions: int = 200
-    expansions: int | None = None
-    seed: int = 0
-    threads: int = 0
-    theta: Path | None = None
-
-
-QUICK = Plan(
-    searches=("best_first", "mcts"),
-    configs=("S",),
-    rhos=(0.25, 0.125),
-    parallel=(1,),
-    questions=1,
-)
-LEVEL_WIDTH = 64
-"""Trajectories of a policy that works level by level: there waves are what saves memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One search on one task's questions."""
-
-    task: str
-    search: str
-    config: str
-    spec: SearchSpec
-
-
-def cases_of(plan: Plan) -> list[Case]:
-    """Every search of the plan; those that work level by level have no configuration."""
-    found = []
-    for task in plan.tasks:
-        for name in plan.searches:
-            if name not in ("best_first", "mcts"):
-                spec = SearchSpec(policy=name, width=LEVEL_WIDTH)  # type: ignore[arg-type]
-                limit = scaled(CONFIG_S, task, 1).max_step_tokens
-                spec = spec.model_copy(update={"max_step_tokens": limit})
-                found.append(Case(task, name, "level", spec))
-                continue
-            for config in plan.configs:
-                for parallel in plan.parallel:
-                    spec = with_policy(scaled(CONFIGS[config], task, parallel), name, plan.seed)
-                    if plan.expansions is not None:
-                        spec = spec.model_copy(update={"expansions": plan.expansions})
-                    found.append(Case(task, name, config, spec))
-    return found
 
 
 async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str, Any]]:
     """All rows, case by case; ``moments`` takes the KV over time of the first question."""
+    rows = []
+    if plan.engine == "sglang":
+        for case in cases_of(plan):
+            cells = await cells_on_sglang(plan, case)
+            rows += _rows(plan, case, cells, token_bytes(), lambda _: UNTOLD)
+        return rows
     options = _options(plan)
     models = Models(options)
     paper = LossyModel(options.policy) if any(name in LOSSY for name in plan.policies) else None
-    token_bytes = models.policy.new_store(1).nbytes() // 2
     timed = dict.fromkeys((FULL_RETENTION, *plan.policies))
     worth = options.worth()
     events = {
         name: event_us(EXACT[name], worth=worth) if name in EXACT else lossy_event_us(name)
         for name in timed
     }
-    rows = []
+    signals = {"signals": worth.theta.signals}
+    size = models.policy.new_store(1).nbytes() // 2
     for case in cases_of(plan):
         cells = await _cells(plan, models, paper, case, moments)
-        full = cells[FULL_RETENTION, 1.0]
-        for (policy, rho), runs in cells.items():
-            found = row(runs, full) | events[policy]
-            rows.append(
-                {
-                    "policy": policy,
-                    "rho": rho,
-                    "task": case.task,
-                    "search": case.search,
-                    "config": case.config,
-                    "parallel": case.spec.parallel,
-                    "expansions": case.spec.expansions,
-                    "seed": plan.seed,
-                    "signals": options.worth().theta.signals,
-                    "peak_kv_bytes": token_bytes * found["peak_kv_tokens"],
-                }
-                | found
-            )
-            say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
+        rows += _rows(plan, case, cells, size, lambda policy: signals | events[policy])
+    return rows
+
+
+def _rows(
+    plan: Plan,
+    case: Case,
+    cells: Mapping[Cell, Sequence[Run]],
+    size: int,
+    about: Callable[[str], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """A case's rows. ``size``: bytes of a token's KV; ``about`` a KV policy: what is known of it
+    apart from the searches."""
+    rows = []
+    full = cells[FULL_RETENTION, 1.0]
+    for (policy, rho), runs in cells.items():
+        found = row(runs, full) | about(policy)
+        rows.append(
+            {
+                "policy": policy,
+                "rho": rho,
+                "task": case.task,
+                "search": case.search,
+                "config": case.config,
+                "parallel": case.spec.parallel,
+                "expansions": case.spec.expansions,
+                "seed": plan.seed,
+                "peak_kv_bytes": size * found["peak_kv_tokens"],
+            }
+            | found
+        )
+        say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
     return rows
 
 
@@ -255,10 +213,11 @@ def main() -> None:
     plan = _plan(options)
     start = time.monotonic()
     moments: dict[str, list[Moment]] = {}
-    rows = asyncio.run(measure(plan, moments))
+    rows = to_its_end(measure(plan, moments))
     document = {
         "rows": rows,
-        "threads": plan.threads or os.cpu_count(),
+        "engine": plan.engine,
+        "threads": (plan.threads or os.cpu_count()) if plan.engine == "embedded" else None,
         "seconds": time.monotonic() - start,
     }
     publish(document, options.json, "ArborKV: KV budgets", COLUMNS)
@@ -273,6 +232,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="few questions, minutes")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--plot", type=Path, help="draw figure 3 to this file")
+    parser.add_argument(
+        "--engine", choices=("embedded", "sglang"), default="embedded", help="what draws"
+    )
     parser.add_argument("--task", help="tasks, separated by commas")
     parser.add_argument("--search", help="search policies, separated by commas")
     parser.add_argument("--config", help="S, L or both, separated by commas")
@@ -291,13 +253,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> Plan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = QUICK if options.quick else Plan()
+    plan = replace(QUICK if options.quick else Plan(), engine=options.engine)
+    policies = (*EXACT, *LOSSY, *GROUPS)
+    if options.engine == "sglang":
+        plan, policies = replace(plan, policies=ON_SGLANG), ON_SGLANG
+        _refuse_on_sglang(options)
     changes: dict[str, Any] = {}
     for field, name, kind, known in (
         ("tasks", "task", str, TASKS),
         ("searches", "search", str, POLICIES),
         ("configs", "config", str, CONFIGS),
-        ("policies", "policy", str, (*EXACT, *LOSSY, *GROUPS)),
+        ("policies", "policy", str, policies),
         ("rhos", "rho", float, None),
         ("parallel", "parallel", int, None),
     ):
@@ -329,6 +295,14 @@ def _plan(options: argparse.Namespace) -> Plan:
     except ValueError as error:
         sys.exit(f"loadtest.kv: --theta: {error}")
     return plan
+
+
+def _refuse_on_sglang(options: argparse.Namespace) -> None:
+    """What is the embedded engine's alone ends the program."""
+    for name in ("plot", "theta", "threads"):
+        given = getattr(options, name)
+        if given is not None:
+            sys.exit(f"loadtest.kv: --{name} {given}: the embedded engine's alone")
 
 
 def _list(name: str, given: str, kind: type, known: Any) -> list[Any]:

@@ -39,7 +39,8 @@ class Run:
 
     ``peak``: held at most; ``active``: the most that running branches read or wrote at once;
     ``recomputed``: given up and computed again, in ``rehydrations`` prefills that took
-    ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes.
+    ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes. None where the
+    engine does not tell.
     """
 
     correct: bool
@@ -47,11 +48,11 @@ class Run:
     digest: str
     budget: int
     peak: int
-    active: int
+    active: int | None
     rehydrations: int
     recomputed: int
     decoded: int
-    again_seconds: float
+    again_seconds: float | None
     policy_seconds: float
     seconds: float
 
@@ -60,12 +61,20 @@ def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:
     """Means over the searches, and their largest peak; ``full``: the same at full retention.
 
     ``within``: the share of searches whose peak is at most 0.27 of full retention's or, if that is
-    more, full retention's largest active set. Shares of time are of all searches' time.
+    more, full retention's largest active set. Shares of time are of all searches' time. What no run
+    tells is None.
     """
     n = len(runs)
     seconds = math.fsum(run.seconds for run in runs)
     accuracy = sum(run.correct for run in runs) / n
     pairs = list(zip(runs, full, strict=True))
+    active = [base.active / base.peak for base in full if base.active is not None]
+    within = [
+        run.peak <= max(WANTED * base.peak, base.active)
+        for run, base in pairs
+        if base.active is not None
+    ]
+    again = [run.again_seconds for run in runs if run.again_seconds is not None]
     return {
         "n": n,
         "completed": sum(run.completed for run in runs) / n,
@@ -74,11 +83,11 @@ def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:
         "budget_tokens": math.fsum(run.budget for run in runs) / n,
         "peak_kv_tokens": max(run.peak for run in runs),
         "peak_ratio_vs_full": math.fsum(run.peak / base.peak for run, base in pairs) / n,
-        "active_ratio_vs_full": math.fsum(base.active / base.peak for base in full) / n,
-        "within": sum(run.peak <= max(WANTED * base.peak, base.active) for run, base in pairs) / n,
+        "active_ratio_vs_full": math.fsum(active) / n if active else None,
+        "within": sum(within) / n if within else None,
         "identical_trees": sum(run.digest == base.digest for run, base in pairs) / n,
         "rehydrations": sum(run.rehydrations for run in runs) / n,
-        "rehydration_share": math.fsum(run.again_seconds for run in runs) / seconds,
+        "rehydration_share": math.fsum(again) / seconds if again else None,
         "recomputed_tokens": sum(run.recomputed for run in runs) / n,
         "decoded_tokens": sum(run.decoded for run in runs) / n,
         "policy_share": math.fsum(run.policy_seconds for run in runs) / seconds,

@@ -6,16 +6,19 @@ with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what th
 the fewest searches at once and room for all; the reward model's pool is the same for everybody.
 `--choose` sweeps ETS's budget weight on dev instead, and writes what it chose. With `--keep FILE`
 the comparison, which takes hours, goes on where an earlier run ended.
+
+`--engine sglang`: the same on two SGLang servers on the CPU, started anew for every pool, our
+plug-in at work. A peak is what its searches hold, looked at after every round. Trees are equal up
+to rounding: `same_trees` says so, and where they are not `overhead_vs_replay` is null.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +27,18 @@ from loadtest import budget_weight
 from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.figure2 import draw, normalised
+from loadtest.on_sglang import SglangEngines, to_its_end
 from loadtest.policy_rows import COLUMNS, Cell
 from loadtest.report import publish, say, shown
 from loadtest.searches import Engines, Item, Method, items_of
 from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, peak_of, time_pool
+from loadtest.throughput import Engines as MakesEngines
 from models.tasks import TASKS
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from server.plot import check_path
 
+ENGINES: Mapping[str, MakesEngines] = {"embedded": Engines, "sglang": SglangEngines}
 BASELINE = "rebase"
 CEILING = "keep one"
 SIDE_BY_SIDE = 4
@@ -62,6 +68,12 @@ class Plan:
     threads: int = 0
     until: float = float("inf")
     kept_in: Path | None = None
+    engine: str = "embedded"
+
+    @property
+    def engines(self) -> MakesEngines:
+        """What makes its engines."""
+        return ENGINES[self.engine]
 
     def another(self) -> bool:
         """Whether there is time for another repeat."""
@@ -88,6 +100,8 @@ QUICK = replace(
     timed=4,
     repeats=2,
 )
+QUICK_ON_SGLANG = {"widths": (16,), "at_once": (2,), "questions": 2, "timed": 2, "repeats": 1}
+"""What the quick plan does there: in SGLang's plain CPU path a token takes many times as long."""
 QUICK_SECONDS = 80.0
 """After this long the quick plan begins no second repeat."""
 
@@ -128,7 +142,8 @@ async def _compared(plan: Plan, task: str, items: Sequence[Item]) -> list[Result
         if finished % len(methods) == 0:
             say(f"{task}: {finished // len(methods)} of {len(items)} questions compared")
 
-    async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=plan.threads) as engine:
+    rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
+    async with plan.engines(**rooms) as engine:
         return await compare(
             engine,
             items,
@@ -144,11 +159,12 @@ async def _cell(plan: Plan, task: str, timed: Sequence[Item], found: dict[str, R
     """Time one task and width in every pool, the largest first."""
     ceiling = found.pop(CEILING)
     method = found[BASELINE].method
-    peak = await peak_of(method, timed, min(plan.at_once), plan.threads)
+    peak = await peak_of(plan.engines, method, timed, min(plan.at_once), plan.threads)
     timings = {}
     for pool in sorted(plan.pools, reverse=True):
         say(f"{task}, width {method.spec.width}: timing in {pool:g} of {peak:,} tokens")
         timings[pool] = await time_pool(
+            plan.engines,
             list(found.values()),
             timed,
             pool_tokens=round(pool * peak),
@@ -168,7 +184,8 @@ async def choose(plan: Plan) -> list[dict[str, Any]]:
     """Choose ETS's budget weight for every task and width, and record it."""
     ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
     rows = []
-    async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=plan.threads) as engine:
+    rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
+    async with plan.engines(**rooms) as engine:
         for task in plan.tasks:
             rows += await budget_weight.choose(
                 engine, task, plan.widths, plan.questions, plan.seed, SIDE_BY_SIDE, plan.kept_in
@@ -182,15 +199,16 @@ def main() -> None:
     options = _parser().parse_args()
     plan = _plan(options)
     if options.choose:
-        rows = asyncio.run(choose(plan))
+        rows = to_its_end(choose(plan))
         publish({"rows": rows}, options.json, "budget weights", budget_weight.COLUMNS)
         return
     start = time.monotonic()
-    rows = asyncio.run(measure(plan))
+    rows = to_its_end(measure(plan))
     document = {
         "rows": rows,
         "figure_2": normalised(rows),
-        "threads": plan.threads or os.cpu_count(),
+        "engine": plan.engine,
+        "threads": (plan.threads or os.cpu_count()) if plan.engine == "embedded" else None,
         "seconds": time.monotonic() - start,
     }
     publish(document, options.json, "ETS, tables 1 and 2", COLUMNS)
@@ -204,6 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="one task, few questions, minutes")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="embedded", help="what runs the models"
+    )
     parser.add_argument("--choose", action="store_true", help="choose ETS's budget weight on dev")
     parser.add_argument("--plot", type=Path, help="draw figure 2 to this file")
     parser.add_argument("--task", help="tasks, separated by commas")
@@ -222,13 +243,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> Plan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = QUICK if options.quick else FULL
+    plan = replace(QUICK if options.quick else FULL, engine=options.engine)
+    if options.quick and options.engine == "sglang":
+        plan = replace(plan, **QUICK_ON_SGLANG)
     try:
         plan = replace(plan, **_changes(options))
         if options.plot is not None:
             check_path(options.plot)
         if options.keep is not None and not options.keep.parent.is_dir():
             raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
+        if options.threads is not None and options.engine == "sglang":
+            raise ValueError(f"--threads {options.threads}: the embedded engine's alone")
     except ValueError as error:
         sys.exit(f"loadtest.policies: {error}")
     if options.policy is None:

@@ -5,37 +5,25 @@ For measurements that concern the policy's servers alone: the reward model needs
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.searches import SPRIG, Engines
+from loadtest.on_sglang import engine_on, forget, policy_server, started
+from loadtest.searches import Engines
 from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server, ServerOptions
-from runtime.sglang.options import SglangOptions
+from runtime.sglang.launch import Server
 from search.engine import Capabilities, Engine, Hint, Trajectory, TreeCost
-
-KV_POLICIES = {
-    "lru": (),
-    "priority": ("--radix-eviction-policy", "priority"),
-    "arborkv": (),
-}
-"""What a server evicts first, and its own options for that. ``arborkv`` is our plug-in's cache."""
-START_SECONDS = 1200.0
-PATIENCE_SECONDS = 120.0
-"""For a sign of life from a server that shares its cores."""
-SERVER_MEMORY = 0.5
-"""SGLang's own bound, which others' memory counts towards; pools are given in tokens."""
 
 
 class Drawing:
-    """Draws with ``drawer`` and scores with ``scorer``, which has other users."""
+    """Draws with ``drawer``, which is on ``server``, and scores with ``scorer``."""
 
-    def __init__(self, drawer: SglangEngine, scorer: Engine) -> None:
+    def __init__(self, drawer: SglangEngine, scorer: Engine, server: Server) -> None:
         self.drawer = drawer
         self._scorer = scorer
+        self._server = server
         self.expand = drawer.expand
         self.embed = drawer.embed
         self.usage = drawer.usage
@@ -73,56 +61,18 @@ class Drawing:
         await self._scorer.abort(tree)
         await self.drawer.abort(tree)
 
-
-def server_of(python: Path, kv_policy: str, kv_tokens: int) -> Server:
-    """A server of the bundled policy on the CPU, not started. All of them draw by seed."""
-    return Server(
-        ServerOptions(
-            model=SPRIG.policy,
-            python=python,
-            device="cpu",
-            memory=SERVER_MEMORY,
-            kv_tokens=kv_tokens,
-            seeds=True,
-            evicts=kv_policy == "arborkv",
-            args=KV_POLICIES[kv_policy],
-        )
-    )
-
-
-@asynccontextmanager
-async def started(servers: Sequence[Server]) -> AsyncIterator[None]:
-    """The servers are ready; they end afterwards."""
-    try:
-        for server in servers:
-            server.start()
-        await asyncio.gather(*(server.ready(START_SECONDS) for server in servers))
-        yield
-    finally:
-        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in servers))
+    async def forget(self) -> None:
+        """Empty the server's cache."""
+        await forget([self._server])
 
 
 @asynccontextmanager
 async def drawing_in(python: Path, kv_policy: str, kv_tokens: int) -> AsyncIterator[Drawing]:
     """An engine on a server of its own, with a pool of ``kv_tokens``."""
-    server = server_of(python, kv_policy, kv_tokens)
-    async with started([server]), drawing_on([server.url]) as engine:
-        yield engine
-
-
-@asynccontextmanager
-async def drawing_on(urls: Sequence[str]) -> AsyncIterator[Drawing]:
-    """The bundled policy on the servers at ``urls``, its steps scored here."""
-    options = SglangOptions(
-        SPRIG.policy,
-        tuple(urls),
-        reward_format="none",
-        connect_seconds=PATIENCE_SECONDS,
-        probe_seconds=PATIENCE_SECONDS,
-    )
-    async with Engines(threads=1) as scorer:
-        engine = Drawing(await SglangEngine.start(options), scorer)
-        try:
-            yield engine
-        finally:
-            await engine.close()
+    server = policy_server(python, kv_policy, kv_tokens)
+    async with (
+        started([server]),
+        engine_on([server], []) as drawer,
+        Engines(threads=1) as scorer,
+    ):
+        yield Drawing(drawer, scorer, server)

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.configs import CONFIG_L, CONFIG_S, STEP_TOKENS, scaled
+from loadtest.on_sglang import KV_POLICIES, PYTHON, to_its_end
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
-from loadtest.sglang_drawing import KV_POLICIES, drawing_in
+from loadtest.sglang_drawing import drawing_in
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome
@@ -139,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.sglang_eviction", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--python", type=Path, default=Path(".venv-sglang/bin/python"))
+    parser.add_argument("--python", type=Path, default=PYTHON)
     parser.add_argument("--policy", default=",".join(POLICIES), help="best_first, ets or both")
     parser.add_argument("--limit", type=int, help="searches at once")
     parser.add_argument("--pool", type=float, default=0.25, help="share of full retention's peak")
@@ -152,7 +153,7 @@ def main() -> None:
             sys.exit(f"loadtest.sglang_eviction: --policy {name}: known are {', '.join(POLICIES)}")
     searches = wanted.limit or (2 if wanted.quick else 4)
     specs = [spec_of(name, quick=wanted.quick) for name in policies]
-    document = asyncio.run(run(wanted.python, searches, wanted.pool, specs))
+    document = to_its_end(run(wanted.python, searches, wanted.pool, specs))
     publish(document, wanted.json, "KV read again on SGLang", COLUMNS)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from loadtest.compare import Results
 from loadtest.decisions import Decisions, PolicyOf, noting, replaying
-from loadtest.searches import Engines, Item, Method, grow_all
+from loadtest.searches import Item, Method, grow_all
 from loadtest.turns import Times, in_turns
-from runtime.embedded.engine import EmbeddedEngine
+from loadtest.watched import Watched
+from search.engine import Engine
 
 AMPLE_TOKENS = 96
 """KV tokens for each trajectory under way that are enough to hold everything."""
@@ -23,6 +26,14 @@ LIVE, REPLAY = "live", "replay"
 
 Run = tuple[str, int, str]
 """A method's name, how many searches run at once, and LIVE or REPLAY."""
+
+
+class Engines(Protocol):
+    """Makes engines that live as long as an ``async with``, each with pools of its own."""
+
+    def __call__(
+        self, *, kv_tokens: int, prm_kv_tokens: int, threads: int
+    ) -> AbstractAsyncContextManager[Engine]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +63,32 @@ class Timing:
         ]
         return max(rates, key=lambda rate: rate[0])
 
-    def overhead(self, name: str) -> float:
-        """Time with live decisions over time repeating them, less 1."""
+    def overhead(self, name: str) -> float | None:
+        """Time with live decisions over time repeating them, less 1; None if trees differed."""
+        if not self.same_trees:
+            return None
         least = min(run[1] for run in self.times.seconds)
         return self.times.ratio((name, least, LIVE), (name, least, REPLAY)) - 1
 
 
-async def peak_of(method: Method, items: Sequence[Item], at_once: int, threads: int) -> int:
+async def peak_of(
+    engines: Engines, method: Method, items: Sequence[Item], at_once: int, threads: int
+) -> int:
     """Tokens of KV that the engine holds at most while it grows the items with room for all.
 
     Raises RuntimeError if there was not room for all.
     """
     ample = AMPLE_TOKENS * method.spec.width * at_once + LEAST_POOL
-    async with Engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
-        await grow_all(engine, items, method, at_once)
-        if engine.counters["retractions"] or engine.counters["held_evicted_tokens"]:
+    async with engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
+        await grow_all(Watched(engine), items, method, at_once)
+        usage = await engine.usage()
+        if usage.retractions_total or usage.held_evicted_tokens_total:
             raise RuntimeError(f"{method.name} outgrew {ample} tokens: AMPLE_TOKENS is too small")
-        return (await engine.usage()).kv_tokens_peak
+        return usage.kv_tokens_peak
 
 
 async def time_pool(
+    engines: Engines,
     found: Sequence[Results],
     items: Sequence[Item],
     *,
@@ -90,7 +107,7 @@ async def time_pool(
     """
     pool_tokens = max(pool_tokens, LEAST_POOL)
     watch = _Watch(items, min(at_once))
-    async with Engines(kv_tokens=pool_tokens, prm_kv_tokens=prm_tokens, threads=threads) as engine:
+    async with engines(kv_tokens=pool_tokens, prm_kv_tokens=prm_tokens, threads=threads) as engine:
         calls = {
             (results.method.name, c, kind): partial(watch.run, engine, results, c, kind)
             for c in at_once
@@ -110,7 +127,7 @@ class _Watch:
         self.decisions: dict[str, list[Decisions]] = {}
         self.same_trees = True
 
-    async def run(self, engine: EmbeddedEngine, results: Results, at_once: int, kind: str) -> None:
+    async def run(self, engine: Engine, results: Results, at_once: int, kind: str) -> None:
         """All items by one method."""
         method = results.method
         known = dict(zip(self.items, results.results, strict=False))

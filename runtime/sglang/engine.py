@@ -100,6 +100,11 @@ class SglangEngine:
         """How often a search has gone on at another server."""
         return self._policy.moves + self._rewards.moves
 
+    @property
+    def sent_again(self) -> int:
+        """How many requests were sent anew since their server was lost."""
+        return self._policy.sent_again + self._rewards.sent_again
+
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
         return await self._drawer.expand(self._growing(tree), branches, sampling)
@@ -189,6 +194,7 @@ class SglangEngine:
             rehydrations_total=own.rehydrations,
             prm_kv_tokens_peak=self._prm_peak,
             prm_evicted_tokens_total=reward.evicted,
+            kv_policy_seconds_total=policy.evicting,
         )
 
     async def health(self) -> None:

@@ -33,6 +33,7 @@ class Fleet:
         self.what = what
         self.replicas = tuple(replicas)
         self.moves = 0
+        self.sent_again = 0
         self._places: dict[str, Replica] = {}
 
     def place(self, tree: str, prompt: Sequence[int]) -> Replica:
@@ -70,7 +71,7 @@ class Fleet:
             try:
                 return await work(self.place(tree, prompt))
             except ReplicaLost:
-                continue
+                self.sent_again += 1
         return await work(self.place(tree, prompt))
 
     async def release(self, tree: str) -> None:

@@ -19,7 +19,7 @@ class Report:
     """Tokens and requests, by SGLang's own count, totals since the servers' start.
 
     ``held``: in use by running requests, and with our plug-in by all searches in flight;
-    ``cached``: evictable beside that.
+    ``cached``: evictable beside that; ``evicting``: seconds spent on making room.
     """
 
     held: int = 0
@@ -31,6 +31,7 @@ class Report:
     prompt: int = 0
     generated: int = 0
     hit: int = 0
+    evicting: float = 0.0
 
 
 NAMES = {
@@ -44,6 +45,7 @@ NAMES = {
     "generated": "generation_tokens_total",
     "hit": "cached_tokens_total",
 }
+SECONDS = "eviction_duration_seconds_sum"
 
 
 def read(text: str) -> Report:
@@ -51,13 +53,15 @@ def read(text: str) -> Report:
     sums: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
-    return Report(**{field: int(sums.get(name, 0)) for field, name in NAMES.items()})
+    whole = {field: int(sums.get(name, 0)) for field, name in NAMES.items()}
+    return Report(**whole, evicting=sums.get(SECONDS, 0.0))
 
 
 async def report(replicas: Sequence[Replica]) -> Report:
     """The sum over those servers that answer."""
     reports = [one for one in await asyncio.gather(*map(_of, replicas)) if one is not None]
-    return Report(**{field: sum(getattr(one, field) for one in reports) for field in NAMES})
+    whole = {field: sum(getattr(one, field) for one in reports) for field in NAMES}
+    return Report(**whole, evicting=sum(one.evicting for one in reports))
 
 
 async def _of(replica: Replica) -> Report | None:

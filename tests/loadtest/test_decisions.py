@@ -48,6 +48,16 @@ async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
         assert noted.nodes[-1] == len(plain.tree)
 
 
+def test_a_tree_that_has_become_another_one_ends() -> None:
+    """A round names a node that was not drawn, or one that is finished: nothing more is planned."""
+    spec, tree = SearchSpec(policy="rebase", width=4), Tree([1])
+    tree.add(0, [2], "a", Finish.END)
+    for lost in (Round({7: 1}), Round({1: 1}), Round({0: 1}, prune=(1,))):
+        assert replaying(POLICIES["rebase"], [lost])(spec).plan(tree) is None
+    possible = Round({0: 2})
+    assert replaying(POLICIES["rebase"], [possible])(spec).plan(tree) == possible
+
+
 class Looking:
     """A policy that compares embeddings, and says how it was suited."""
 

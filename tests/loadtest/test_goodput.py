@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadtest import goodput
-from loadtest.goodput import STEPS, Cell, Plan, cells_of, measure
+from loadtest.goodput import STEPS, Cell, Plan, _turns, cells_of, measure
 from loadtest.goodput_embedded import VARIANTS, Sided
 from loadtest.goodput_rows import COLUMNS, SUMMARY_COLUMNS, Run, paired_ratio, rows, summary
 from loadtest.in_process import Models
@@ -99,6 +99,25 @@ def test_cells() -> None:
     spec = Cell("equal", "game24", STEPS, 8, 1.0).spec
     assert (spec.policy, spec.width, spec.step_tokens, spec.max_step_tokens) == ("beam", 8, 32, 32)
     assert Cell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
+
+
+def test_where_a_variant_is_dear_to_go_over_to_it_runs_every_item_first() -> None:
+    """Two items by two variants, twice: item by item, or variant by variant; every other time
+    backwards."""
+    plan = Plan(variants=("P", "MP"), repeats=2)
+    by_item = list(_turns(plan, 2, settles=False))
+    assert by_item[:4] == [(0, "P"), (0, "MP"), (0, "MP"), (0, "P")]
+    assert by_item[4:] == [(1, "MP"), (1, "P"), (1, "P"), (1, "MP")]
+    settled = list(_turns(plan, 2, settles=True))
+    assert settled[:4] == [(0, "P"), (1, "P"), (0, "MP"), (1, "MP")]
+    assert settled[4:] == [(0, "MP"), (1, "MP"), (0, "P"), (1, "P")]
+
+
+def test_an_engine_that_does_not_tell_how_full_a_pass_was() -> None:
+    """No share, and no fault."""
+    silent = [replace(RUN, slots=())]
+    (row,) = rows({"paper_baseline": silent, "baseline": silent}, ["aa"])[:1]
+    assert (row["slot_utilisation"], row["slots_over_rounds"]) == (None, [[]])
 
 
 @pytest.fixture(scope="module")

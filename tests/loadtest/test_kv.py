@@ -13,7 +13,8 @@ import pytest
 from kvpolicy.extractive import Floors
 from kvpolicy.value import UNFITTED
 from loadtest.figure3 import Moment, draw
-from loadtest.kv import QUICK, Plan, _parser, _plan, cases_of, measure
+from loadtest.kv import _parser, _plan, measure
+from loadtest.kv_plan import QUICK, Plan, cases_of
 from loadtest.kv_rows import COLUMNS, Run, row
 from loadtest.paper_events import event_us as lossy_event_us
 from loadtest.paper_mode import floors_for
@@ -80,6 +81,15 @@ def test_a_peak_may_be_the_active_set() -> None:
     """What is being read cannot be given up: 0.3 is within where 0.3 is active."""
     busy = replace(WHOLE, active=300)
     assert row([replace(busy, peak=300)], [busy])["within"] == 1.0
+
+
+def test_what_an_engine_does_not_tell_is_none() -> None:
+    """SGLang tells neither what is read at once nor the time of prefills alone."""
+    silent = replace(WHOLE, active=None, again_seconds=None)
+    found = row([silent, silent], [silent, silent])
+    for name in ("active_ratio_vs_full", "within", "rehydration_share"):
+        assert found[name] is None
+    assert found["peak_ratio_vs_full"] == 1.0
 
 
 def test_cases_are_configurations_of_what_goes_back() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import loadtest
-from loadtest.kv import EXACT
+from loadtest.kv_plan import EXACT
 from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
 from runtime.lossy.policies import LOSSY
 

@@ -35,6 +35,7 @@ sglang:max_total_num_tokens{model_name="m"} 2e+04
 sglang:evicted_tokens_total{model_name="m"} 5.0
 sglang:cached_tokens_total{cache_source="device"} 10.0
 sglang:cached_tokens_total{cache_source="host"} 1.0
+sglang:eviction_duration_seconds_sum{cache_type="RadixCache"} 0.25
 sglang:fwd_occupancy{model_name="m"} NaN
 sglang:inter_token_latency_seconds_bucket{le="0.002"} 3.0
 """
@@ -180,7 +181,9 @@ def test_priorities_where_a_stock_server_evicts_by_them() -> None:
 
 def test_sglangs_own_numbers() -> None:
     """Summed over labels; what is not there is 0."""
-    assert read(METRICS) == Report(held=11, cached=27, capacity=20_000, evicted=5, hit=11)
+    assert read(METRICS) == Report(
+        held=11, cached=27, capacity=20_000, evicted=5, hit=11, evicting=0.25
+    )
 
 
 def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:

@@ -1,0 +1,57 @@
+"""How a goodput cell's bytes of KV become the two models' pools of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvpolicy.split import Device, Load, Model, even, roofline
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.footprint import footprint, measured_peaks
+from search.spec import SearchSpec
+
+AMPLE_TOKENS, AMPLE_MORE = 256, 4096
+"""KV tokens for each trajectory, and beside, that hold any of these searches whole."""
+NUMBER_BYTES = 4
+
+Way = Literal["even", "roofline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """A generator and a verifier on a device."""
+
+    generator: Model
+    verifier: Model
+    device: Device
+
+    @classmethod
+    def of(
+        cls, generator: ModelConfig, verifier: ModelConfig, threads: int, clock: Callable[[], float]
+    ) -> Pools:
+        """Of two models in float32 on this machine, whose peaks are measured."""
+        models = footprint(generator, NUMBER_BYTES), footprint(verifier, NUMBER_BYTES)
+        return cls(*models, measured_peaks(threads, clock))
+
+    def least_bytes(self, path_tokens: int) -> int:
+        """What even halves need to hold one path each."""
+        return 2 * path_tokens * max(self.generator.kv_bytes, self.verifier.kv_bytes)
+
+    def held_bytes(self, drawn: int, scored: int) -> int:
+        """Of so many tokens of each."""
+        return drawn * self.generator.kv_bytes + scored * self.verifier.kv_bytes
+
+    def tokens(
+        self, way: Way, spec: SearchSpec, budget: int | None, path_tokens: int
+    ) -> tuple[int, int]:
+        """Tokens of the generator's and of the verifier's KV; without a budget room for all."""
+        if budget is None:
+            ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
+            return ample, ample
+        new = min(spec.max_step_tokens, path_tokens - 1)
+        load = Load(spec.width, path_tokens - new, new)
+        of = (self.generator, self.verifier, self.device, load, budget)
+        split = even(*of) if way == "even" else roofline(*of, keeps=True)
+        generator = split.generator_bytes // self.generator.kv_bytes
+        return generator, max(path_tokens, split.verifier_bytes // self.verifier.kv_bytes)

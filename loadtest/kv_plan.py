@@ -1,0 +1,88 @@
+"""What `loadtest.kv` measures: which searches, under which KV policies, in which budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpolicy.peers import STREAMS
+from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
+from runtime.embedded.kv.retention import KvPolicy
+from runtime.lossy.policies import EXTRACTIVE
+from search.spec import SearchSpec
+
+CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}
+FULL_RETENTION: KvPolicy = "full"
+EXACT: Mapping[str, KvPolicy] = {"full": "full", "lru": "lru", "arborkv": "arborkv"}
+GROUPS = {
+    "paper": ("extractive", "extractive_never", *STREAMS),
+    "ablations": tuple(EXTRACTIVE),
+}
+"""Names that stand for several policies: tables 1 and 4 of the paper, tables 3 and 7."""
+Cell = tuple[str, float]
+"""A KV policy and rho, its budget over what full retention held at most."""
+
+ROOMY = 16_384
+"""KV tokens that hold any of these searches whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: every policy at every budget on every search of every task.
+
+    ``expansions``: in place of the configurations'; ``theta``: a file of ``hedgerow calibrate``.
+    """
+
+    tasks: Sequence[str] = ("blocksworld", "wordproblem")
+    searches: Sequence[str] = ("best_first", "mcts", "rebase")
+    configs: Sequence[str] = ("S", "L")
+    policies: Sequence[str] = ("full", "lru", "arborkv")
+    rhos: Sequence[float] = (1.0, 0.5, 0.25, 0.125)
+    parallel: Sequence[int] = (1, 4)
+    questions: int = 200
+    expansions: int | None = None
+    seed: int = 0
+    threads: int = 0
+    theta: Path | None = None
+    engine: str = "embedded"
+
+
+QUICK = Plan(
+    searches=("best_first", "mcts"),
+    configs=("S",),
+    rhos=(0.25, 0.125),
+    parallel=(1,),
+    questions=1,
+)
+LEVEL_WIDTH = 64
+"""Trajectories of a policy that works level by level: there waves are what saves memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One search on one task's questions."""
+
+    task: str
+    search: str
+    config: str
+    spec: SearchSpec
+
+
+def cases_of(plan: Plan) -> list[Case]:
+    """Every search of the plan; those that work level by level have no configuration."""
+    found = []
+    for task in plan.tasks:
+        for name in plan.searches:
+            if name not in ("best_first", "mcts"):
+                limit = scaled(CONFIG_S, task, 1).max_step_tokens
+                fields = {"policy": name, "width": LEVEL_WIDTH, "max_step_tokens": limit}
+                found.append(Case(task, name, "level", SearchSpec.model_validate(fields)))
+                continue
+            for config in plan.configs:
+                for parallel in plan.parallel:
+                    spec = with_policy(scaled(CONFIGS[config], task, parallel), name, plan.seed)
+                    if plan.expansions is not None:
+                        spec = spec.model_copy(update={"expansions": plan.expansions})
+                    found.append(Case(task, name, config, spec))
+    return found

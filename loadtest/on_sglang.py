@@ -1,0 +1,204 @@
+"""SGLang servers on this machine's CPU for the length of a benchmark, and engines on them.
+
+Every benchmark starts its servers here, so that they end with it: also by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from loadtest.searches import SPRIG
+from runtime.sglang.engine import SglangEngine
+from runtime.sglang.launch import Server, ServerOptions
+from runtime.sglang.options import SglangOptions
+from runtime.sglang_plugin.wire import figures
+from search.outcome import Outcome
+from search.spec import SearchSpec
+
+T = TypeVar("T")
+
+PYTHON = Path(".venv-sglang/bin/python")
+"""Of the environment that ``make sglang-env`` makes."""
+KV_POLICIES = {
+    "lru": (),
+    "priority": ("--radix-eviction-policy", "priority"),
+    "arborkv": (),
+}
+"""What a server evicts first, and its own options for that. ``arborkv`` is our plug-in's cache."""
+START_SECONDS = 1200.0
+PATIENCE_SECONDS = 120.0
+"""For a sign of life from a server that shares its cores."""
+MEMORY = 0.5
+"""SGLang's own bound, which others' memory counts towards; pools are given in tokens."""
+SPARE_TOKENS = 8
+"""SGLang takes no request that would fill its pool to the last few tokens."""
+
+
+def policy_server(
+    python: Path,
+    kv_policy: str,
+    kv_tokens: int,
+    *,
+    model: str | Path = SPRIG.policy,
+    args: Sequence[str] = (),
+) -> Server:
+    """A policy's server, not started. All of them draw by seed."""
+    return Server(
+        ServerOptions(
+            model=model,
+            python=python,
+            device="cpu",
+            memory=MEMORY,
+            kv_tokens=kv_tokens,
+            seeds=True,
+            evicts=kv_policy == "arborkv",
+            args=(*KV_POLICIES[kv_policy], *args),
+        )
+    )
+
+
+def reward_server(
+    python: Path,
+    kv_tokens: int,
+    *,
+    kv_policy: str = "lru",
+    model: str | Path | None = SPRIG.prm,
+    args: Sequence[str] = (),
+) -> Server:
+    """A reward model's server, not started; as the launched one of the engine it evicts by age."""
+    assert model is not None, "the bundled models have a reward model"
+    return Server(
+        ServerOptions(
+            model=model,
+            python=python,
+            device="cpu",
+            memory=MEMORY,
+            kv_tokens=kv_tokens,
+            evicts=kv_policy == "arborkv",
+            args=(*KV_POLICIES[kv_policy], *args),
+        )
+    )
+
+
+@asynccontextmanager
+async def started(servers: Sequence[Server]) -> AsyncIterator[None]:
+    """The servers are ready; they end afterwards."""
+    try:
+        for server in servers:
+            server.start()
+        await asyncio.gather(*(server.ready(START_SECONDS) for server in servers))
+        yield
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in servers))
+
+
+@asynccontextmanager
+async def engine_on(
+    policies: Sequence[Server], rewards: Sequence[Server], **changes: Any
+) -> AsyncIterator[SglangEngine]:
+    """An engine on servers that run. Without a reward server it gives no rewards of its own;
+    ``changes`` are SglangOptions."""
+    options = SglangOptions(
+        policy=policies[0].options.model,
+        policy_urls=tuple(server.url for server in policies),
+        prm=rewards[0].options.model if rewards else None,
+        reward_urls=tuple(server.url for server in rewards),
+        reward_format=SPRIG.reward_format if rewards else "none",
+        connect_seconds=PATIENCE_SECONDS,
+        probe_seconds=PATIENCE_SECONDS,
+    )
+    engine = await SglangEngine.start(replace(options, **changes))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+class SglangEngines:
+    """What ``loadtest.searches.Engines`` is, on two servers of the bundled models: our plug-in
+    decides what the policy's evicts, age what the reward model's does.
+
+    SGLang computes with as many threads as it likes; ``threads`` is the embedded engine's alone.
+    """
+
+    def __init__(self, *, kv_tokens: int, prm_kv_tokens: int, threads: int = 0) -> None:
+        self._policy = policy_server(PYTHON, "arborkv", kv_tokens)
+        self._reward = reward_server(PYTHON, prm_kv_tokens)
+        self._ends = AsyncExitStack()
+
+    async def __aenter__(self) -> SglangEngine:
+        await self._ends.enter_async_context(started([self._policy, self._reward]))
+        return await self._ends.enter_async_context(engine_on([self._policy], [self._reward]))
+
+    async def __aexit__(self, *ended: Any) -> None:
+        await self._ends.__aexit__(*ended)
+
+
+def longest_path(outcome: Outcome, spec: SearchSpec, score_tokens: tuple[int, int]) -> int:
+    """Tokens of the longest path that a search went on from, with its next step, in a pool that
+    lets it grow as far as it did. ``score_tokens``: what scoring takes of the context beside."""
+    once, each = score_tokens
+    tree = outcome.tree
+    longest = max(len(tree.tokens(node.id)) for node in tree.nodes if node.children)
+    return longest + spec.max_step_tokens + once + spec.max_depth * each + SPARE_TOKENS
+
+
+async def forget(servers: Sequence[Server]) -> None:
+    """Empty the servers' caches, as if they had just been started."""
+    for server in servers:
+        async with _client(server) as client:
+            (await client.post("/flush_cache", params={"timeout": 60})).raise_for_status()
+
+
+async def at_work(server: Server) -> int:
+    """Requests that a server runs or holds back."""
+    async with _client(server) as client:
+        loads = (await client.get("/v1/loads")).raise_for_status().json()["loads"]
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+
+async def remembered(server: Server) -> int:
+    """Searches that our plug-in there takes for being in flight; 0 without the plug-in."""
+    async with _client(server) as client:
+        told = figures((await client.get("/server_info")).raise_for_status().json())
+    return 0 if told is None else told["searches"]
+
+
+def _client(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_SECONDS, trust_env=False)
+
+
+def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, which SIGTERM ends as an interrupt does: servers that were started end too.
+
+    The program ends with status 130 then.
+    """
+    with _terminated_as_interrupted():
+        try:
+            return asyncio.run(work)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM interrupts."""
+
+    def interrupt(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
