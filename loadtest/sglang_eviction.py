@@ -9,6 +9,9 @@ is and what the trees are. The policy is drawn by SGLang, each server started wi
   what its parent is worth to the search (grade (a) of docs/sglang-plugin.md);
 - ``arborkv``: our plug-in's radix cache (grade (b)).
 
+``least_tokens`` is what the best order there is would have read again (`loadtest.least_read`): by
+hindsight, and with one draw at work at a time.
+
 All three have the plug-in's seeded sampling, so that they draw the same trees up to rounding. Steps
 are scored in the embedded engine: the reward model's KV is not what is compared.
 
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.configs import CONFIG_L, CONFIG_S, STEP_TOKENS, scaled
+from loadtest.least_read import draws_of, least_read_again
 from loadtest.on_sglang import KV_POLICIES, PYTHON, to_its_end
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
@@ -38,7 +42,7 @@ from search.spec import SearchSpec
 
 COLUMNS = (
     *("policy", "mode", "searches", "pool_tokens", "full_tokens", "recomputed_tokens"),
-    *("recomputed_vs_lru", "generated_tokens", "evicted_tokens", "same_answers"),
+    *("recomputed_vs_lru", "least_tokens", "generated_tokens", "evicted_tokens", "same_answers"),
     *("identical_trees", "seconds"),
 )
 TASK = "blocksworld"
@@ -62,11 +66,13 @@ class Reference:
 
     outcomes: tuple[Outcome, ...]
     full_tokens: int
-    longest_path: int
+    pool_tokens: int
+    least_tokens: int | None
 
 
-async def refer(items: Sequence[Item], spec: SearchSpec) -> Reference:
-    """Search with full retention in the embedded engine, lexical clusters as on SGLang."""
+async def refer(items: Sequence[Item], spec: SearchSpec, share: float) -> Reference:
+    """Search with full retention in the embedded engine, lexical clusters as on SGLang; a pool of
+    that share of it holds two of the longest paths."""
     text = Text(SPRIG.policy)
     changes: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
     async with Engines(kv_policy="full", **changes) as engine:
@@ -74,21 +80,21 @@ async def refer(items: Sequence[Item], spec: SearchSpec) -> Reference:
         outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
     longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
     full = sum(o.stats.engine.kv_tokens_peak for o in outcomes)
-    return Reference(tuple(outcomes), full, longest)
+    pool = max(int(share * full), 2 * longest)
+    return Reference(tuple(outcomes), full, pool, least_read_again(draws_of(outcomes), pool))
 
 
 async def measure(
-    python: Path, mode: str, spec: SearchSpec, items: Sequence[Item], known: Reference, share: float
+    python: Path, mode: str, spec: SearchSpec, items: Sequence[Item], known: Reference
 ) -> dict[str, Any]:
     """One server with a small pool, all searches at once, and what was read again."""
-    pool = max(int(share * known.full_tokens), 2 * known.longest_path)
     text, method = Text(SPRIG.policy), Method(mode, spec)
-    async with drawing_in(python, mode, pool) as engine:
+    async with drawing_in(python, mode, known.pool_tokens) as engine:
         start = time.monotonic()
         outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
         seconds = time.monotonic() - start
         evicted = (await engine.usage()).evicted_tokens_total
-    row = {"policy": spec.policy, "mode": mode, "task": TASK, "pool": share, "pool_tokens": pool}
+    row = {"policy": spec.policy, "mode": mode, "task": TASK, "pool_tokens": known.pool_tokens}
     row |= compared(outcomes, known) | {"evicted_tokens": evicted, "seconds": round(seconds, 1)}
     say(" ".join(f"{name}={row[name]}" for name in COLUMNS if name in row))
     return row
@@ -100,6 +106,7 @@ def compared(outcomes: Sequence[Outcome], known: Reference) -> dict[str, Any]:
     return {
         "searches": len(pairs),
         "full_tokens": known.full_tokens,
+        "least_tokens": known.least_tokens,
         "recomputed_tokens": sum(o.stats.engine.rehydrated_tokens for o in outcomes),
         "generated_tokens": sum(o.stats.engine.decoded_tokens for o in outcomes),
         "same_answers": sum(a.answer == b.answer for a, b in pairs) / len(pairs),
@@ -126,13 +133,13 @@ async def run(
 
     async def one(mode: str, spec: SearchSpec, known: Reference) -> dict[str, Any]:
         async with room:
-            return await measure(python, mode, spec, items, known, share)
+            return await measure(python, mode, spec, items, known)
 
-    known = [await refer(items, spec) for spec in specs]
+    known = [await refer(items, spec, share) for spec in specs]
     asked = [
         one(mode, spec, k) for spec, k in zip(specs, known, strict=True) for mode in KV_POLICIES
     ]
-    return {"rows": against_lru(list(await asyncio.gather(*asked)))}
+    return {"rows": against_lru(list(await asyncio.gather(*asked))), "pool": share}
 
 
 def main() -> None:
