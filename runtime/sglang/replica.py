@@ -136,8 +136,13 @@ class Replica:
         return self._json(response)
 
     async def _send(self, path: str, body: Json) -> httpx.Response:
+        """Once more on another connection where one ended without a word: a server short of time
+        closes idle ones before it looks whether a request has come. One that is gone refuses."""
         try:
-            return await self._client.post(path, json=body)
+            try:
+                return await self._client.post(path, json=body)
+            except (httpx.ReadError, httpx.RemoteProtocolError):
+                return await self._client.post(path, json=body)
         except httpx.HTTPError as error:
             raise self._lose(error) from error
 

@@ -17,7 +17,7 @@ from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launch import ServerOptions
 from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
-from runtime.sglang.replica import Replica
+from runtime.sglang.replica import Replica, ReplicaLost
 from runtime.sglang.report import Report, read
 from runtime.sglang.step import Drawing, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
@@ -259,3 +259,31 @@ def test_one_model_a_server(tmp_path) -> None:
     settings = {"HEDGEROW_ENGINE": "sglang", "HEDGEROW_POLICY_URLS": "http://a"}
     with pytest.raises(SettingsError, match="engine sglang serves one model"):
         check(load_settings(settings | {"HEDGEROW_MODELS_FILE": str(file)}))
+
+
+async def test_a_connection_that_ends_without_a_word_is_not_a_lost_server() -> None:
+    """The request is sent once more; a server that ends every connection is lost."""
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"}")
+        if asked == patience:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n" + b'{"meta_info":{}}')
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    replica = Replica(url, connect=5, answer=5, probe=5)
+    try:
+        patience = 2
+        assert await replica.generate({"input_ids": [1]}) == {"meta_info": {}}
+        assert (asked, replica.up) == (2, True)
+        asked, patience = 0, 3
+        with pytest.raises(ReplicaLost):
+            await replica.generate({"input_ids": [1]})
+        assert (asked, replica.up) == (2, False)
+    finally:
+        await replica.close()
+        server.close()
