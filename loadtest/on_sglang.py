@@ -6,11 +6,10 @@ Every benchmark starts its servers here, so that they end with it: also by SIGTE
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -179,26 +178,20 @@ def _client(server: Server) -> httpx.AsyncClient:
 
 
 def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, which SIGTERM ends as an interrupt does: servers that were started end too.
+    """``asyncio.run``, which SIGTERM ends in good order: servers that were started end too.
 
-    The program ends with status 130 then.
+    The program ends then, as after an interrupt, with 128 and the signal's number.
     """
-    with _terminated_as_interrupted():
-        try:
-            return asyncio.run(work)
-        except KeyboardInterrupt:
-            sys.exit(128 + signal.SIGINT)
 
+    async def until_terminated() -> T:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio.run makes one"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM interrupts."""
-
-    def interrupt(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return asyncio.run(until_terminated())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
