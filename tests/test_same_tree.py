@@ -122,12 +122,11 @@ UNISON = {"unison": True}
 
 CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[str]]], dict]] = {
     "batch limit 64": (one_by_one, {"batch_limit": 64}),
-    "in unison": (one_by_one, UNISON | {"batch_limit": 64}),
     "in unison, a few places": (among_others, UNISON | {"batch_limit": 4}),
-    "two threads": (one_by_one, {"threads": 2, "batch_limit": 64}),
-    "beside seven others": (among_others, {"batch_limit": 64}),
-    "warm cache": (warm, {}),
-    "engine restarted": (restarted, {}),
+    "two threads": (one_by_one, UNISON | {"threads": 2, "batch_limit": 64}),
+    "beside seven others": (among_others, UNISON | {"batch_limit": 64}),
+    "warm cache": (warm, UNISON),
+    "engine restarted": (restarted, UNISON),
     "small pools that evict": (
         among_others,
         UNISON | {"batch_limit": 16, "kv_tokens": 1_200, "prm_kv_tokens": 1_200},
