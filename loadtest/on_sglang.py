@@ -52,18 +52,7 @@ def policy_server(
     args: Sequence[str] = (),
 ) -> Server:
     """A policy's server, not started. All of them draw by seed."""
-    return Server(
-        ServerOptions(
-            model=model,
-            python=python,
-            device="cpu",
-            memory=MEMORY,
-            kv_tokens=kv_tokens,
-            seeds=True,
-            evicts=kv_policy == "arborkv",
-            args=(*KV_POLICIES[kv_policy], *args),
-        )
-    )
+    return _server(python, kv_policy, kv_tokens, model, args, seeds=True)
 
 
 def reward_server(
@@ -76,6 +65,18 @@ def reward_server(
 ) -> Server:
     """A reward model's server, not started; as the launched one of the engine it evicts by age."""
     assert model is not None, "the bundled models have a reward model"
+    return _server(python, kv_policy, kv_tokens, model, args, seeds=False)
+
+
+def _server(
+    python: Path,
+    kv_policy: str,
+    kv_tokens: int,
+    model: str | Path,
+    args: Sequence[str],
+    *,
+    seeds: bool,
+) -> Server:
     return Server(
         ServerOptions(
             model=model,
@@ -83,6 +84,7 @@ def reward_server(
             device="cpu",
             memory=MEMORY,
             kv_tokens=kv_tokens,
+            seeds=seeds,
             evicts=kv_policy == "arborkv",
             args=(*KV_POLICIES[kv_policy], *args),
         )

@@ -15,26 +15,22 @@ from loadtest.searches import Engines
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server
 from search.engine import Capabilities, Engine, Hint, Trajectory, TreeCost
+from server.passed_on import PassedOn
 
 
-class Drawing:
+class Drawing(PassedOn):
     """Draws with ``drawer``, which is on ``server``, and scores with ``scorer``."""
 
     def __init__(self, drawer: SglangEngine, scorer: Engine, server: Server) -> None:
-        self.drawer = drawer
+        super().__init__(drawer)
         self._scorer = scorer
         self._server = server
-        self.expand = drawer.expand
-        self.embed = drawer.embed
-        self.usage = drawer.usage
-        self.health = drawer.health
-        self.close = drawer.close
 
     @property
     def capabilities(self) -> Capabilities:
         """The drawer's, with the scorer's needs."""
         needs = self._scorer.capabilities.score_tokens
-        return replace(self.drawer.capabilities, scores=True, score_tokens=needs)
+        return replace(super().capabilities, scores=True, score_tokens=needs)
 
     async def score(
         self,
@@ -48,18 +44,18 @@ class Drawing:
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Both may free what died."""
-        self.drawer.hint(tree, hint)
+        super().hint(tree, hint)
         self._scorer.hint(tree, hint)
 
     async def release(self, tree: str) -> TreeCost:
         """What the drawing has cost."""
         await self._scorer.release(tree)
-        return await self.drawer.release(tree)
+        return await super().release(tree)
 
     async def abort(self, tree: str) -> None:
         """Both."""
         await self._scorer.abort(tree)
-        await self.drawer.abort(tree)
+        await super().abort(tree)
 
     async def forget(self) -> None:
         """Empty the server's cache."""

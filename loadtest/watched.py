@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from search.engine import Branch, Engine, Sampling, Step, Trajectory
+from server.passed_on import PassedOn
 
 
-class Watched:
+class Watched(PassedOn):
     """An engine whose calls are timed and whose KV is looked at after each: SGLang notes no peak.
 
     ``seconds`` by ``clock``, spent in ``expand`` and ``score``, looking left out. ``held`` and
@@ -24,24 +25,16 @@ class Watched:
         looks: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        super().__init__(engine)
         self.seconds = {"expand": 0.0, "score": 0.0}
         self.held = self.cached = self.prm_held = 0
-        self._engine = engine
         self._looks = looks
         self._clock = clock
-        self.embed = engine.embed
-        self.hint = engine.hint
-        self.release = engine.release
-        self.abort = engine.abort
-        self.usage = engine.usage
-        self.health = engine.health
-        self.close = engine.close
-        self.capabilities = engine.capabilities
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """As the engine does."""
         with self._timed("expand"):
-            steps = await self._engine.expand(tree, branches, sampling)
+            steps = await super().expand(tree, branches, sampling)
         await self._look()
         return steps
 
@@ -54,7 +47,7 @@ class Watched:
     ) -> list[float]:
         """As the engine does."""
         with self._timed("score"):
-            rewards = await self._engine.score(tree, prompt, question, trajectories)
+            rewards = await super().score(tree, prompt, question, trajectories)
         await self._look()
         return rewards
 

@@ -316,14 +316,13 @@ class Scheduler:
 
     def _follow(self, run: Run, followed: Followed) -> None:
         """Book what those were given that followed a run; who still agrees with it follows on."""
-        account = self.accounts[run.call.tree]
+        account, drawn = self.accounts[run.call.tree], len(followed.ended)
+        drawn += sum(map(len, followed.ways.values()))
+        account.unison_tokens += drawn
+        account.decoded_tokens += drawn
         for one, finish in followed.ended:
-            account.unison_tokens += 1
-            account.decoded_tokens += 1
             self._end(one, finish)
         for token, (first, *rest) in followed.ways.items():
-            account.unison_tokens += 1 + len(rest)
-            account.decoded_tokens += 1 + len(rest)
             if run.lane is not None and token == run.drawn[-1]:
                 run.following = [first, *rest]
             elif self._places.start(first) is None:
