@@ -4,8 +4,9 @@
 accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak: problems a second
 with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what the engine holds with
 the fewest searches at once and room for all; the reward model's pool is the same for everybody.
-`--choose` sweeps ETS's budget weight on dev instead, and writes what it chose. With `--keep FILE`
-the comparison, which takes hours, goes on where an earlier run ended.
+`--choose weight` sweeps ETS's budget weight on dev instead, and writes what it chose; `--choose
+threshold` from which distance on steps are unlike, for both embedders at the first width. With
+`--keep FILE` the comparison, which takes hours, goes on where an earlier run ended.
 
 `--engine sglang`: the same on two SGLang servers on the CPU, started anew for every pool, our
 plug-in at work. A peak is what its searches hold, looked at after every round. Trees are equal up
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest import budget_weight
+from loadtest import budget_weight, cluster_threshold
 from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.figure2 import draw, normalised
@@ -194,13 +195,38 @@ async def choose(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+async def choose_threshold(plan: Plan) -> list[dict[str, Any]]:
+    """What every threshold of the embedders does on dev; `search/clusters.py` holds the best."""
+    width = plan.widths[0]
+    ample = AMPLE_TOKENS * width * SIDE_BY_SIDE + LEAST_POOL
+    rows = []
+    for embedder in cluster_threshold.SWEEP:
+        rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
+        async with Engines(embedder=embedder, **rooms) as engine:
+            rows += await cluster_threshold.sweep(
+                engine,
+                embedder,
+                plan.tasks,
+                width,
+                plan.questions,
+                plan.seed,
+                SIDE_BY_SIDE,
+                plan.kept_in,
+            )
+    return rows
+
+
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
     options = _parser().parse_args()
     plan = _plan(options)
-    if options.choose:
+    if options.choose == "weight":
         rows = to_its_end(choose(plan))
         publish({"rows": rows}, options.json, "budget weights", budget_weight.COLUMNS)
+        return
+    if options.choose == "threshold":
+        rows = to_its_end(choose_threshold(plan))
+        publish({"rows": rows}, options.json, "thresholds", cluster_threshold.COLUMNS)
         return
     start = time.monotonic()
     rows = to_its_end(measure(plan))
@@ -225,7 +251,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--engine", choices=ENGINES, default="embedded", help="what runs the models"
     )
-    parser.add_argument("--choose", action="store_true", help="choose ETS's budget weight on dev")
+    parser.add_argument(
+        "--choose", choices=("weight", "threshold"), help="choose this number of ETS on dev"
+    )
     parser.add_argument("--plot", type=Path, help="draw figure 2 to this file")
     parser.add_argument("--task", help="tasks, separated by commas")
     parser.add_argument("--policy", help="policies, separated by commas; rebase is added")
@@ -254,12 +282,21 @@ def _plan(options: argparse.Namespace) -> Plan:
             raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
         if options.threads is not None and options.engine == "sglang":
             raise ValueError(f"--threads {options.threads}: the embedded engine's alone")
+        if options.choose == "threshold" and options.engine == "sglang":
+            raise ValueError("--choose threshold: the embedded engine's alone")
     except ValueError as error:
         sys.exit(f"loadtest.policies: {error}")
     if options.policy is None:
         plan = replace(plan, policies=[p for p in plan.policies if p in POLICIES])
     if options.quick:
         plan = replace(plan, until=time.monotonic() + QUICK_SECONDS)
+    _check_names(options, plan)
+    others = [name for name in plan.policies if name != BASELINE]
+    return replace(plan, policies=[BASELINE, *others], timed=min(plan.timed, plan.questions))
+
+
+def _check_names(options: argparse.Namespace, plan: Plan) -> None:
+    """End the program where a policy or a task is unknown."""
     for flag, values, known in (
         ("--policy", plan.policies, POLICIES),
         ("--task", plan.tasks, TASKS),
@@ -269,8 +306,6 @@ def _plan(options: argparse.Namespace) -> Plan:
                 sys.exit(f"loadtest.policies: {flag} {value}: known are {', '.join(known)}")
     if options.choose and not budget_weight.registered():
         sys.exit("loadtest.policies: --choose: there is no policy ets")
-    others = [name for name in plan.policies if name != BASELINE]
-    return replace(plan, policies=[BASELINE, *others], timed=min(plan.timed, plan.questions))
 
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:

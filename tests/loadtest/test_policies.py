@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.cluster_threshold import SWEEP, best
 from tests.loadtest.test_policy_rows import KEYS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,6 +31,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["--plot", "/nowhere/x.png"], "there is no folder /nowhere"),
         (["--keep", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--choose", "threshold", "--engine", "sglang"], "--choose threshold: the embedded"),
     ],
 )
 def test_a_wrong_switch_is_one_line(words: list[str], said: str) -> None:
@@ -60,3 +62,24 @@ def test_a_small_run_in_real_engines(tmp_path: Path) -> None:
             assert row["kv_reduction_vs_rebase"] == row["throughput_vs_rebase"] == 1.0
     assert len(document["figure_2"]) == 2
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_thresholds_are_swept_for_both_embedders() -> None:
+    """A row each, one chosen for every embedder, beside REBASE's KV."""
+    words = "--choose threshold --task game24,blocksworld --width 4 --limit 2 --threads 1 --json"
+    done = run(*words.split())
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {(r["embedder"], r["threshold"]) for r in rows} == {
+        (name, value) for name, values in SWEEP.items() for value in values
+    }
+    for row in rows:
+        assert row["accuracies"].keys() == row["kv_reductions"].keys() == {"game24", "blocksworld"}
+    assert [r["embedder"] for r in rows if r["chosen"]] == list(SWEEP)
+
+
+def test_the_best_threshold_is_the_most_accurate_or_the_smallest_such() -> None:
+    """0.82 beats 0.8; of two with 0.8 the one that tells more steps apart."""
+    assert best({0.02: 0.77, 0.05: 0.82, 0.1: 0.8}) == 0.05
+    assert best({0.1: 0.79, 0.4: 0.8, 0.2: 0.8}) == 0.2
