@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pulp
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, milp
 from scipy.sparse import coo_array
 
 from search.kv_blocks import Blocks
@@ -106,16 +106,18 @@ def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) ->
 def _highs(program: Program, node_limit: int) -> list[bool] | None:
     """HiGHS through SciPy, in this process and thread: whether each block is kept."""
     blocks, clusters = len(program.above), len(program.members)
-    rows = _rows(program)
+    rows = [*_rows(program), [(block, 1) for block in sorted(set(program.leaf_blocks))]]
     row = np.repeat(np.arange(len(rows)), [len(entries) for entries in rows])
     column, entry = np.array([pair for entries in rows for pair in entries]).T
+    # Sparse: given a dense one, SciPy makes every thread's warnings errors for a moment
     matrix = coo_array((entry, (row, column)), shape=(len(rows), blocks + clusters)).tocsc()
-    leaf = np.isin(np.arange(blocks + clusters), program.leaf_blocks)
+    least = np.repeat([-np.inf, 1], [len(rows) - 1, 1])
+    most = np.repeat([0, np.inf], [len(rows) - 1, 1])
     result = milp(
         -np.array([*program.gains, *[program.bonus] * clusters], dtype=np.float64),
         integrality=np.repeat([1, 0], [blocks, clusters]),
         bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(matrix, ub=0), LinearConstraint(leaf[None], lb=1)],
+        constraints=[(matrix, least, most)],
         options={"mip_rel_gap": 0, "node_limit": node_limit, "threads": 1},
     )
     return [bool(x > 0.5) for x in result.x[:blocks]] if result.status == 0 else None

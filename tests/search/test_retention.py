@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import chain, combinations
 
@@ -157,6 +159,20 @@ def test_cbc_without_a_proof_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(pulp.LpProblem, "solve", found_only)
     assert solve(Program.of(Blocks((-1, 0), (1, 1), (1,)), [1], [], 1.0, 0.0), "cbc") is None
+
+
+def test_searches_may_decide_at_the_same_time() -> None:
+    """Threads that change places at every instruction: each gets its answer, none an error."""
+    blocks = Blocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
+    program = Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.8)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: solve(program, "highs"), range(400)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [{2, 3, 5}] * 400
 
 
 def test_the_same_program_has_the_same_answer() -> None:
