@@ -8,8 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 
 import models
 from runtime.reward_format import reward_format
@@ -81,16 +88,10 @@ OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
 OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """What a server is started with. Sizes are in the unit that the name says."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        enable_decoding=False,  # lists stand by commas, not as JSON
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535, description="0 lets the system choose")

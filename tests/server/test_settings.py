@@ -58,6 +58,14 @@ def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
     assert load_settings({"HEDGEROW_KV_THETA": str(other)}, **given).kv_theta == other
 
 
+def test_the_environment_is_read_by_load_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an environment that is handed in nor settings by name see the process's own."""
+    monkeypatch.setenv("HEDGEROW_PORT", "9000")
+    assert load_settings().port == 9000
+    assert load_settings({}).port == 8000
+    assert Settings().port == 8000
+
+
 def test_the_default_listens_on_this_machine_only() -> None:
     """Nothing is exposed unless asked for."""
     assert Settings().host == "127.0.0.1"
