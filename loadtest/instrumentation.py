@@ -33,12 +33,12 @@ from loadtest.paired import bootstrap95
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow, items_of
 from runtime.embedded.options import EngineOptions
+from runtime.passed_on import PassedOn
 from search.controller import search
 from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, TreeCost, Usage
 from search.events import Event
 from search.outcome import Outcome
 from server.metrics import Metrics
-from server.passed_on import PassedOn
 from server.settings import BUNDLED
 from server.stream import event as framed
 from server.traces import Traces

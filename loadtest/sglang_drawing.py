@@ -12,10 +12,10 @@ from pathlib import Path
 
 from loadtest.on_sglang import engine_on, forget, policy_server, started
 from loadtest.searches import Engines
+from runtime.passed_on import PassedOn
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server
 from search.engine import Capabilities, Engine, Hint, Trajectory, TreeCost
-from server.passed_on import PassedOn
 
 
 class Drawing(PassedOn):

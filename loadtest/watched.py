@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from runtime.passed_on import PassedOn
 from search.engine import Branch, Engine, Sampling, Step, Trajectory
-from server.passed_on import PassedOn
 
 
 class Watched(PassedOn):

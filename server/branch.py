@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.passed_on import PassedOn
 from search.engine import Engine, Trajectory
 from search.tree import ROOT, Finish
 from search.tree_json import from_json
 from server.errors import bad_value
-from server.passed_on import PassedOn
 
 
 @dataclass(frozen=True, slots=True)

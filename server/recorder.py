@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from kvpolicy.fit import Rows
 from kvpolicy.hindsight import Hindsight
 from kvpolicy.value import certainty
+from runtime.passed_on import PassedOn
 from search.engine import Branch, Engine, Hint, Sampling, Step, TreeCost
 from search.tree import ROOT, Finish
-from server.passed_on import PassedOn
 
 
 class Recorder(PassedOn):

@@ -10,9 +10,9 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Tracer, set_span_in_context
 
+from runtime.passed_on import PassedOn
 from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory, Usage
 from search.events import Event, Evicted, Pruned, Rehydrated, Selected
-from server.passed_on import PassedOn
 
 NANOSECONDS = 1e9
 
