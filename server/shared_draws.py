@@ -12,17 +12,15 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from runtime.passed_on import PassedOn
 from search.engine import (
     Branch,
-    Capabilities,
     Engine,
     EngineError,
-    Hint,
     Sampling,
     Step,
     Trajectory,
     TreeCost,
-    Usage,
 )
 
 T = TypeVar("T")
@@ -118,7 +116,7 @@ class Ledger:
         )
 
 
-class SharedDraws:
+class SharedDraws(PassedOn):
     """An ``Engine`` over another one, for the searches over one question; drop it after them.
 
     Equal requests in flight are merged. ``release`` returns what the tree would have cost alone.
@@ -131,17 +129,12 @@ class SharedDraws:
         prm_flops: Flops = free,
         embed_flops: Flops = free,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._flops = flops, prm_flops, embed_flops
         self._steps: dict[Hashable, asyncio.Future[Step]] = {}
         self._rewards: dict[Hashable, asyncio.Future[float]] = {}
         self._vectors: dict[Hashable, asyncio.Future[tuple[float, ...]]] = {}
         self._ledgers: dict[str, Ledger] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The engine's."""
-        return self._engine.capabilities
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Steps remembered, under way elsewhere, or drawn now."""
@@ -184,30 +177,15 @@ class SharedDraws:
         self._ledger(tree).compared(trajectories)
         return vectors
 
-    def hint(self, tree: str, hint: Hint) -> None:
-        """Passed on."""
-        self._engine.hint(tree, hint)
-
     async def release(self, tree: str) -> TreeCost:
         """Let go of the tree; what it would have cost alone."""
-        await self._engine.release(tree)
+        await super().release(tree)
         return self._ledgers.pop(tree, self._new_ledger()).cost()
 
     async def abort(self, tree: str) -> None:
-        """Passed on."""
+        """As the engine does."""
         self._ledgers.pop(tree, None)
-        await self._engine.abort(tree)
-
-    async def usage(self) -> Usage:
-        """The engine's."""
-        return await self._engine.usage()
-
-    async def health(self) -> None:
-        """The engine's."""
-        await self._engine.health()
-
-    async def close(self) -> None:
-        """Nothing: the engine belongs to somebody else."""
+        await super().abort(tree)
 
     def _ledger(self, tree: str) -> Ledger:
         return self._ledgers.setdefault(tree, self._new_ledger())
