@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from loadtest.company import (
     mean_under_way,
     played,
 )
+from loadtest.metrics import values
 from loadtest.served import Served
 from models.tasks import TASKS
 
@@ -52,7 +52,6 @@ LEAST, COMING = 2, 12
 PERIOD = 0.05
 WARM = 0.1
 """Share of an open loop that is not measured: it begins with an empty server."""
-ACTIVE = re.compile(r'^hedgerow_kv_tokens\{model="policy".*state="active"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,8 @@ class Scrapes:
             while True:
                 text = (await client.get("/metrics")).text
                 now = time.perf_counter()
-                self.samples += [(now, float(found)) for found in ACTIVE.findall(text)]
+                active = values(text, "hedgerow_kv_tokens", model="policy", state="active")
+                self.samples += [(now, tokens) for tokens in active]
                 await asyncio.sleep(PERIOD - (now - began) % PERIOD)
 
 

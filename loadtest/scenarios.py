@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 import matplotlib as mpl
-from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.metrics import values
 from loadtest.served import Served
 
 SCENARIOS = {
@@ -114,12 +114,7 @@ def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
 
 def _kv_peak(url: str) -> float:
     text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
-    return max(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "hedgerow_kv_peak_tokens" and sample.labels["model"] == "policy"
-    )
+    return max(values(text, "hedgerow_kv_peak_tokens", model="policy"))
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from collections import Counter
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.arrivals import paced, poisson
+from loadtest.metrics import samples
 from loadtest.served import Served
 from models.tasks import TASKS
 
@@ -133,11 +133,10 @@ async def _held(http: httpx.AsyncClient) -> dict[str, float]:
     until = time.perf_counter() + 60
     while time.perf_counter() < until:
         found = {}
-        for family in text_string_to_metric_families((await http.get("/metrics")).text):
-            for sample in family.samples:
-                active = sample.labels.get("state") == "active"
-                if sample.value and (sample.name in HELD or active):
-                    found[f"{sample.name}{sample.labels or ''}"] = sample.value
+        for sample in samples((await http.get("/metrics")).text):
+            active = sample.labels.get("state") == "active"
+            if sample.value and (sample.name in HELD or active):
+                found[f"{sample.name}{sample.labels or ''}"] = sample.value
         if not found:
             break
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from loadtest.capacity_load import (
-    ACTIVE,
     MOST,
     SHARES,
     Seen,
@@ -30,19 +29,6 @@ def test_a_phase_in_which_nothing_ended_is_an_error() -> None:
     """And says what there was."""
     with pytest.raises(ValueError, match=r"0 searches and 1 samples in 3 s"):
         seen([Span(1, 5)], [(1.0, 5.0)], 0, 3)
-
-
-def test_the_series_is_found_in_what_a_server_says() -> None:
-    """Active KV of the policy model alone."""
-    text = "\n".join(
-        f'hedgerow_kv_tokens{{model="{model}",served="sprig",state="{state}"}} {value}'
-        for model, state, value in (
-            ("policy", "active", 12.0),
-            ("policy", "cached", 13.0),
-            ("reward", "active", 14.0),
-        )
-    )
-    assert ACTIVE.findall(text) == ["12.0"]
 
 
 def test_a_prediction_by_hand() -> None:

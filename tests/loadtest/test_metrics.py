@@ -1,0 +1,37 @@
+"""Samples are found in what a server says, by name and labels."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.metrics import samples, values
+
+TEXT = "\n".join(
+    f'hedgerow_kv_tokens{{model="{model}",served="sprig",state="{state}"}} {value}'
+    for model, state, value in (
+        ("policy", "active", 12.0),
+        ("policy", "cached", 13.0),
+        ("reward", "active", 14.0),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "found"),
+    [
+        ("hedgerow_kv_tokens", {"model": "policy", "state": "active"}, [12.0]),
+        ("hedgerow_kv_tokens", {"state": "active"}, [12.0, 14.0]),
+        ("hedgerow_kv_tokens", {"model": "draft"}, []),
+        ("hedgerow_kv", {}, []),
+    ],
+)
+def test_values_have_the_name_and_the_labels(
+    name: str, labels: dict[str, str], found: list[float]
+) -> None:
+    """Labels that are not asked for may say anything."""
+    assert values(TEXT, name, **labels) == found
+
+
+def test_every_sample_is_read() -> None:
+    """In the order in which they are said."""
+    assert [sample.value for sample in samples(TEXT)] == [12.0, 13.0, 14.0]
