@@ -16,13 +16,11 @@ from loadtest.goodput_pools import Pools, Way
 from loadtest.goodput_rows import BASELINE, PAPER, Run
 from loadtest.in_process import InProcess, Models
 from loadtest.searches import Item, Method, grow
-from models.tasks import TASKS
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.options import EngineOptions
 from search.engine import Branch, Sampling, Step, Trajectory
 from search.spec import SearchSpec
-from server.evaluate import judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +79,13 @@ class Bench:
         ``path_tokens``: the longest path that it is to hold; both are None and 0 for a search with
         room for everything.
         """
-        kv_tokens, prm_kv_tokens = self.pools.tokens(variant.split, spec, budget, path_tokens)
+        pools = self.pools.tokens(variant.split, spec, budget, path_tokens)
         engine = Sided(
             self._models,
             clock=self._clock,
             whole_prefix=variant.whole_prefix,
-            kv_tokens=kv_tokens,
-            prm_kv_tokens=prm_kv_tokens,
+            kv_tokens=pools[0],
+            prm_kv_tokens=pools[1],
             kv_policy=variant.kv_policy,
             order=variant.order,
             speculate=variant.ahead,
@@ -96,26 +94,16 @@ class Bench:
         )
         method = Method(variant.name, spec)
         outcome = await grow(engine, self._models.text, item, method, clock=self._clock)
-        cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
-        return Run(
-            digest=outcome.digest,
-            correct=trial.correct,
-            any_correct=trial.any_correct,
-            goodput=outcome.stats.precise_goodput,
-            seconds=outcome.stats.seconds,
-            generator_seconds=engine.seconds["expand"],
-            verifier_seconds=engine.seconds["score"],
-            slots=tuple(engine.slots),
-            held_bytes=self.pools.held_bytes(
-                engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
-            ),
+        held = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
+        return Run.of(
+            item,
+            outcome,
+            seconds=engine.seconds,
+            held_bytes=self.pools.held_bytes(*held),
             path_tokens=self._path(engine, spec),
-            kv_tokens=kv_tokens,
-            prm_kv_tokens=prm_kv_tokens,
-            prm_tokens=cost.prm_tokens + engine.whole_tokens,
-            rehydrated_tokens=cost.rehydrated_tokens,
-            speculated_used=cost.speculated_used,
-            speculated_wasted=cost.speculated_wasted,
+            pools=pools,
+            slots=engine.slots,
+            whole_tokens=engine.whole_tokens,
         )
 
     async def close(self) -> None:

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 
 from loadtest.paired import bootstrap95
+from loadtest.searches import Item
+from models.tasks import TASKS
 from search.digest import combined_digest
+from search.outcome import Outcome
+from server.evaluate import judge
 
 PAPER, BASELINE = "paper_baseline", "baseline"
 WORSE = 0.97
@@ -72,6 +76,41 @@ class Run:
     rehydrated_tokens: int = 0
     speculated_used: int = 0
     speculated_wasted: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        item: Item,
+        outcome: Outcome,
+        *,
+        seconds: Mapping[str, float],
+        held_bytes: int,
+        path_tokens: int,
+        pools: tuple[int, int],
+        slots: Sequence[float] = (),
+        whole_tokens: int = 0,
+    ) -> Run:
+        """What a search came to. ``seconds``: of the calls, by their names; ``whole_tokens``: read
+        by the verifier beside what the engine booked."""
+        cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
+        return cls(
+            digest=outcome.digest,
+            correct=trial.correct,
+            any_correct=trial.any_correct,
+            goodput=outcome.stats.precise_goodput,
+            seconds=outcome.stats.seconds,
+            generator_seconds=seconds["expand"],
+            verifier_seconds=seconds["score"],
+            slots=tuple(slots),
+            held_bytes=held_bytes,
+            path_tokens=path_tokens,
+            kv_tokens=pools[0],
+            prm_kv_tokens=pools[1],
+            prm_tokens=cost.prm_tokens + whole_tokens,
+            rehydrated_tokens=cost.rehydrated_tokens,
+            speculated_used=cost.speculated_used,
+            speculated_wasted=cost.speculated_wasted,
+        )
 
 
 def rows(runs: Mapping[str, Sequence[Run]], grown: Sequence[str]) -> list[dict[str, Any]]:

@@ -31,13 +31,11 @@ from loadtest.on_sglang import (
 )
 from loadtest.searches import Item, Method, grow
 from loadtest.watched import Watched
-from models.tasks import TASKS
 from runtime.embedded.model.config import ModelConfig
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server
 from runtime.text import Text
 from search.spec import SearchSpec
-from server.evaluate import judge
 
 SCHEDULES = {"fcfs": "fcfs", "prefix": "dfs-weight"}
 """What the policy's server lets in first, by the order of a round's branches."""
@@ -76,22 +74,13 @@ class SglangBench:
         watched = Watched(engine, looks=budget is None, clock=self._clock)
         method = Method(variant.name, spec)
         outcome = await grow(watched, self._text, item, method, clock=self._clock)
-        cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
-        return Run(
-            digest=outcome.digest,
-            correct=trial.correct,
-            any_correct=trial.any_correct,
-            goodput=outcome.stats.precise_goodput,
-            seconds=outcome.stats.seconds,
-            generator_seconds=watched.seconds["expand"],
-            verifier_seconds=watched.seconds["score"],
-            slots=(),
+        return Run.of(
+            item,
+            outcome,
+            seconds=watched.seconds,
             held_bytes=self.pools.held_bytes(watched.held, watched.prm_held),
             path_tokens=longest_path(outcome, spec, engine.capabilities.score_tokens),
-            kv_tokens=pools[0],
-            prm_kv_tokens=pools[1],
-            prm_tokens=cost.prm_tokens,
-            rehydrated_tokens=cost.rehydrated_tokens,
+            pools=pools,
         )
 
     async def close(self) -> None:
