@@ -142,8 +142,3 @@ def select(size: int, keep: int, tail: int, attention: Floats | None = None) -> 
     order = np.argsort(-attention[: size - end], kind="stable")
     heavy = np.sort(order[: keep - end])
     return np.concatenate([heavy, np.arange(size - end, size, dtype=np.int64)])
-
-
-def sinks(prompt_tokens: int, count: int = 4) -> Ints:
-    """Positions of the prompt's first tokens, which stay whatever happens."""
-    return np.arange(min(count, prompt_tokens), dtype=np.int64)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvpolicy.extractive import Floors, Variant, allocate, keep_counts, keep_ratios, select, sinks
+from kvpolicy.extractive import Floors, Variant, allocate, keep_counts, keep_ratios, select
 from kvpolicy.order import Infeasible
 
 NO_FLOORS = Floors(ratio=0.0, tokens=0, tail=0)
@@ -174,12 +174,6 @@ def test_the_tail_comes_first_when_there_is_room_for_nothing_else() -> None:
 def test_equal_attention_keeps_the_lower_position() -> None:
     """A stated tie rule."""
     assert select(6, 3, 1, np.ones(6)).tolist() == [0, 1, 5]
-
-
-def test_sinks_are_the_prompts_first_tokens() -> None:
-    """Four, or all of a shorter prompt."""
-    assert sinks(10).tolist() == [0, 1, 2, 3]
-    assert sinks(2).tolist() == [0, 1]
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:
