@@ -17,7 +17,7 @@ import search
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "search", "kvpolicy", "runtime", "models", "loadtest")
 SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
-MOST_FILE_LINES = 420
+MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
 
 
