@@ -125,7 +125,7 @@ def evaluate(
     limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
-    seed: Annotated[str, typer.Option(help="Seeds; the first one draws the questions.")] = "0",
+    seed: Annotated[str, typer.Option(help="Seeds of the searches, by commas.")] = "0",
     dials: Dials = None,
     model: Model = None,
     reward_model: RewardModel = None,
@@ -142,8 +142,9 @@ def evaluate(
 ) -> None:
     """Measure policies and widths on a task: accuracy, and what it costs.
 
-    A file holds a JSON object a line with the fields problem and answer. Seconds are those of
-    searches alone with --share off only.
+    Every seed searches the same questions; the first one also draws them from a task's split. A
+    file holds a JSON object a line with the fields problem and answer; its first lines are taken,
+    whatever the seed. Seconds are those of searches alone with --share off only.
     """
     from server.eval_run import run_evaluation
     from server.evaluate import Evaluation
