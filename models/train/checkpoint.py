@@ -8,6 +8,7 @@ import argparse
 import copy
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,33 @@ FRESH = CACHE / "sprig"
 """Models trained and not yet published, a folder each."""
 
 
-def save(name: str, state: dict[str, Any]) -> None:
-    """Write a checkpoint; a crash midway leaves the previous one."""
+class OtherRun(SystemExit):
+    """A checkpoint is of a run with other options; the message names the file and the option."""
+
+
+def save(name: str, options: Mapping[str, Any], state: dict[str, Any]) -> None:
+    """Write a checkpoint of a run; a crash midway leaves the previous one."""
     CACHE.mkdir(parents=True, exist_ok=True)
     partial = CACHE / f"{name}.partial"
-    torch.save(state, partial)
+    torch.save(state | {"options": dict(options)}, partial)
     partial.replace(CACHE / f"{name}.pt")
 
 
-def load(name: str) -> dict[str, Any] | None:
-    """The last checkpoint of a run, None if there is none."""
+def load(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The last checkpoint of a run, None if there is none. Raises OtherRun."""
     path = CACHE / f"{name}.pt"
-    return torch.load(path, weights_only=False) if path.exists() else None
+    if not path.exists():
+        return None
+    state = torch.load(path, weights_only=False)
+    theirs = state.get("options", {})
+    for option in sorted({*options, *theirs}):
+        ours, its = options.get(option), theirs.get(option)
+        if ours != its:
+            raise OtherRun(
+                f"{path} is of a run with --{option} {its}, this one has {ours}: "
+                "move it away to begin anew"
+            )
+    return state
 
 
 class Average:

@@ -45,7 +45,7 @@ def main() -> None:
         return draw_rows(tokenizer, rng, DISTILLED, EXAMPLES_A_STEP // options.world)
 
     Run(
-        "draft",
+        f"draft.{options.start}",
         model,
         draw,
         lambda batch: divergence(teacher, model, batch),

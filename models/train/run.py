@@ -22,6 +22,9 @@ from models.train.optimizer import optimizers, set_rate
 
 SAVE_EVERY_S = 150
 LOG_EVERY = 20
+FREE = ("minutes", "rank")
+"""Options that a run may be continued with otherwise: the plateau can be left at any time, and each
+process has a checkpoint of its own."""
 
 
 class Run:
@@ -30,6 +33,7 @@ class Run:
     `draw` gives a step's rows for one process from a seeded generator and the step's number;
     `losses` the loss at every learnt position of a batch, row by row; `export` takes the averaged
     weights after every checkpoint. `keep` is the average's memory, `rate_scale` scales all rates.
+    Raises checkpoint.OtherRun where the last checkpoint is of other `options`.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class Run:
         assert isinstance(model.config.pad_token_id, int)
         self.pad = model.config.pad_token_id
         self.rank, self.world, self.budget_s = options.rank, options.world, options.minutes * 60
+        self.options = {n: value for n, value in vars(options).items() if n not in FREE}
+        state = checkpoint.load(f"{name}.{self.rank}", self.options)
         torch.set_num_threads(1)
         parallel.join(name, self.rank, self.world)
         self.built = optimizers(model, rate_scale, self.rank, self.world)
@@ -58,7 +64,6 @@ class Run:
         self.clock = 0.0
         """The time spent as all processes last agreed on it."""
         self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-        state = checkpoint.load(f"{name}.{self.rank}")
         if state is not None:
             self._restore(state)
 
@@ -109,6 +114,7 @@ class Run:
         """Checkpoint, and export the averaged weights."""
         checkpoint.save(
             f"{self.name}.{self.rank}",
+            self.options,
             {
                 "model": self.model.state_dict(),
                 "average": self.average.model.state_dict(),
@@ -142,7 +148,8 @@ class Run:
     def _log(self) -> None:
         losses = {kind: round(total / count, 4) for kind, (total, count) in self.sums.items()}
         rate = round(self.tokens / self.spent_s)
-        line = {"step": self.step, "s": round(self.spent_s), "tokens": self.tokens, "rate": rate}
+        line = {"run": self.name, "step": self.step, "s": round(self.spent_s)}
+        line |= {"tokens": self.tokens, "rate": rate}
         print(json.dumps(line | losses), flush=True)
         self.sums.clear()
 

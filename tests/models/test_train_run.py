@@ -1,0 +1,70 @@
+"""A training run: what it logs, and what it goes on from."""
+
+import argparse
+import json
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.train import checkpoint, parallel, run
+from models.train.batches import MicroBatch, Row, load_tokenizer
+from models.train.network import new_model
+from models.train.policy import token_losses
+from models.train.run import Run
+
+TOKENIZER = load_tokenizer()
+ROW = Row("game24", [5, 6, 7, 8], [6, 7, 8, 9])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Checkpoints of the test's own, a step at a time in the log, the process left as it was."""
+    monkeypatch.setattr(checkpoint, "CACHE", tmp_path)
+    monkeypatch.setattr(parallel, "CACHE", tmp_path)
+    monkeypatch.setattr(run, "LOG_EVERY", 1)
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield tmp_path
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_num_threads(threads)
+
+
+def a_run(**options: object) -> Run:
+    """A small model over one row, without any time to spend unless told otherwise."""
+    model = new_model("draft", TOKENIZER, 1)
+    given = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"} | options
+
+    def draw(_: random.Random, __: int) -> list[Row]:
+        return [ROW]
+
+    def losses(batch: MicroBatch) -> Tensor:
+        return token_losses(model, batch)
+
+    return Run("draft", model, draw, losses, lambda _: None, argparse.Namespace(**given))
+
+
+def test_a_run_goes_on_from_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also with other minutes. Every line of the log names the run."""
+    first = a_run(minutes=1e-6)
+    first.train()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["run"], line["step"], line["tokens"]) for line in lines] == [
+        ("draft", step, 4 * step) for step in range(1, first.step + 1)
+    ]
+    second = a_run(minutes=0.0)
+    assert (second.step, second.tokens) == (first.step, first.tokens)
+    second.train()
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_name(cache: Path) -> None:
+    """Before any process waits for another."""
+    a_run().train()
+    message = r"draft\.0\.pt is of a run with --start nothing, this one has draft"
+    with pytest.raises(checkpoint.OtherRun, match=message):
+        a_run(start="draft")
+    (cache / "draft.0.pt").rename(cache / "draft.0.old")
+    a_run(start="draft").train()
