@@ -7,12 +7,11 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from runtime.sglang.notes import farewell
 from runtime.sglang.replica import Replica, ReplicaLost
-from search.engine import EngineDown, EngineError
+from search.engine import EngineDown
 
 T = TypeVar("T")
 
@@ -78,8 +77,7 @@ class Fleet:
         """The search is over; a server with our plug-in is told so, and lets go of its KV."""
         at = self._places.pop(tree, None)
         if at is not None and at.plugged and at.up:
-            with suppress(EngineError):  # a server that is lost has nothing to let go of
-                await at.generate(farewell(tree))
+            await at.tell(farewell(tree))
 
     async def check(self) -> None:
         """Look at every server that is thought to be up. Raises EngineDown if none is."""

@@ -21,6 +21,9 @@ KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
 NOT_FOUND = 404
 MOST_SAID = 200
+AGAIN = "+"
+"""Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
+it may not have noticed yet that the first one's connection is gone."""
 
 Json = Mapping[str, Any]
 
@@ -59,6 +62,7 @@ class Replica:
             trust_env=False,
         )
         self._revival: asyncio.Task[None] | None = None
+        self._sent_again: set[str] = set()
 
     async def generate(self, body: Json) -> Json:
         """The answer of ``/generate``. Raises ReplicaLost, or EngineError with what is wrong."""
@@ -68,6 +72,17 @@ class Replica:
             raise EngineError(f"SGLang ended a request: {finish.get('message', 'aborted')}")
         return answer
 
+    async def tell(self, body: Json) -> None:
+        """Ask ``/generate`` for nothing but to be heard, for as long as a sign of life may take.
+
+        A server that takes longer is busy, not lost; one that is lost has nobody to tell.
+        """
+        try:
+            async with asyncio.timeout(self._probe):
+                await self.generate(body)
+        except (EngineError, TimeoutError) as error:
+            log.warning("%s: not heard: %s", self.url, str(error) or type(error).__name__)
+
     async def classify(self, body: Json) -> Json:
         """The answer of ``/classify``; as ``generate``."""
         return await self._post("/classify", body)
@@ -75,7 +90,8 @@ class Replica:
     async def abort(self, rid: str) -> None:
         """Stop a request; nothing if it is over, or the server is gone."""
         try:
-            await self._client.post("/abort_request", json={"rid": rid}, timeout=self._probe)
+            for name in (rid, rid + AGAIN) if rid in self._sent_again else (rid,):
+                await self._client.post("/abort_request", json={"rid": name}, timeout=self._probe)
         except httpx.HTTPError as error:
             log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
 
@@ -142,9 +158,19 @@ class Replica:
             try:
                 return await self._client.post(path, json=body)
             except (httpx.ReadError, httpx.RemoteProtocolError):
-                return await self._client.post(path, json=body)
+                return await self._again(path, body)
         except httpx.HTTPError as error:
             raise self._lose(error) from error
+
+    async def _again(self, path: str, body: Json) -> httpx.Response:
+        """Under an id of its own, which ``abort`` knows of until the answer is there."""
+        rid = body.get("rid")
+        if rid is None:
+            return await self._client.post(path, json=body)
+        self._sent_again.add(rid)
+        response = await self._client.post(path, json={**body, "rid": rid + AGAIN})
+        self._sent_again.discard(rid)
+        return response
 
     def _json(self, response: httpx.Response) -> Json:
         try:
@@ -159,6 +185,7 @@ class Replica:
             log.error("%s does not answer (%s)", self.url, said)
             self.up = False
             self.failures += 1
+            self._sent_again.clear()
             self._revival = asyncio.create_task(self._revive())
         return ReplicaLost(f"{self.url} does not answer ({said})")
 
