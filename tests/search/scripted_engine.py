@@ -12,7 +12,9 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from search.controller import Problem, search
 from search.engine import (
     Branch,
     Capabilities,
@@ -24,6 +26,8 @@ from search.engine import (
     TreeCost,
     Usage,
 )
+from search.outcome import Outcome
+from search.spec import SearchSpec
 from search.tree import Finish
 
 END = 0
@@ -219,3 +223,11 @@ class ScriptedEngine:
             prm_tokens=cost.prm_tokens + prm_tokens,
             model_calls=cost.model_calls + 1,
         )
+
+
+async def grow(
+    engine: ScriptedEngine, spec: SearchSpec, *, prompt: str = "Q", **more: Any
+) -> Outcome:
+    """A search by a clock that stands still; ``more``: other arguments of ``search``."""
+    given = {"answer_of": answer_of, "clock": lambda: 0.0} | more
+    return await search(Problem(encode(prompt), "Q"), spec, engine, tree_id="t", **given)

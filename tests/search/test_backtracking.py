@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
 from search.engine import Branch
 from search.events import Event, Expanded, Pruned, Selected
 from search.outcome import Outcome
@@ -18,7 +17,7 @@ from search.policies.visits import expansions, expansions_below
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT
 from search.tree_json import from_json, to_json
-from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.test_width import rough
 
 BACKTRACKING = [n for n in POLICIES if isinstance(POLICIES[n](SearchSpec(policy=n)), Backtracking)]
@@ -28,13 +27,9 @@ BOTH = pytest.mark.parametrize("policy", BACKTRACKING)
 async def run(engine: ScriptedEngine, **dials: object) -> tuple[Outcome, list[Event]]:
     """A search and its events."""
     events: list[Event] = []
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        SearchSpec.model_validate({"seed": 1, "max_depth": 6, **dials}),
+    outcome = await grow(
         engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
+        SearchSpec.model_validate({"seed": 1, "max_depth": 6, **dials}),
         listen=events.append,
     )
     return outcome, events

@@ -6,30 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
 from search.engine import Branch, PrefixTooLong
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import path_length
 from search.tree import ROOT, Finish
-from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
-
-PROBLEM = Problem(encode("Q"), "Q")
+from tests.search.scripted_engine import ScriptedEngine, grow
 
 
 async def run(engine: ScriptedEngine, *, context: int | None = None, **dials: object) -> Outcome:
     """A search of the one-token prompt ``Q``."""
     spec = SearchSpec.model_validate({"seed": 3, **dials})
-    return await search(
-        PROBLEM,
-        spec,
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-        context_tokens=context,
-    )
+    return await grow(engine, spec, context_tokens=context)
 
 
 def chain(steps: int) -> ScriptedEngine:

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from search.controller import Problem, search
 from search.engine import Branch
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
@@ -19,7 +18,7 @@ from search.spec import PolicyName, SearchSpec, StopReason, VoteName
 from search.stop import consensus_met, posterior
 from search.tree import Tree
 from search.vote import VOTE_SCORES, AnswerClasses
-from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
+from tests.search.scripted_engine import ScriptedEngine, decode, dice, grow
 from tests.search.trees import END, STEP, Line, drawn
 
 
@@ -141,14 +140,7 @@ async def test_what_the_plan_prunes_is_given_up() -> None:
     spec = SearchSpec(
         width=5, seed=1, reward_temperature=10.0, vote="best_min", consensus="certain"
     )
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        spec,
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-    )
+    outcome = await grow(engine, spec)
     assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.CONSENSUS, 2)
     assert outcome.answer == "1"
 
@@ -218,14 +210,7 @@ async def run(spec: SearchSpec, ending: int, coarse: int) -> Outcome:
         return f"s{roll // 100 % 9}\n\n"
 
     engine = ScriptedEngine(say, lambda texts: dice(tuple(texts)) % (coarse + 1) / coarse)
-    return await search(
-        Problem(encode("Q"), "Q"),
-        spec,
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-    )
+    return await grow(engine, spec)
 
 
 async def test_the_search_says_why_it_stopped() -> None:
@@ -235,14 +220,7 @@ async def test_the_search_says_why_it_stopped() -> None:
         return "s\n\n" if branch.child == 2 else "The answer is 1."
 
     spec = SearchSpec(policy="self_consistency", width=3, seed=1, consensus="certain")
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        spec,
-        ScriptedEngine(say),
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-    )
+    outcome = await grow(ScriptedEngine(say), spec)
     assert (outcome.stop_reason, outcome.answer) == (StopReason.CONSENSUS, "1")
     assert (outcome.stats.rounds, outcome.stats.finished) == (1, 2)
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.clusters import THRESHOLDS
-from search.controller import Problem, search
 from search.engine import Branch, EmbeddingMissing, EngineDown, EngineError, RewardMissing
 from search.outcome import Outcome
 from search.policies.ets import Ets
@@ -19,7 +18,7 @@ from search.policies.rebase import Rebase
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.tree import NodeState, Tree
-from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.search.test_faults import Clock
 from tests.search.test_width import rough
 from tests.search.trees import END, STEP, drawn, row
@@ -156,14 +155,7 @@ async def grown(engine: ScriptedEngine, **dials: object) -> Outcome:
     spec = SearchSpec.model_validate(
         {"policy": "ets", "width": 8, "seed": 7, "max_depth": 5} | dials
     )
-    return await search(
-        Problem(encode("Q: "), "Q"),
-        spec,
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-    )
+    return await grow(engine, spec, prompt="Q: ")
 
 
 async def test_each_distinct_step_is_embedded_once() -> None:
@@ -273,14 +265,8 @@ async def test_a_deadline_while_embedding_ends_the_search() -> None:
     engine = ScriptedEngine(
         lambda b: f"s{b.child}\n\n", on_embed=lambda: [clock.tick() for _ in range(10)]
     )
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        SearchSpec(policy="ets", width=4, seed=0),
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=clock,
-        deadline=5.0,
+    outcome = await grow(
+        engine, SearchSpec(policy="ets", width=4, seed=0), clock=clock, deadline=5.0
     )
     assert outcome.stop_reason is StopReason.DEADLINE
     assert (outcome.stats.rounds, len(engine.expanded)) == (1, 1)

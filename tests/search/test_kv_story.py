@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from search.controller import Problem, search
 from search.engine import Branch, KvMoved, Sampling, Step, TellsKv
 from search.events import Event, Evicted, Held, Rehydrated, Selected
 from search.kv_story import KvStory
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
-from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.test_width import rough, watched
 
 
@@ -111,12 +110,5 @@ async def test_an_engine_that_has_nothing_to_say_is_not_spoken_of() -> None:
 async def test_an_engine_is_not_asked_where_nobody_listens() -> None:
     """Its last word is still there when the search is over."""
     engine = TellingEngine()
-    await search(
-        Problem(encode("Q"), "Q"),
-        SearchSpec(width=3, seed=1),
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-    )
+    await grow(engine, SearchSpec(width=3, seed=1))
     assert engine.moved is not None

@@ -6,7 +6,7 @@ from search.controller import Problem, search
 from search.engine import Branch, TreeCost
 from search.spec import SearchSpec
 from search.stats import SearchStats
-from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
+from tests.search.scripted_engine import ScriptedEngine, encode, grow
 from tests.search.test_faults import Clock
 
 
@@ -71,12 +71,9 @@ async def test_policy_seconds_are_those_of_planning() -> None:
         clock.tick()
         return clock.now
 
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        SearchSpec(width=1, seed=0),
+    outcome = await grow(
         ScriptedEngine(lambda b: "end" if len(b.tokens) > 1 else "s\n\n"),
-        tree_id="t",
-        answer_of=answer_of,
+        SearchSpec(width=1, seed=0),
         clock=ticking,
     )
     assert (outcome.stats.rounds, outcome.stats.policy_seconds) == (2, 3.0)
@@ -84,13 +81,8 @@ async def test_policy_seconds_are_those_of_planning() -> None:
 
 async def test_nothing_finished_has_no_goodput() -> None:
     """No completed trajectory, no tokens a second."""
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        SearchSpec(width=2, seed=0),
-        ScriptedEngine(lambda _: "\n\n"),
-        tree_id="t",
-        answer_of=answer_of,
-        clock=Clock(),
+    outcome = await grow(
+        ScriptedEngine(lambda _: "\n\n"), SearchSpec(width=2, seed=0), clock=Clock()
     )
     assert (outcome.stats.precise_goodput, outcome.stats.reply_tokens) == (0.0, 0)
     assert outcome.stats.kv_tokens_total == 1

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
 from search.engine import Branch, RewardMissing
 from search.events import Event, Expanded, Finished, Selected
 from search.policies.policy import Round
 from search.policies.tot_bfs import TotBfs
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT
-from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.search.trees import END, STEP, drawn, row
 
 
@@ -91,15 +90,7 @@ async def test_levels_keep_their_breadth_and_never_outgrow_the_width(
     events: list[Event] = []
     fields = {"policy": "tot_bfs", "width": width, "branch": branch, "breadth": breadth}
     spec = SearchSpec.model_validate(fields | {"seed": seed, "max_depth": 6})
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        spec,
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-        listen=events.append,
-    )
+    outcome = await grow(engine, spec, listen=events.append)
     tree, kept = outcome.tree, breadth or max(1, width // branch)
     given_to: dict[int, list[int]] = {}
     finished, drawn_at = Counter[int](), Counter[int]()

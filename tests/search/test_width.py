@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
 from search.engine import Branch
 from search.events import Event, Expanded, Finished, Selected
 from search.outcome import Outcome
@@ -16,7 +15,7 @@ from search.policies.policy import Backtracking
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import NodeState
-from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+from tests.search.scripted_engine import ScriptedEngine, dice, grow
 
 LEVEL_BY_LEVEL = sorted(
     name
@@ -50,15 +49,7 @@ async def watched(
     """A search and its events."""
     events: list[Event] = []
     spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=6)
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        spec,
-        engine,
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-        listen=events.append,
-    )
+    outcome = await grow(engine, spec, listen=events.append)
     return outcome, events
 
 

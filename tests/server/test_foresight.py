@@ -11,13 +11,12 @@ from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
 from search.engine import Branch
 from search.events import Event, Selected
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec
 from server.foresight import Foresight, shared
-from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.server.conftest import Call, question
 
 
@@ -43,15 +42,7 @@ async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int,
             seen.append(foresight.text())
         foresight.hear(event)
 
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        spec,
-        ScriptedEngine(say),
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
-        listen=hear,
-    )
+    outcome = await grow(ScriptedEngine(say), spec, listen=hear)
     seen.append(outcome.text)
     if outcome.chosen is not None:
         assert all(later.startswith(earlier) for earlier, later in pairwise(seen))

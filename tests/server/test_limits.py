@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec
 from server.limits import most_tokens
-from tests.search.scripted_engine import ScriptedEngine, answer_of, dice, encode
+from tests.search.scripted_engine import ScriptedEngine, dice, grow
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -34,13 +33,9 @@ async def test_no_search_comes_to_more_than_the_estimate(
         max_depth=4,
         max_step_tokens=9,
     )
-    outcome = await search(
-        Problem(encode("Q"), "Q"),
-        spec,
+    outcome = await grow(
         ScriptedEngine(lambda b: "\n\n" if dice(b.tokens, b.seed) % 3 else f"s{b.seed % 9}\n\n"),
-        tree_id="t",
-        answer_of=answer_of,
-        clock=lambda: 0.0,
+        spec,
     )
     assert outcome.tree.generated_tokens <= most_tokens(spec)
 
