@@ -54,8 +54,6 @@ from runtime.embedded.options import EngineOptions
 from runtime.lossy.engine import LossyModel
 from runtime.lossy.policies import LOSSY
 from search.policies.registry import POLICIES
-from search.spec import StopReason
-from server.evaluate import judge
 from server.plot import check_path
 
 
@@ -188,18 +186,13 @@ async def _run(
     start = time.perf_counter()
     outcome = await grow(engine, models.text, item, Method(policy, case.spec))
     seconds = time.perf_counter() - start
-    cost, cache = outcome.stats.engine, engine.scheduler.cache
-    trial = judge(TASKS[item.task], item.question, outcome)
-    run = Run(
-        correct=trial.correct,
-        completed=outcome.stop_reason is not StopReason.KV,
-        digest=outcome.digest,
+    cache = engine.scheduler.cache
+    run = Run.of(
+        item,
+        outcome,
         budget=budget,
         peak=cache.active_peak,
         active=max(moment.active for moment in seen),
-        rehydrations=cost.rehydrations,
-        recomputed=cost.rehydrated_tokens,
-        decoded=cost.decoded_tokens,
         again_seconds=engine.clocked.again_seconds,
         policy_seconds=cache.retention.seconds,
         seconds=seconds,

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.searches import Item
+from models.tasks import TASKS
 from search.digest import combined_digest
-from server.evaluate import wilson95
+from search.outcome import Outcome
+from search.spec import StopReason
+from server.evaluate import judge, wilson95
 
 WANTED = 0.27
 """Section 8 of the design: a quarter, and what a step takes beyond it."""
@@ -55,6 +59,36 @@ class Run:
     again_seconds: float | None
     policy_seconds: float
     seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        item: Item,
+        outcome: Outcome,
+        *,
+        budget: int,
+        peak: int,
+        active: int | None,
+        again_seconds: float | None,
+        policy_seconds: float,
+        seconds: float,
+    ) -> Run:
+        """What a search came to, and what was measured of its engine."""
+        cost = outcome.stats.engine
+        return cls(
+            correct=judge(TASKS[item.task], item.question, outcome).correct,
+            completed=outcome.stop_reason is not StopReason.KV,
+            digest=outcome.digest,
+            budget=budget,
+            peak=peak,
+            active=active,
+            rehydrations=cost.rehydrations,
+            recomputed=cost.rehydrated_tokens,
+            decoded=cost.decoded_tokens,
+            again_seconds=again_seconds,
+            policy_seconds=policy_seconds,
+            seconds=seconds,
+        )
 
 
 def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:

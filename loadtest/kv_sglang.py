@@ -29,12 +29,9 @@ from loadtest.report import say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from loadtest.sglang_drawing import Drawing, drawing_in
 from loadtest.watched import Watched
-from models.tasks import TASKS
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint
 from runtime.text import Text
-from search.spec import StopReason
-from server.evaluate import judge
 
 ON_SGLANG = ("lru", "priority", "arborkv")
 AT_ONCE = 2
@@ -93,17 +90,13 @@ async def _run(
     start = time.perf_counter()
     outcome = await grow(watched, text, item, Method(policy, case.spec))
     seconds = time.perf_counter() - start
-    cost, after = outcome.stats.engine, await engine.usage()
-    run = Run(
-        correct=judge(TASKS[item.task], item.question, outcome).correct,
-        completed=outcome.stop_reason is not StopReason.KV,
-        digest=outcome.digest,
+    after = await engine.usage()
+    run = Run.of(
+        item,
+        outcome,
         budget=pool,
         peak=watched.held if policy == FULL_RETENTION else watched.cached,
         active=None,
-        rehydrations=cost.rehydrations,
-        recomputed=cost.rehydrated_tokens,
-        decoded=cost.decoded_tokens,
         again_seconds=None,
         policy_seconds=after.kv_policy_seconds_total - before.kv_policy_seconds_total,
         seconds=seconds,

@@ -11,13 +11,11 @@ from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, Models
 from loadtest.kv_rows import Run
 from loadtest.searches import Item, Method, grow
-from models.tasks import TASKS
 from runtime.lossy.drawing import Drawing
 from runtime.lossy.engine import LossyEngine, LossyModel
 from runtime.lossy.options import LossyOptions
 from runtime.lossy.spent import Spent
-from search.spec import SearchSpec, StopReason
-from server.evaluate import judge
+from search.spec import SearchSpec
 
 PUBLISHED = Floors()
 """For nodes of 128 tokens."""
@@ -65,16 +63,12 @@ async def run_lossy(
     outcome = await grow(engine, models.text, item, Method(policy, spec))
     seconds = time.perf_counter() - start
     spent = drawings[0].spent
-    run = Run(
-        correct=judge(TASKS[item.task], item.question, outcome).correct,
-        completed=outcome.stop_reason is not StopReason.KV,
-        digest=outcome.digest,
+    run = Run.of(
+        item,
+        outcome,
         budget=budget,
         peak=spent.peak,
         active=spent.active,
-        rehydrations=spent.rehydrations,
-        recomputed=spent.rehydrated,
-        decoded=spent.decoded,
         again_seconds=spent.again_seconds,
         policy_seconds=spent.policy_seconds,
         seconds=seconds,
