@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from loadtest.cluster_threshold import SWEEP, best
+from tests.loadtest.command import refused, run
 from tests.loadtest.test_policy_rows import KEYS
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """The benchmark in a process of its own."""
-    command = [sys.executable, "-m", "loadtest.policies", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +27,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_wrong_switch_is_one_line(words: list[str], said: str) -> None:
     """The switch, its value and what is allowed; nothing on stdout."""
-    done = run(*words)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
+    assert said in refused("policies", *words)
 
 
 @pytest.mark.slow
@@ -48,7 +35,7 @@ def test_a_small_run_in_real_engines(tmp_path: Path) -> None:
     """Every key, JSON alone on stdout, and in every pool the trees of the untimed comparison."""
     plot = tmp_path / "figure.png"
     words = "--task game24 --width 4 --limit 2 --timed 2 --repeats 1 --at-once 2 --threads 1"
-    done = run(*words.split(), "--policy", "beam", "--json", "--plot", str(plot))
+    done = run("policies", *words.split(), "--policy", "beam", "--json", "--plot", str(plot))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     rows = document["rows"]
@@ -68,7 +55,7 @@ def test_a_small_run_in_real_engines(tmp_path: Path) -> None:
 def test_thresholds_are_swept_for_both_embedders() -> None:
     """A row each, one chosen for every embedder, beside REBASE's KV."""
     words = "--choose threshold --task game24,blocksworld --width 4 --limit 2 --threads 1 --json"
-    done = run(*words.split())
+    done = run("policies", *words.split())
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert {(r["embedder"], r["threshold"]) for r in rows} == {
