@@ -75,7 +75,6 @@ class Kind:
             batch_limit=1 if self.mode == AR_SERIAL else 64,
             kv_tokens=16_384,
             threads=threads,
-            unison=False,  # a draft has it off, so that no way may have it
         )
 
 

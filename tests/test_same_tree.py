@@ -143,6 +143,14 @@ CHANGES: dict[str, tuple[Callable[[EngineOptions], Coroutine[None, None, list[st
         | {"verify_batch": 2, "batch_limit": 64, "kv_tokens": 1_200, "draft_kv_tokens": 1_200},
     ),
     "two candidates a draft": (among_others, DRAFT | {"k_config": (2, 2, 1), "batch_limit": 64}),
+    "drafts in unison": (among_others, DRAFT | UNISON | {"draft_tokens": 4, "batch_limit": 64}),
+    "two candidates a draft, in unison, in a small pool": (
+        among_others,
+        DRAFT
+        | UNISON
+        | {"k_config": (2, 2, 1), "draft_tokens": 3, "batch_limit": 16}
+        | {"kv_tokens": 1_200, "draft_kv_tokens": 1_200},
+    ),
     "speculative expansion": (one_by_one, AHEAD | {"batch_limit": 16}),
     "speculative expansion in a small pool": (among_others, AHEAD | UNISON | {"kv_tokens": 1_200}),
     "everything": (
@@ -168,6 +176,7 @@ SLOW = {
     "a small pool by worth",
     "a small pool by all signals",
     "two candidates a draft",
+    "two candidates a draft, in unison, in a small pool",
     "drafts one after another",
     "speculative expansion in a small pool",
 }

@@ -46,7 +46,8 @@ class EngineOptions:
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
     scored along with the one before it; ``order``: in which a round's branches are let in;
-    ``unison``: what several branches have drawn alike is computed once, unless there is a draft.
+    ``unison``: what several branches have drawn alike is computed once (not under ``leviathan``,
+    whose candidates must be each branch's own).
     ``threads``: of the arithmetic; 0 is one for each core. ``exact``: batch-invariant arithmetic.
     ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
     into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``

@@ -17,6 +17,7 @@ from runtime.embedded.drawing.sampler import draw, foresee
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.model.forward import Span
+from runtime.embedded.options import DraftRule
 from search.tree import Finish
 from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
 from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish
@@ -48,6 +49,8 @@ def drafted(
     draft_kv_tokens: int = 4000,
     batch_limit: int = 64,
     kv_policy: KvPolicy = "arborkv",
+    unison: bool = True,
+    rule: DraftRule = "coupled",
 ) -> tuple[Scheduler, Likeness, HashModel]:
     """A scheduler with a draft that is wrong once in so many tokens."""
     model, draft, ticks = HashModel(), Likeness(wrong), count()
@@ -61,6 +64,7 @@ def drafted(
         flops=HashModel.flops,
         timed=pace.draft.add,
         clock=lambda: float(next(ticks)),
+        rule=rule,
     )
     speculation = Speculation(
         drafter,
@@ -80,10 +84,12 @@ def drafted(
         flops=model.flops,
         kv_policy=kv_policy,
         speculation=speculation,
+        unison=unison,
     )
     return made, draft, model
 
 
+@pytest.mark.parametrize("unison", [False, True], ids=["apart", "in unison"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -100,10 +106,10 @@ def drafted(
     ],
     ids=str,
 )
-def test_steps_are_what_naive_decoding_draws(settings: dict) -> None:
+def test_steps_are_what_naive_decoding_draws(settings: dict, unison: bool) -> None:
     """Serial or scheduled, a good draft or a bad one, little memory or much: every step is the one
     drawn alone from nothing, log-probability and entropy included, and the books are right."""
-    engine, *_ = drafted(**settings)
+    engine, *_ = drafted(**settings, unison=unison)
     grown = Grower(engine).grow({name: PROMPTS[name] for name in ("tree3", "tree5")}, 2, 3)
     for branch, step in (pair for pairs in grown.values() for pair in pairs):
         assert step == naive_step(branch, SAMPLING)
@@ -118,7 +124,7 @@ def test_steps_are_what_naive_decoding_draws(settings: dict) -> None:
 def test_a_draft_that_is_always_right_saves_passes() -> None:
     """Seven right guesses and the draw after them: eight tokens a pass. Of a step of n tokens the
     first comes from the prefix's pass; its last one is never proposed."""
-    engine, *_ = drafted(wrong=10**9, tokens=7)
+    engine, *_ = drafted(wrong=10**9, tokens=7, unison=False)
     steps = Grower(engine).round({"oak": children(PROMPTS["tree5"], 6)})["oak"]
     totals = engine.totals()
     assert totals.target_passes == sum(-(-(len(step.tokens) - 1) // 8) for step in steps)
@@ -221,14 +227,14 @@ class TestPace:
             pace.target.add(rows, 10.0)
             pace.draft.add(rows, draft_seconds)
         for _ in range(100):
-            pace.checked(100, round(100 * acceptance))
+            pace.own.add(100, round(100 * acceptance))
         return pace
 
     def test_the_length_that_pays_most(self) -> None:
         """Acceptance 0.8, a draft of a tenth of the target's time: (1 - 0.8^6) / 0.2 / 1.5 = 2.46
         tokens a pass's time at length 5, 2.44 at 4, 2.47 at 6; 2.45 at 7."""
         pace = self.measured(1.0, 0.8)
-        assert pace.acceptance == pytest.approx(0.8, abs=0.01)
+        assert pace.own.value == pytest.approx(0.8, abs=0.01)
         assert pace.yield_of(5) == pytest.approx(3.69, abs=0.05)
         assert pace.best(1, 1) in (5, 6, 7)
 
@@ -241,6 +247,20 @@ class TestPace:
             assert trials == [63, 63 + 128, 63 + 128 + 256]
             assert {plans[i] for i in trials} == {(3, 4)}
             assert pace.pauses == 1
+
+    def test_who_follows_counts_too(self) -> None:
+        """A branch takes 0.8 of its guesses, the two that follow it a half: at length 2 a pass
+        gives it 1 + 0.8 + 0.64 = 2.44 tokens and them 1.75 each. Where those who follow take next
+        to nothing, and are many, nothing is drafted."""
+        pace = self.measured(4.0, 0.8)
+        for _ in range(100):
+            pace.following.add(100, 50)
+        assert pace.yield_of(2, company=2.0) == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
+        assert pace.best(1, 1, company=0.0) > 0
+        for _ in range(100):
+            pace.following.add(100, 1)
+        assert pace.best(1, 1, company=0.0) > 0
+        assert pace.best(1, 1, company=15.0) == 0
 
     def test_many_rows_cost(self) -> None:
         """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from tests.runtime.test_scheduler import (
     scheduler,
     unique_tokens,
 )
+from tests.runtime.test_speculation import drafted
 
 PROMPT = PROMPTS["tree2"]
 ALIKE = 24
@@ -104,11 +106,80 @@ def test_a_split_by_hand() -> None:
     call = Call(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
     prefix = Prefix(tokens=None, known=False)  # type: ignore[arg-type]
     runs = [Run(call, i, branch, prefix, (0, 0, i)) for i, branch in enumerate(children((1,), 5))]
-    draws = [(token, -1.0, 0.5) for token in (7, 9, 0, 7, 0)]
-    done = follow(runs, draws, lambda run: Finish.STEP if run.drawn[-1] == 0 else None)
+    draws = [[(token, -1.0, 0.5)] for token in (7, 9, 0, 7, 0)]
+    done = follow(runs, draws, (7,), lambda run: Finish.STEP if run.drawn[-1] == 0 else None)
     assert done.ended == [(runs[2], Finish.STEP), (runs[4], Finish.STEP)]
-    assert done.ways == {7: [runs[0], runs[3]], 9: [runs[1]]}
+    assert done.ways == {(7,): [runs[0], runs[3]], (9,): [runs[1]]}
+    assert (done.given, done.agreed) == ([1, 1, 1, 1, 1], [1, 0, 0, 1, 0])
+    assert done.parted((7,))
     assert [(run.drawn, run.logprob, run.entropy) for run in runs][1] == ([9], -1.0, 0.5)
     runs[0].following = [runs[3]]
     assert everyone(runs[0]) == (runs[0], runs[3])
     assert runs[0].branch.parent == ROOT
+
+
+def test_along_the_guesses_of_another_by_hand() -> None:
+    """A branch took three tokens at once. One goes along to the end, two part at the second, one of
+    them by ending its step, and one parts at the first: it was given that draw alone."""
+    call = Call(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
+    prefix = Prefix(tokens=None, known=False)  # type: ignore[arg-type]
+    runs = [Run(call, i, branch, prefix, (0, 0, i)) for i, branch in enumerate(children((1,), 4))]
+    draws = [
+        [(token, -1.0, 0.5) for token in way] for way in ((7, 8, 9), (7, 5, 9), (7, 0, 9), (6,))
+    ]
+    done = follow(runs, draws, (7, 8, 9), lambda run: Finish.STEP if run.drawn[-1] == 0 else None)
+    assert done.ended == [(runs[2], Finish.STEP)]
+    assert done.ways == {(7, 8, 9): [runs[0]], (7, 5): [runs[1]], (6,): [runs[3]]}
+    assert (done.given, done.agreed) == ([3, 2, 2, 1], [3, 1, 1, 0])
+    assert [run.drawn for run in runs] == [[7, 8, 9], [7, 5], [7, 0], [6]]
+    assert [run.logprob for run in runs] == [-3.0, -2.0, -2.0, -1.0]
+
+
+@settings(max_examples=60)
+@given(
+    places=st.integers(1, 12),
+    kv_tokens=st.sampled_from([65, 90, 130, 4000]),
+    draft_kv_tokens=st.sampled_from([65, 130, 4000]),
+    wrong=st.sampled_from([1, 2, 4, 10**9]),
+    tokens=st.sampled_from([0, 1, 3, 7]),
+    k_config=st.sampled_from([(), (2, 2, 1), (3, 2)]),
+    serial=st.booleans(),
+    verify_batch=st.integers(0, 3),
+    seed=st.integers(0, 3),
+)
+def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
+    """However good the guesses for the one that has the lane, however many they are and whoever's
+    turn it is: every branch says what it would have said alone, and nothing is held afterwards."""
+    engine, *_ = drafted(batch_limit=switches.pop("places"), **switches)
+    engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
+    assert finish(engine)[1] == alone(seed)
+    engine.check()
+    engine.release("oak")
+    engine.check()
+    for cache in (engine.cache, engine.speculation.drafter.cache):
+        assert cache.active_tokens == 0
+
+
+def test_a_draft_is_shared_until_they_part() -> None:
+    """A draft that is always right: no row is computed that is not without one, of no token two,
+    and as many are drawn in unison; there are fewer passes. Both models read less than apart."""
+    plain, model = scheduler()
+    engine, draft, target = drafted(wrong=10**9)
+    apart, other_draft, other_target = drafted(wrong=10**9, unison=False)
+    for each in (plain, engine, apart):
+        each.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
+        assert finish(each)[1] == alone(0)
+    totals, without = engine.totals(), plain.totals()
+    assert totals.unison_tokens == without.unison_tokens > 0
+    assert totals.target_passes < without.target_passes / 2
+    assert target.rows == model.rows == computed(PROMPT, alone(0)) < other_target.rows
+    assert draft.rows < other_draft.rows
+    assert totals.drafted_tokens < apart.totals().drafted_tokens
+
+
+def test_by_rejection_nobody_follows() -> None:
+    """Candidates are each branch's own there: none is drawn for another."""
+    engine, *_ = drafted(rule="leviathan")
+    engine.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
+    finish(engine)
+    assert engine.totals().unison_tokens == 0

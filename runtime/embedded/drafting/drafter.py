@@ -59,7 +59,7 @@ class Drafter:
         self._room = min(context, kv_tokens)
         self._eos = eos
         self._flops = flops
-        self._rejects = rule == "leviathan"
+        self.rejects = rule == "leviathan"
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._timed = timed
         self._clock = clock
@@ -85,6 +85,14 @@ class Drafter:
             self._note(advances)
         found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
         return {run: found.get(run) or Guesses() for run in wishes}
+
+    def part(self, run: Run) -> None:
+        """Others go on from what a branch has drawn: what was computed of it is theirs too."""
+        lane = self._lanes.get(run)
+        if lane is not None:
+            self._follow(run)
+            lane.length = lane.computed  # no pass is to compute more before the next wish
+            self.cache.share(lane)
 
     def end(self, run: Run, *, publish: bool) -> None:
         """A branch has ended or lost its place; its KV stays cached unless nothing can follow."""
@@ -166,14 +174,14 @@ class Drafter:
         logits = torch.cat([logits for *_, logits in ways]).numpy()
         ranked = foresee(
             logits,
-            candidate_seeds(seeds) if self._rejects else np.array(seeds, dtype=np.uint64),
+            candidate_seeds(seeds) if self.rejects else np.array(seeds, dtype=np.uint64),
             np.array([sketch.position(way) for sketch, way, _ in ways], dtype=np.int64),
             np.array([sampling.temperature for sampling in samplings]),
             np.array([sampling.top_p for sampling in samplings]),
             max(sketch.width(way) for sketch, way, _ in ways),
         ).tolist()
         for i, (sketch, way, _) in enumerate(ways):
-            if self._rejects:
+            if self.rejects:
                 sampling = samplings[i]
                 q = distribution(logits[i], sampling.temperature, sampling.top_p)
                 sketch.offer(way, ranked[i], q)

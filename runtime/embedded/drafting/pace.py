@@ -62,10 +62,32 @@ class Line:
         self._xy += weight * x * y
 
 
-class Pace:
-    """The draft length of the moment."""
+class Share:
+    """The share of right ones among what was tested, the old fading."""
 
     FADE = 0.995
+
+    def __init__(self) -> None:
+        self._tested, self._right = 10.0, 8.0
+
+    @property
+    def value(self) -> float:
+        """From 0 to 1."""
+        return self._right / self._tested
+
+    def add(self, tested: int, right: int) -> None:
+        """So many were tested, and so many of them right."""
+        fade = self.FADE**tested
+        self._tested = fade * self._tested + tested
+        self._right = fade * self._right + right
+
+
+class Pace:
+    """The draft length of the moment.
+
+    ``own``: how often the draft foresees what the branch that it drafts for draws; ``following``:
+    how often one that shares the branch's lane draws that too.
+    """
 
     def __init__(self, fixed: int = 0, k_config: Sequence[int] = ()) -> None:
         """``fixed``: always this length; 0 adapts. ``k_config``: how many tokens to guess at each
@@ -74,32 +96,22 @@ class Pace:
         self.target, self.draft = Line(), Line()
         self.pauses = 0
         self._fixed = fixed
-        self._tested, self._accepted = 10.0, 8.0
+        self.own, self.following = Share(), Share()
         self._pause = self._wait = 0
-
-    @property
-    def acceptance(self) -> float:
-        """Recent share of checked proposals that were right."""
-        return self._accepted / self._tested
-
-    def checked(self, tested: int, accepted: int) -> None:
-        """So many draws had been foreseen, and so many of them rightly."""
-        fade = self.FADE**tested
-        self._tested = fade * self._tested + tested
-        self._accepted = fade * self._accepted + accepted
 
     def widths(self, length: int) -> tuple[int, ...]:
         """How many tokens to guess at each depth."""
         return (*self._k_config[:length], *[1] * (length - len(self._k_config)))
 
-    def plan(self, ready: int, together: int, alone: int) -> tuple[int, int]:
+    def plan(self, ready: int, together: int, alone: int, company: float = 0.0) -> tuple[int, int]:
         """(tokens to draft, branches to draft for) with ``ready`` branches, ``together`` of which
-        are verified at once; plain decoding would take ``alone`` at once. (0, 0): do not draft."""
+        are verified at once; plain decoding would take ``alone`` at once. ``company``: branches
+        that follow each, on average. (0, 0): do not draft."""
         if self._fixed:
             return self._fixed, ready
         if min(self.target.seen, self.draft.seen) < TRIED:
             return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
-        length = self.best(together, alone)
+        length = self.best(together, alone, company)
         if length:
             self._pause = 0
             return length, ready
@@ -112,18 +124,22 @@ class Pace:
         self._pause = self._wait = min(2 * self._pause, LONGEST_PAUSE)
         return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
 
-    def best(self, together: int, alone: int) -> int:
+    def best(self, together: int, alone: int, company: float = 0.0) -> int:
         """The length with the most tokens a second, 0 if plain decoding has about as many."""
         plain = alone / self.target.at(alone)
         rate, length = max(
-            (together * self.yield_of(k) / self._seconds(together, k), -k)
+            (together * self.yield_of(k, company) / self._seconds(together, k), -k)
             for k in range(1, LONGEST + 1)
         )
         return -length if rate > GAIN * plain else 0
 
-    def yield_of(self, length: int) -> float:
-        """Tokens that a pass over ``length`` proposals gives on average."""
-        return sum(self.acceptance**i for i in range(length + 1))
+    def yield_of(self, length: int, company: float = 0.0) -> float:
+        """Tokens that a pass over ``length`` proposals gives a branch on average, be it one that is
+        drafted for or one of the ``company`` that follow each of these."""
+        own, theirs = (
+            sum(share.value**i for i in range(length + 1)) for share in (self.own, self.following)
+        )
+        return (own + company * theirs) / (1 + company)
 
     def _seconds(self, together: int, length: int) -> float:
         ways = list(accumulate(self.widths(length), mul))

@@ -2,6 +2,7 @@
 
 ``scheduled``: all branches that are ready are drafted for in one batch, and checked first come,
 first served, so many at once (1 is the paper's); a checked branch goes back to drafting.
+Branches that share a lane share its draft and its check.
 ``serial``: one branch is drafted for and checked until it ends, then the next.
 """
 
@@ -15,6 +16,8 @@ from runtime.embedded.drafting.guesses import Guesses
 from runtime.embedded.drafting.pace import Pace
 from runtime.embedded.drawing.batch import Advance, Batch
 from runtime.embedded.drawing.branches import Run
+from runtime.embedded.drawing.draws import Taken
+from runtime.embedded.drawing.unison import Followed
 
 
 class Speculation:
@@ -61,6 +64,21 @@ class Speculation:
             rows, start = self._pass
             self.pace.target.add(rows, self._clock() - start)
 
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are accepted by rejection, not by the branches' own draws."""
+        return self.drafter.rejects
+
+    def followed(self, taken: Taken, followed: Followed) -> None:
+        """Branches that share the lane of one that has ``taken`` guesses went along with it."""
+        for given, agreed in zip(followed.given, followed.agreed, strict=True):
+            tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
+            self.pace.following.add(tested, accepted)
+
+    def part(self, run: Run) -> None:
+        """Branches that followed one go their own ways."""
+        self.drafter.part(run)
+
     def end(self, run: Run, *, publish: bool) -> None:
         """A branch has ended or lost its place."""
         self._queue.pop(run, None)
@@ -69,7 +87,12 @@ class Speculation:
     def _serve(self, ready: Sequence[Run]) -> list[Run]:
         """Draft for those who have no proposals; give theirs to the first in the queue."""
         together = min(self._most or len(ready), len(ready))
-        length, branches = self.pace.plan(len(ready), together, 1 if self._serial else len(ready))
+        length, branches = self.pace.plan(
+            len(ready),
+            together,
+            1 if self._serial else len(ready),
+            sum(len(run.following) for run in ready) / len(ready),
+        )
         new = [run for run in ready if run not in self._queue]
         wishes = {run: self.pace.widths(min(length, run.left - 1)) for run in new[:branches]}
         found = self.drafter.propose({run: widths for run, widths in wishes.items() if widths})

@@ -74,7 +74,7 @@ class Account:
 
     def take(self, taken: Taken) -> None:
         """A branch was given its draws of a pass."""
-        self.decoded_tokens += taken.drawn
+        self.decoded_tokens += len(taken.tokens)
         self.drafted_tokens += taken.guesses.count
         self.tested_tokens += taken.tested
         self.accepted_tokens += taken.accepted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -18,6 +18,9 @@ from search.tree import Finish
 Token = tuple[int, float, float]
 """A token with its log-probability and the entropy before it."""
 
+Asked = tuple[Run, Sequence[int], torch.Tensor]
+"""A branch that draws from logits (rows, vocab), each after so many tokens more than it has."""
+
 
 class Draw(Protocol):
     """``runtime.embedded.drawing.sampler.draw``: one token, log-probability and entropy a row."""
@@ -32,32 +35,30 @@ class Draw(Protocol):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 
-def draw_for(
-    draw: Draw, rows: Sequence[tuple[Run, torch.Tensor]]
-) -> Iterator[tuple[Run, torch.Tensor, list[Token]]]:
-    """Each branch with its logits (1 + guesses, vocab) and its draws, one for each row."""
-    if not rows:
-        return
-    each = [(run, ahead) for run, _ in rows for ahead in (run.lane.depths() if run.lane else [0])]
+def draws_for(draw: Draw, asked: Sequence[Asked]) -> list[list[Token]]:
+    """The draws of each branch, one from each of its rows."""
+    if not asked:
+        return []
+    each = [(run, ahead) for run, depths, _ in asked for ahead in depths]
     drawn = draw(
-        torch.cat([logits for _, logits in rows]),
+        torch.cat([logits for *_, logits in asked]),
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
         np.array([run.length + ahead for run, ahead in each], dtype=np.int64),
         np.array([run.call.sampling.temperature for run, _ in each]),
         np.array([run.call.sampling.top_p for run, _ in each]),
     )
     tokens = zip(*(np.asarray(part).tolist() for part in drawn), strict=True)
-    for run, logits in rows:
-        yield run, logits, list(islice(tokens, len(logits)))
+    return [list(islice(tokens, len(depths))) for _, depths, _ in asked]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a pass's draws: so many ``drawn`` tokens, why the step ended with the last
-    one (None: it goes on), the guesses there were, how many draws had some (``tested``) and how
-    many of those were among them."""
+    """What became of a pass's draws: the ``tokens`` drawn, each from one of the pass's ``rows``,
+    why the step ended with the last one (None: it goes on), the guesses there were, how many draws
+    had some (``tested``) and how many of those were among them."""
 
-    drawn: int
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
     finish: Finish | None
     guesses: Guesses
     tested: int
@@ -78,14 +79,15 @@ def take(
     lane = run.lane
     assert lane is not None, "a run draws without a lane"
     guesses, tested, accepted = lane.retract(), 0, 0
+    rows: list[int] = []
     way, depth = None, 0
     while True:
-        row = guesses.row(way, depth)
-        token, logprob, entropy = draws[row]
+        rows.append(guesses.row(way, depth))
+        token, logprob, entropy = draws[rows[-1]]
         foreseen = dict(guesses.at(way, depth))
         offer = guesses.offers.get((way, depth))
         if offer is not None:
-            token, logprob = _by_rejection(run, logits[row], offer)
+            token, logprob = _by_rejection(run, logits[rows[-1]], offer)
         run.drawn.append(token)
         run.logprob += logprob
         run.entropy = entropy
@@ -100,7 +102,8 @@ def take(
         depth += 1
     if finish is None:
         lane.append(token)
-    return Taken(depth + 1, finish, guesses, tested, accepted)
+    given = tuple(run.drawn[-len(rows) :])
+    return Taken(given, tuple(rows), finish, guesses, tested, accepted)
 
 
 def _by_rejection(run: Run, logits: torch.Tensor, offer: Offer) -> tuple[int, float]:

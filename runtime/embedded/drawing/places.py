@@ -90,6 +90,14 @@ class Places:
         """Give a branch a lane, or have its prefix computed first."""
         return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
 
+    def part(self, run: Run) -> None:
+        """Branches that followed another go their own ways: what its lane holds is theirs too."""
+        assert run.lane is not None, "nobody follows a branch without a lane"
+        self._batch.cache.share(run.lane)
+        if self._speculation:
+            self._speculation.part(run)
+        run.call.parted = True
+
     def leave(self, work: Run | Prefix, *, publish: bool = True) -> None:
         """Take a lane out of the batch; what it computed is cached unless nothing can follow."""
         assert work.lane is not None, "work without a lane has left already"

@@ -19,12 +19,12 @@ from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.account import Account, charge_pass, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards
 from runtime.embedded.drawing.branches import Call, Prefix, Run
-from runtime.embedded.drawing.draws import Draw, Taken, draw_for, take
+from runtime.embedded.drawing.draws import Draw, Taken
 from runtime.embedded.drawing.expansion import SpeculativeExpansion
 from runtime.embedded.drawing.intake import must_be_drawable
 from runtime.embedded.drawing.places import Places
 from runtime.embedded.drawing.steps import Steps
-from runtime.embedded.drawing.unison import Followed, everyone, follow
+from runtime.embedded.drawing.unison import Followed, draw_together, everyone
 from runtime.embedded.drawing.visits import Visits, ranks
 from runtime.embedded.kv.cache import Cache
 from runtime.embedded.kv.lane import Lane
@@ -72,7 +72,8 @@ class Scheduler:
         ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
         ahead of the draws, None if nothing does; ``speculate``: idle places are filled with what
         rounds may ask for next; ``visits``: the order in which a round's branches are let in;
-        ``unison``: what several have drawn alike is computed once, unless there is a draft."""
+        ``unison``: what several have drawn alike is computed once, unless drafts are accepted by
+        rejection, whose candidates must be each branch's own."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = Cache(kv_tokens, kv_policy, worth)
@@ -95,9 +96,8 @@ class Scheduler:
         self._visits: Visits = visits
         self._flops = flops
         self.speculation = speculation
-        self._places = Places(
-            self.batch, self.accounts, speculation, unison=unison and speculation is None
-        )
+        unison = unison and (speculation is None or not speculation.rejects)
+        self._places = Places(self.batch, self.accounts, speculation, unison=unison)
         self._running, start = self._places.running, self._places.start
         self.expansion = SpeculativeExpansion(
             self.batch, self._running, self.accounts, self._steps, start, on=speculate
@@ -300,30 +300,24 @@ class Scheduler:
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
         """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order; and
         those of the branches that follow it."""
-        each = [(one, logits) for run, logits in rows for one in everyone(run)]
-        drawn = draw_for(self._draw, each)
-        for run, _ in rows:
-            following, run.following = run.following, []
-            _, logits, draws = next(drawn)
-            others = [next(drawn)[2][0] for _ in following]
-            if any(token != draws[0][0] for token, _, _ in others):
-                assert run.lane is not None, "a run draws without a lane"
-                self.cache.share(run.lane)
-                run.call.parted = True
-            self._take(run, take(run, logits, draws, self._steps.finish))
-            if following:
-                self._follow(run, follow(following, others, self._steps.finish))
+        for run, taken, followed in draw_together(self._draw, rows, self._steps.finish):
+            if followed.parted(taken.tokens):
+                self._places.part(run)
+            self._take(run, taken)
+            if followed.given:
+                self._follow(run, taken, followed)
 
-    def _follow(self, run: Run, followed: Followed) -> None:
+    def _follow(self, run: Run, taken: Taken, followed: Followed) -> None:
         """Book what those were given that followed a run; who still agrees with it follows on."""
-        account, drawn = self.accounts[run.call.tree], len(followed.ended)
-        drawn += sum(map(len, followed.ways.values()))
+        account, drawn = self.accounts[run.call.tree], sum(followed.given)
         account.unison_tokens += drawn
         account.decoded_tokens += drawn
+        if self.speculation:
+            self.speculation.followed(taken, followed)
         for one, finish in followed.ended:
             self._end(one, finish)
-        for token, (first, *rest) in followed.ways.items():
-            if run.lane is not None and token == run.drawn[-1]:
+        for tokens, (first, *rest) in followed.ways.items():
+            if run.lane is not None and tokens == taken.tokens:
                 run.following = [first, *rest]
             elif self._places.start(first) is None:
                 first.following = rest
@@ -335,7 +329,7 @@ class Scheduler:
         self.cache.prune(taken.guesses.forks)
         self.accounts[run.call.tree].take(taken)
         if self.speculation:
-            self.speculation.pace.checked(taken.tested, taken.accepted)
+            self.speculation.pace.own.add(taken.tested, taken.accepted)
         if taken.finish is not None:
             self._close(run, taken.finish)
 

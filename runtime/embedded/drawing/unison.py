@@ -4,6 +4,9 @@ Siblings, and children of steps drawn alike, begin with one prefix. While their 
 tokens are one path: one of them has a lane, the others follow it, and each draws by its own noise
 from the one row of logits, whose bits are those that it would have had alone. Where draws differ,
 every new way gets a lane of its own, which reads what was computed before they parted.
+
+A draft guesses for the branch that has the lane. Who follows it goes along what it takes of its
+guesses, as far as their own draws are the same.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from runtime.embedded.drawing.branches import Prefix, Run
-from runtime.embedded.drawing.draws import Token
+from runtime.embedded.drawing.draws import Asked, Draw, Taken, Token, draws_for, take
 from search.tree import Finish
 
 Way = tuple[Prefix, tuple[int, ...]]
@@ -31,24 +36,81 @@ def everyone(run: Run) -> tuple[Run, ...]:
 @dataclass(frozen=True, slots=True)
 class Followed:
     """What became of those that followed a lane: who has ended and why, and of the others, by the
-    token that each has drawn, those that go on together."""
+    tokens that each was given, those that go on together. ``given`` and ``agreed``: of each, how
+    many tokens it drew and how many of these as the one that has the lane."""
 
     ended: list[tuple[Run, Finish]] = field(default_factory=list)
-    ways: dict[int, list[Run]] = field(default_factory=dict)
+    ways: dict[tuple[int, ...], list[Run]] = field(default_factory=dict)
+    given: list[int] = field(default_factory=list)
+    agreed: list[int] = field(default_factory=list)
+
+    def parted(self, tokens: Sequence[int]) -> bool:
+        """Whether one of them drew less than, or other than, these ``tokens``."""
+        return any(count < len(tokens) for count in self.agreed)
+
+
+def draw_together(
+    draw: Draw, passed: Sequence[tuple[Run, Tensor]], finish_of: Callable[[Run], Finish | None]
+) -> list[tuple[Run, Taken, Followed]]:
+    """Give each branch that has a lane its next tokens, and those that followed it theirs.
+
+    ``passed``: the branches, each with its logits (1 + guesses, vocab) in the guesses' order.
+    """
+    asked: list[Asked] = []
+    for run, logits in passed:
+        assert run.lane is not None, "a run draws without a lane"
+        asked.append((run, run.lane.depths(), logits))
+        asked += [(one, [0], logits[:1]) for one in run.following]
+    drawn = iter(draws_for(draw, asked))
+    found, agreeing, further = [], [], []
+    for run, logits in passed:
+        taken = take(run, logits, next(drawn), finish_of)
+        draws = [next(drawn) for _ in run.following]
+        found.append((run, taken, draws))
+        if len(taken.rows) > 1:
+            rows, depths = logits[list(taken.rows[1:])], range(1, len(taken.rows))
+            pairs = zip(run.following, draws, strict=True)
+            same = [(one, own) for one, own in pairs if own[0][0] == taken.tokens[0]]
+            agreeing += [own for _, own in same]
+            further += [(one, depths, rows) for one, _ in same]
+    for own, more in zip(agreeing, draws_for(draw, further), strict=True):
+        own += more
+    return [(run, taken, _followed(run, taken, draws, finish_of)) for run, taken, draws in found]
 
 
 def follow(
-    runs: Iterable[Run], draws: Sequence[Token], finish_of: Callable[[Run], Finish | None]
+    runs: Iterable[Run],
+    draws: Sequence[Sequence[Token]],
+    tokens: Sequence[int],
+    finish_of: Callable[[Run], Finish | None],
 ) -> Followed:
-    """Give each branch its draw."""
+    """Give each branch its draws, as far as they are ``tokens``, those of the one it follows, and
+    the first that is another. ``draws``: of each all, or the first alone if that is another."""
     found = Followed()
-    for run, (token, logprob, entropy) in zip(runs, draws, strict=True):
-        run.drawn.append(token)
-        run.logprob += logprob
-        run.entropy = entropy
-        finish = finish_of(run)
+    for run, own in zip(runs, draws, strict=True):
+        given, finish = 0, None
+        for (token, logprob, entropy), theirs in zip(own, tokens, strict=False):
+            run.drawn.append(token)
+            run.logprob += logprob
+            run.entropy = entropy
+            given += 1
+            finish = finish_of(run)
+            if finish is not None or token != theirs:
+                break
+        found.given.append(given)
+        found.agreed.append(given - (run.drawn[-1] != tokens[given - 1]))
         if finish is None:
-            found.ways.setdefault(token, []).append(run)
+            found.ways.setdefault(tuple(run.drawn[-given:]), []).append(run)
         else:
             found.ended.append((run, finish))
     return found
+
+
+def _followed(
+    run: Run,
+    taken: Taken,
+    draws: Sequence[Sequence[Token]],
+    finish_of: Callable[[Run], Finish | None],
+) -> Followed:
+    following, run.following = run.following, []
+    return follow(following, draws, taken.tokens, finish_of)
