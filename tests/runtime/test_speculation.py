@@ -235,7 +235,7 @@ class TestPace:
         tokens a pass's time at length 5, 2.44 at 4, 2.47 at 6; 2.45 at 7."""
         pace = self.measured(1.0, 0.8)
         assert pace.own.value == pytest.approx(0.8, abs=0.01)
-        assert pace.yield_of(5) == pytest.approx(3.69, abs=0.05)
+        assert pace.yields()[5] == pytest.approx(3.69, abs=0.05)
         assert pace.best(1, 1) in (5, 6, 7)
 
     def test_a_dear_or_a_wrong_draft_pauses(self) -> None:
@@ -255,7 +255,7 @@ class TestPace:
         pace = self.measured(4.0, 0.8)
         for _ in range(100):
             pace.following.add(100, 50)
-        assert pace.yield_of(2, company=2.0) == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
+        assert pace.yields(company=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
         assert pace.best(1, 1, company=0.0) > 0
         for _ in range(100):
             pace.following.add(100, 1)

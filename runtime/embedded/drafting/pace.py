@@ -8,7 +8,7 @@ pauses and is tried again now and then. Only time follows from any of this.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import mul
 
 LONGEST = 15
@@ -32,6 +32,7 @@ class Line:
     def __init__(self) -> None:
         self.seen = 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._base = self._slope = 0.0
 
     def add(self, rows: int, seconds: float) -> None:
         """A pass of ``rows`` took so long. One far above the line counts as just above it."""
@@ -45,14 +46,18 @@ class Line:
             self.FADE * part for part in (self._n, self._x, self._y, self._xx, self._xy)
         )
         self._weigh(rows, seconds, 1.0)
+        self._fit()
 
     def at(self, rows: float) -> float:
         """The expected seconds of a pass; a line never falls, and is never below its slope."""
+        return self._base + self._slope * rows
+
+    def _fit(self) -> None:
         mean_x, mean_y = self._x / self._n, self._y / self._n
         spread = self._xx / self._n - mean_x**2
         slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread) if spread > 0 else 0.0
-        slope = min(slope, mean_y / mean_x)
-        return mean_y + slope * (rows - mean_x)
+        self._slope = min(slope, mean_y / mean_x)
+        self._base = mean_y - self._slope * mean_x
 
     def _weigh(self, x: float, y: float, weight: float) -> None:
         self._n += weight
@@ -127,21 +132,26 @@ class Pace:
     def best(self, together: int, alone: int, company: float = 0.0) -> int:
         """The length with the most tokens a second, 0 if plain decoding has about as many."""
         plain = alone / self.target.at(alone)
-        rate, length = max(
-            (together * self.yield_of(k, company) / self._seconds(together, k), -k)
-            for k in range(1, LONGEST + 1)
-        )
-        return -length if rate > GAIN * plain else 0
+        yields, seconds = self.yields(company), self._seconds(together)
+        rate, length = max((yields[k] / seconds[k], -k) for k in range(1, LONGEST + 1))
+        return -length if together * rate > GAIN * plain else 0
 
-    def yield_of(self, length: int, company: float = 0.0) -> float:
-        """Tokens that a pass over ``length`` proposals gives a branch on average, be it one that is
-        drafted for or one of the ``company`` that follow each of these."""
+    def yields(self, company: float = 0.0) -> list[float]:
+        """Tokens that a pass over so many proposals, from none, gives a branch on average, be it
+        one that is drafted for or one of the ``company`` that follow each of these."""
         own, theirs = (
-            sum(share.value**i for i in range(length + 1)) for share in (self.own, self.following)
+            accumulate(accumulate(repeat(share.value, LONGEST), mul, initial=1.0))
+            for share in (self.own, self.following)
         )
-        return (own + company * theirs) / (1 + company)
+        return [(a + company * b) / (1 + company) for a, b in zip(own, theirs, strict=True)]
 
-    def _seconds(self, together: int, length: int) -> float:
-        ways = list(accumulate(self.widths(length), mul))
-        verify = self.target.at(together * (1 + sum(ways)))
-        return verify + sum(self.draft.at(together * before) for before in (1, *ways[:-1]))
+    def _seconds(self, together: int) -> list[float]:
+        """Seconds to draft so many tokens, from none, and to check them."""
+        ways = list(accumulate(self.widths(LONGEST), mul, initial=1))
+        drafting = accumulate(
+            (self.draft.at(together * before) for before in ways[:-1]), initial=0.0
+        )
+        rows = accumulate(ways)
+        return [
+            self.target.at(together * n) + spent for n, spent in zip(rows, drafting, strict=True)
+        ]
