@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from runtime.embedded.drafting.drafter import Drafter
-from runtime.embedded.drafting.pace import Pace
+from runtime.embedded.drafting.guesses import Guesses
+from runtime.embedded.drafting.pace import Pace, Share
 from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.branches import Run
+from runtime.embedded.drawing.draws import Taken
 from runtime.embedded.drawing.sampler import draw, foresee
 from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.drawing.unison import Followed
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.model.forward import Span
 from runtime.embedded.options import DraftRule
@@ -261,6 +264,17 @@ class TestPace:
             pace.following.add(100, 1)
         assert pace.best(1, 1, company=0.0) > 0
         assert pace.best(1, 1, company=15.0) == 0
+
+    def test_it_hears_of_those_who_follow(self) -> None:
+        """Of two guesses, both right: who follows to the end has taken two, who parts at the second
+        one of two, who parts at the first none of one. The draw after the guesses is no test."""
+        speculation, share = drafted()[0].speculation, Share()
+        assert speculation is not None
+        taken = Taken((7, 8, 9), (0, 1, 2), None, Guesses([7, 8]), tested=2, accepted=2)
+        speculation.followed(taken, Followed(given=[3, 3, 2, 1], agreed=[3, 2, 1, 0]))
+        for tested, right in ((2, 2), (2, 2), (2, 1), (1, 0)):
+            share.add(tested, right)
+        assert speculation.pace.following.value == share.value
 
     def test_many_rows_cost(self) -> None:
         """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""

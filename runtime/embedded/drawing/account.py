@@ -18,8 +18,9 @@ class Account:
     ``number`` orders searches by arrival, ``passes`` counts the forward passes it had rows in,
     ``peak`` is the most unique tokens held for it at once. ``rehydrations`` counts the lanes that
     had to compute ``rehydrated_tokens`` again which an eviction had taken. ``target_passes`` counts
-    a branch's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens`` were
-    compared with the draw (the others came after a wrong one) and ``accepted_tokens`` equal to it.
+    a lane's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens`` were
+    compared with the draw of the branch that they were for (the others came after a wrong one) and
+    ``accepted_tokens`` equal to it.
     ``unison_tokens``: decoded from a row that another branch's draw was computed by.
     ``speculated_used`` and ``speculated_wasted``: tokens drawn before a round asked for them, and
     that none asked for.
