@@ -19,6 +19,8 @@ SERVED := .venv/.served
 READY := .venv/.ready
 TOOLS := .venv/release/bin
 AUDIT := .venv/release/.ready
+# A file's tests share what they start. tests/conftest.py has the longest files begin first.
+SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test quick test-sglang sglang-env lint format clean release audit
 
@@ -26,10 +28,10 @@ serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
 test: quick
-	$(BIN)/pytest -m "slow and not sglang" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m "slow and not sglang" $(SPREAD)
 
 quick: $(READY)
-	$(BIN)/pytest -m "not slow and not sglang" -n $(JOBS)
+	$(BIN)/pytest -m "not slow and not sglang" $(SPREAD)
 
 test-sglang: $(READY) $(SGLANG_READY)
 	$(BIN)/pytest -m sglang
