@@ -21,6 +21,9 @@ TOOLS := .venv/release/bin
 AUDIT := .venv/release/.ready
 # A file's tests share what they start. tests/conftest.py has the longest files begin first.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PIP := pip install -q --disable-pip-version-check --no-compile
+# On all cores, where pip takes one. Some packages have files that are no Python of this version.
+COMPILE := python -m compileall -qq -j 0
 
 .PHONY: serve test quick test-sglang sglang-env lint format clean release audit
 
@@ -62,27 +65,33 @@ clean:
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
+define install
+$(if $(TORCH_INDEX),$(BIN)/$(PIP) -c constraints.txt --index-url $(TORCH_INDEX) torch)
+$(BIN)/$(PIP) -c constraints.txt -e .$(EXTRAS)
+$(BIN)/$(COMPILE) .venv/lib || true
+endef
+
 $(SERVED): pyproject.toml constraints.txt | .venv/bin/pip
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	$(install)
 	touch $@
 
-$(READY): $(SERVED)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .[dev,train,load]
-	touch $@
+$(READY): EXTRAS := [dev,train,load]
+$(READY): pyproject.toml constraints.txt | .venv/bin/pip
+	$(install)
+	touch $(SERVED) $@
 
 # In an environment of their own: their dependencies are not Hedgerow's.
 $(AUDIT): Makefile
 	$(PYTHON) -m venv .venv/release
-	$(TOOLS)/pip install -q --disable-pip-version-check cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	$(TOOLS)/$(PIP) cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
 	touch $@
 
 # SGLang asks for CUDA packages that a CPU has no use for: what it imports there is listed instead.
 # Hedgerow is there for its plug-in.
 $(SGLANG_READY): runtime/sglang/cpu/requirements.txt
 	$(PYTHON) -m venv .venv-sglang
-	$(SGLANG_BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(SGLANG_BIN)/pip install -q --disable-pip-version-check -r $<
-	$(SGLANG_BIN)/pip install -q --disable-pip-version-check --no-deps sglang==$(SGLANG)
-	$(SGLANG_BIN)/pip install -q --disable-pip-version-check --no-deps -e .
+	$(SGLANG_BIN)/$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(SGLANG_BIN)/$(PIP) -r $<
+	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG) -e .
+	$(SGLANG_BIN)/$(COMPILE) .venv-sglang/lib || true
 	touch $@
