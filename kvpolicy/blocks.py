@@ -138,8 +138,7 @@ class Blocks:
 
         Raises ValueError.
         """
-        for node in sorted(values):
-            value = values[node]
+        for node, value in values.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"value: {value} of node {node}; from 0 to 1 is needed")
             if node not in self:

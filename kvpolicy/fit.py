@@ -60,7 +60,7 @@ def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> Rows:
 
     ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
     """
-    return Rows(v, u, a, np.clip(drop, 0.0, 1.0), np.ones(len(drop)))
+    return Rows(v, u, a, np.maximum(drop, 0.0), np.ones(len(drop)))
 
 
 def together(parts: Sequence[Rows]) -> Rows:

@@ -99,13 +99,10 @@ class Signals:
         self._settle(node, int(self._present[node]) | _VALUED)
 
     def _settle(self, node: int, present: int) -> None:
-        """Which signals a block has, or what they are, has changed."""
+        """Which signals a block has, or what they are, has changed. A missing one's coefficient
+        is 0."""
         bias, slope, sure, mass = self._table[present]
-        offset = bias
-        if present & _SURE:
-            offset += sure * float(self._sure[node])
-        if present & _ATTENDED:
-            offset += mass * float(self._mass[node])
+        offset = bias + sure * float(self._sure[node]) + mass * float(self._mass[node])
         self._present[node], self._offset[node], self._slope[node] = present, offset, slope
 
     def _make_room(self, node: int) -> None:

@@ -96,8 +96,8 @@ def roofline(
 ) -> Split:
     """The split of ``budget`` bytes that takes least time; ``keeps``: by an engine that keeps KV.
 
-    For every verifier batch the largest generator batch that fits; equal times go to the larger
-    generator batch. Raises TooLittleMemory.
+    For every verifier batch the largest generator batch that fits, which only shrinks as the other
+    grows: of equal times the first has the larger one. Raises TooLittleMemory.
     """
     best = None
     for batch in range(1, load.sequences + 1):
@@ -105,11 +105,8 @@ def roofline(
         found = _split(generator, verifier, device, load, budget, held, batch, keeps)
         if found is None:
             break
-        better = best is None or (found.seconds, -found.generator_batch) < (
-            best.seconds,
-            -best.generator_batch,
-        )
-        best = found if better else best
+        if best is None or found.seconds < best.seconds:
+            best = found
     if best is None:
         raise TooLittleMemory(_needed(generator, verifier, load, budget))
     return best

@@ -194,7 +194,7 @@ def confidence(logits: ArrayLike, top: int | None = None) -> Floats:
         other = np.clip(1.0 - kept.sum(axis=-1, keepdims=True), 0.0, None)
         shares = np.concatenate([kept, other], axis=-1)
     terms = shares * np.log(np.where(shares > 0, shares, 1.0))
-    return np.clip(1.0 + terms.sum(axis=-1) / math.log(vocab), 0.0, 1.0)
+    return np.maximum(1.0 + terms.sum(axis=-1) / math.log(vocab), 0.0)
 
 
 def _starting_sets() -> dict[str, tuple[float, ...]]:

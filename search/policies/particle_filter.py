@@ -70,9 +70,10 @@ def offset(seed: int, level: int) -> float:
 def systematic(weights: Sequence[float], total: int, start: float) -> list[int]:
     """How many of the ``total`` points (start + j) / total fall into each weight's stretch.
 
-    The stretches lie end to end in [0, 1), in the order given, as long as their weights' shares.
-    The counts add up to ``total``; each is its exact share rounded up or down.
+    ``start``: in [0, 1). The stretches lie end to end in [0, 1), in the order given, as long as
+    their weights' shares. The counts add up to ``total``; each is its exact share rounded up or
+    down.
     """
     ends = list(accumulate(weights))
-    below = [0, *(max(0, ceil(total * (end / ends[-1]) - start)) for end in ends)]
+    below = [0, *(ceil(total * (end / ends[-1]) - start) for end in ends)]
     return [high - low for low, high in pairwise(below)]

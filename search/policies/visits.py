@@ -100,7 +100,7 @@ def heads(tree: Tree, branch: int) -> list[Node]:
     found: list[Node] = []
     first = firsts(tree)
     for node in tree.nodes:
-        last = node.children[max(0, expansions(node, branch) - 1) * branch :]
+        last = node.children[(expansions(node, branch) - 1) * branch :]
         best = best_of([tree[child] for child in last if first[child] == child])
         grown = any(tree[child].children for child in last)
         if best is not None and best.state is NodeState.OPEN and not grown:
