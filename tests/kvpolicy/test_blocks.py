@@ -67,6 +67,8 @@ def test_what_the_search_would_turn_to_next_is_worth_more() -> None:
     assert weights[3] == pytest.approx(sigmoid(1 / 3) ** 2 * math.exp(-0.6) * 0.5)
     blocks.foresee(())
     assert blocks.settled
+    blocks.rate({1: 0.2})
+    assert blocks.signals(np.array([1, 2, 4]))[0] == pytest.approx([0.2, 1.0, 2 / 3])
 
 
 @given(
@@ -147,6 +149,24 @@ def test_attention_is_the_mean_mass_a_later_token() -> None:
     assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.0) ** 2)
 
 
+def test_all_three_signals_are_read() -> None:
+    """v 0.5, u 0.75 and a 0.25: a logit of -1 + 2 v + 3 u + 4 a = 3.25; without v the set "ua".
+
+    Of the prompt nothing is known: a bias of 2.
+    """
+    sets = {"": (2.0,), "v": (9.0, 9.0), "u": (9.0, 9.0), "a": (9.0, 9.0)}
+    sets |= {"vu": (9.0, 9.0, 9.0), "va": (9.0, 9.0, 9.0), "ua": (-2.0, 1.0, 5.0)}
+    theta = Theta("exact", {**sets, "vua": (-1.0, 2.0, 3.0, 4.0)})
+    blocks = Blocks(10, theta.table(), Knobs())
+    blocks.close(1, 0, 5, 0.75)
+    blocks.attend(1, 0.25, 1)
+    assert blocks.own_weights()[0] == pytest.approx(
+        [0.5 * sigmoid(2.0) ** 2, 0.5 * sigmoid(0.0) ** 2]
+    )
+    blocks.rate({1: 0.5})
+    assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.25) ** 2)
+
+
 ATTENTIVE = Theta("exact", {"": (0.0,), "a": (-1.0, 4.0)})
 
 
@@ -211,6 +231,16 @@ def test_blocks_may_close_in_any_order_and_leave_gaps() -> None:
     assert one.tokens.tolist() == two.tokens.tolist()
     assert one.active == (5,)
     assert 2 not in one
+    one.foresee([2, 9, 11])
+    assert one.signals(np.array([9, 11]))[0].tolist() == [1.0, 0.5], "what has no block passes"
+
+
+def test_there_is_room_for_any_number_of_blocks() -> None:
+    """One after another, a star and a chain; the farthest of the chain is 200 steps away."""
+    star, chain = grown(*[0] * 200), grown(*range(200))
+    assert star.tokens.tolist() == chain.tokens.tolist() == [10] * 201
+    chain.focus([0])
+    assert chain.distances()[0].tolist() == list(range(201))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +313,8 @@ def test_what_has_no_block_stands_as_on_its_path() -> None:
     nodes = np.array([-70, -1, 0, 1, 3, 4, 9], dtype=np.int64)
     assert blocks.standing_of(nodes).tolist() == [math.inf] * 5 + [off, math.inf]
     assert blocks.standing_of(nodes[2:5]).tolist() == [math.inf] * 3
+    assert blocks.standing_of(nodes[2:]).tolist() == [math.inf] * 3 + [off, math.inf]
+    assert blocks.standing_of(nodes[:0]).tolist() == []
 
 
 def test_a_block_that_the_search_may_grow_again_weighs_for_itself_too() -> None:

@@ -110,6 +110,23 @@ def test_a_block_that_is_worth_nothing_stays_at_its_floor() -> None:
     assert allocate(np.zeros(2), ids(50, 50), nobody(2), 1000, Floors()).alpha == 0.0
 
 
+def test_floors_count_before_they_are_rounded_down() -> None:
+    """5 % of 10 tokens is half a one: of 50 tokens 49.5 are left for the other block, α = 0.495.
+
+    Of 100 tokens of which 2 are left no more than 2 can stay: α = 0.48. Where the floors fit only
+    once they are rounded down, 2 of 2.5, no α lifts anything.
+    """
+    floors, weight = Floors(ratio=0.05, tokens=0, tail=0), np.array([0.0, 1.0])
+    found = allocate(weight, ids(10, 100), nobody(2), 50, floors)
+    assert found.alpha == pytest.approx(0.495)
+    assert found.counts.tolist() == [0, 49]
+    found = allocate(weight, ids(100, 100), nobody(2), 50, floors, most=ids(2, 100))
+    assert found.alpha == pytest.approx(0.48)
+    assert found.counts.tolist() == [2, 48]
+    found = allocate(np.ones(1), ids(10), nobody(1), 2, Floors(ratio=0.25, tokens=0, tail=0))
+    assert (found.alpha, found.counts.tolist()) == (0.0, [2])
+
+
 BLOCKS = st.lists(
     st.tuples(st.floats(0, 1), st.integers(1, 200), st.booleans()), min_size=1, max_size=30
 )

@@ -37,6 +37,13 @@ def test_the_slope_of_the_loss_is_zero_at_the_result() -> None:
     assert np.max(np.abs(slope)) < 1e-7
 
 
+def test_a_bias_that_is_right_at_once_does_not_end_the_fit() -> None:
+    """By symmetry the bias is 0 from the start; the slope takes several steps to logit 0.9."""
+    feature = np.array([[-1.0]] * 4000 + [[1.0]] * 4000)
+    target = np.array([0.1] * 4000 + [0.9] * 4000)
+    assert logistic(feature, target, np.ones(8000)) == pytest.approx([0.0, np.log(9)], abs=1e-4)
+
+
 def test_separable_rows_stay_finite_and_equal() -> None:
     """A signal that decides everything gets a large coefficient, the same one every time."""
     features, target = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([0.0, 0.0, 1.0, 1.0])
@@ -92,4 +99,11 @@ def test_signals_never_seen_together_are_refused() -> None:
     v, u = np.array([0.5, np.nan]), np.array([np.nan, 0.5])
     rows = reentry_rows(v, u, NONE[:2], np.array([0.0, 1.0]), np.ones(2))
     with pytest.raises(ValueError, match="'vu'"):
+        fit(rows, "exact")
+
+
+def test_rows_that_count_for_nothing_are_refused() -> None:
+    """As if there were none."""
+    rows = reentry_rows(np.full(2, 0.5), NONE[:2], NONE[:2], np.array([0.0, 1.0]), np.zeros(2))
+    with pytest.raises(ValueError, match="rows: none with weight"):
         fit(rows, "exact")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvpolicy.forest import Forest
-from kvpolicy.order import Infeasible
+from kvpolicy.order import Infeasible, Knobs
+from kvpolicy.value import Theta
 
 NAMES = ("ash", "oak", "elm")
 
@@ -32,6 +35,7 @@ def test_one_budget_over_all_trees_by_hand() -> None:
     plan = two_trees().pressure(24)
     assert plan["ash"].tolist() == [5, 10, 0]
     assert plan["oak"].tolist() == [5, 4]
+    assert not two_trees().pressure(15)["oak"].any()
 
 
 def test_a_budget_below_the_active_paths_is_refused_with_both_sizes() -> None:
@@ -49,6 +53,13 @@ def test_ranks_put_the_path_last_and_the_later_tree_first() -> None:
     assert order == [("ash", 2), ("oak", 9), ("oak", 1), ("ash", 1)]
 
 
+def test_trees_weigh_by_the_forests_theta_and_knobs() -> None:
+    """A prompt of which nothing is known, off the path: η 0.25 times sigmoid(ln 3) squared."""
+    forest = Forest(Theta("exact", {"": (math.log(3),)}), Knobs(off_path=0.25))
+    forest.plant("ash", 5)
+    assert forest.rank("ash", 0)[1] == pytest.approx(0.25 * 0.75**2)
+
+
 def test_attention_reaches_a_trees_blocks() -> None:
     """A block that later tokens attend to is dearer than it was."""
     forest = two_trees()
@@ -63,6 +74,7 @@ def test_what_is_over_is_forgotten() -> None:
     forest.fell("ash")
     forest.fell("ash")
     assert "ash" not in forest
+    assert forest.rank("ash", 1) == forest.rank("never", 1) == (True, 0.0, 0, -1)
     assert list(forest.pressure(20)) == ["oak"]
     forest.plant("ash", 3)
     with pytest.raises(ValueError, match="'ash' is in flight"):

@@ -65,7 +65,9 @@ def test_a_negative_budget_is_refused() -> None:
         {"off_path": 0.0},
         {"off_path": 1.5},
         {"sharpness": -1.0},
+        {"sharpness": math.inf},
         {"distance_decay": -0.1},
+        {"distance_decay": math.inf},
         {"depth_decay": math.inf},
     ],
 )
@@ -73,3 +75,10 @@ def test_wrong_knobs_are_refused_by_name(wrong: dict[str, float]) -> None:
     """η in (0, 1], γ and λΔ not negative, λd finite."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Knobs(**wrong)
+
+
+def test_knobs_may_be_as_large_or_small_as_their_ranges_say() -> None:
+    """η 1 and γ, λd, λΔ 0: the score is out of the weight, and so are path, depth and distance."""
+    flat = Knobs(off_path=1.0, sharpness=0.0, depth_decay=0.0, distance_decay=0.0)
+    merits = merit(np.array([0.8, 0.2]), ids(3, 1), flat)
+    assert weigh(merits, np.array([False, True]), ids(0, 2), flat).tolist() == [1.0, 1.0]

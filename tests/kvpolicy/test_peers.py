@@ -52,6 +52,12 @@ def test_older_thoughts_get_half_of_what_the_next_one_gets() -> None:
     assert kept.tolist() == [0, 1, 8, 9, 10, 11, 16, 17, 18, 19]
 
 
+def test_the_newest_thought_stays_whole_however_long_it_is() -> None:
+    """20 of 22 tokens are its own; the older one has 2, though half of 20 would be 10."""
+    kept = thought_decay(ids(8, 20), np.zeros(28), 22, least=1)
+    assert kept.tolist() == [0, 1, *range(8, 28)]
+
+
 def test_thoughts_whose_least_does_not_fit_are_refused() -> None:
     """Newest 4 and twice 4 at least are 12; a budget of 11 is not enough."""
     with pytest.raises(Infeasible, match="need 12"):
@@ -65,6 +71,7 @@ def test_lru_gives_up_whole_leaves_used_longest_ago() -> None:
     tokens, used = ids(5, 5, 5, 5), ids(9, 7, 1, 7)
     free = np.array([True, False, False, False])
     assert lru(tokens, used, free, 19).tolist() == [5, 5, 0, 5]
+    assert lru(tokens, used, free, 15).tolist() == [5, 5, 0, 5]
     assert lru(tokens, used, free, 12).tolist() == [5, 5, 0, 0]
     assert lru(tokens, used, free, 5).tolist() == [5, 0, 0, 0]
     with pytest.raises(Infeasible, match="locked blocks need 5"):
@@ -81,6 +88,13 @@ def test_streams_by_name() -> None:
         "h2o": [1, 3, 7, 8, 9],
         "thinkv": [0, 1, 3, 5, 6, 7, 8, 9],
     }, "ThinKV's least, four of each thought and the newest whole, stays whatever the budget"
+
+
+def test_a_budget_of_nothing_keeps_nothing() -> None:
+    """It is none that is refused."""
+    for kept in (tail_only(3, 0), streaming_llm(3, 0), h2o(np.zeros(3), 0)):
+        assert kept.tolist() == []
+    assert lru(ids(3), ids(0), np.array([False]), 0).tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def test_a_split_worked_by_hand() -> None:
     half = even(SMALL, SMALL, DEVICE, Load(4, 10, 10), 90)
     assert (half.verifier_batch, half.generator_batch) == (4, 2)
     assert half.seconds > found.seconds
+    for budget, batch in ((70, 3), (900, 4)):
+        assert even(SMALL, SMALL, DEVICE, Load(4, 10, 10), budget).verifier_batch == batch
 
 
 def test_a_large_prefill_is_bound_by_arithmetic_and_a_decode_by_memory() -> None:
@@ -66,6 +68,34 @@ def test_an_engine_that_keeps_kv_by_hand() -> None:
     assert found.decode_seconds == pytest.approx(1.6)
     assert roofline(light, light, device, Load(4, 10, 2), 68).verifier_batch == 1
     assert prefill_seconds(light, device, 2, 10, 8.0)[0] == pytest.approx(2 * 2 * 0.2)
+
+
+def test_what_was_dropped_between_batches_is_read_again() -> None:
+    """As above with 31 bytes: Bp = 1 leaves 21, Bd = 1. A quarter of the sequences have 8 of 10
+    tokens kept: 4 x (10 - 2) x 0.2 = 6.4 s. Four batches decode for 2 x 0.2 each, and before three
+    of them 10 tokens are read again: 1.6 + 3 x 2 s. A step longer than its path leaves none kept.
+    """
+    light = Model(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
+    device = Device(flops=100.0, bandwidth=1e9)
+    found = roofline(light, light, device, Load(4, 10, 2), 31, keeps=True)
+    assert (found.verifier_batch, found.generator_batch) == (1, 1)
+    assert found.prefill_seconds == pytest.approx(6.4)
+    assert found.decode_seconds == pytest.approx(1.6 + 6.0)
+    long = roofline(light, light, device, Load(4, 10, 20), 130, keeps=True)
+    assert long.prefill_seconds == pytest.approx(4 * 10 * 0.2)
+
+
+def test_a_pass_by_hand() -> None:
+    """Arithmetic: 3 tokens of 10 meet 1 + 2 + 3 keys, the last two of them 2 + 3; a new one meets
+    all 5 that are held. Memory: weights of 100, and 4 bytes a token of KV, kept or not."""
+    arithmetic = Model(token_flops=10.0, pair_flops=1.0, weight_bytes=0.0, kv_bytes=0)
+    memory = Model(token_flops=0.0, pair_flops=0.0, weight_bytes=100.0, kv_bytes=4)
+    device = Device(flops=2.0, bandwidth=2.0)
+    assert prefill_seconds(arithmetic, device, 1, 3) == ((30 + 6) / 2, "arithmetic")
+    assert prefill_seconds(arithmetic, device, 2, 3, 1.0) == (20 + 5, "arithmetic")
+    assert decode_seconds(arithmetic, device, 2, 5.0) == (10 + 5, "arithmetic")
+    assert prefill_seconds(memory, device, 2, 3, 1.0) == ((100 + 24) / 2, "memory")
+    assert decode_seconds(memory, device, 2, 5.0) == ((100 + 40) / 2, "memory")
 
 
 def test_too_little_is_said_with_both_sizes() -> None:

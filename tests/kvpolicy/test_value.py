@@ -45,6 +45,14 @@ def test_a_missing_signal_takes_the_set_without_it() -> None:
     assert scores == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("number", "name"), list(enumerate(subsets("vua"))))
+def test_every_subset_has_a_set_of_its_own(number: int, name: str) -> None:
+    """Biases of -4 to 3, no slopes: which signals are there decides alone."""
+    sets = {s: (i - 4.0, *[0.0] * len(s)) for i, s in enumerate(subsets("vua"))}
+    v, u, a = (0.5 if signal in name else NAN for signal in "vua")
+    assert Theta("exact", sets).score([v], [u], [a]) == pytest.approx([sigmoid(number - 4)])
+
+
 def test_a_signal_it_was_not_fitted_on_is_not_read() -> None:
     """θ without a: the attention mass changes nothing."""
     assert THETA.score([0.5], [1.0], [0.9]) == THETA.score([0.5], [1.0], [NAN])
@@ -53,7 +61,8 @@ def test_a_signal_it_was_not_fitted_on_is_not_read() -> None:
 def test_scores_stay_in_zero_to_one_whatever_theta() -> None:
     """No overflow where coefficients are huge."""
     steep = Theta("exact", {"": (0.0,), "v": (-1e6, 2e6)})
-    assert steep.score([0.0, 1.0], [NAN] * 2, [NAN] * 2) == pytest.approx([0.0, 1.0])
+    with np.errstate(over="raise"):
+        assert steep.score([0.0, 1.0], [NAN] * 2, [NAN] * 2) == pytest.approx([0.0, 1.0])
 
 
 def test_before_any_fit_a_score_rises_with_every_signal() -> None:
@@ -72,12 +81,14 @@ def test_confidence_by_hand() -> None:
     """Uniform is 0, certain is 1, two of four equally likely have half of the largest entropy."""
     rows = np.log([[0.25] * 4, [0.5, 0.5, 1e-300, 1e-300], [1.0, 1e-300, 1e-300, 1e-300]])
     assert confidence(rows) == pytest.approx([0.0, 0.5, 1.0])
+    assert confidence([[0.0, 0.0], [1000.0, 0.0]]) == pytest.approx([0.0, 1.0])
 
 
 def test_confidence_from_the_likeliest_tokens_and_one_bucket() -> None:
     """p = (0.5, 0.25, 0.125, 0.125), top 2: H = 0.5 ln 2 + 0.25 ln 4 + 0.25 ln 4 = 1.5 ln 2."""
     row = np.log([0.125, 0.5, 0.125, 0.25])
     assert confidence(row, top=2) == pytest.approx(1 - 1.5 * math.log(2) / math.log(4))
+    assert confidence(row, top=1) == pytest.approx(1 - math.log(2) / math.log(4))
     assert confidence(row, top=4) == pytest.approx(confidence(row))
     assert confidence(row, top=2) > confidence(row), "a bucket hides entropy"
 
@@ -85,6 +96,7 @@ def test_confidence_from_the_likeliest_tokens_and_one_bucket() -> None:
 def test_certainty_is_the_confidence_of_a_known_entropy() -> None:
     """Half of the largest entropy is 0.5; rounding never leads out of [0, 1]."""
     assert certainty(math.log(2), 4) == pytest.approx(0.5)
+    assert certainty(math.log(2) / 4, 2) == pytest.approx(0.75)
     row = np.log([0.125, 0.5, 0.125, 0.25])
     entropy = -math.fsum(math.exp(x) * x for x in row)
     assert certainty(entropy, 4) == pytest.approx(float(confidence(row)))

@@ -151,6 +151,14 @@ def test_enough_answers_that_nothing_open_beats() -> None:
     assert policy.plan(drawn(two[0], (0, "b", LIMIT, 0.9), (0, "c", STEP, 0.5))) == Round({3: 3})
 
 
+def test_a_reward_of_zero_is_a_reward() -> None:
+    """An open leaf of 0 is no reason to go on, and an answer of 0 none to stop."""
+    policy = BestFirst(64, enough=1)
+    assert policy.plan(drawn((0, "a", END, 0.5), (0, "b", STEP, 0.0))) is None
+    assert policy.plan(drawn((0, "a", END, 0.0), (0, "b", STEP, 0.1))) == Round({2: 3})
+    assert policy.score(visits_of(row(0.0)), row(0.0)[1]) == 0.0
+
+
 def test_expansions_are_a_budget() -> None:
     """Two of three are spent: one leaf more, then nothing, whatever is open."""
     tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.9))
@@ -174,3 +182,4 @@ def test_without_an_open_leaf_the_root_grows_again() -> None:
     policy = BestFirst(64)
     assert [node.id for node in policy.frontier(tree)] == [0]
     assert policy.plan(tree) == Round({0: 3})
+    assert policy.score(visits_of(tree), tree[0]) == 0.0

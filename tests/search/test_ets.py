@@ -68,12 +68,14 @@ def test_tokens_cost_what_memory_pays() -> None:
     assert 5 in plan.expand
 
 
-def test_without_a_price_it_is_rebase() -> None:
-    """budget_weight 0 keeps every leaf and compares none."""
+def test_without_a_price_it_is_rebase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """budget_weight 0 keeps every leaf unasked and compares none, so no embedder is needed."""
+    monkeypatch.setattr("search.policies.ets.solve", None)
     free = Ets(16, 0.2, budget_weight=0.0)
     tree = row(0.1, 0.9, 0.5)
     assert free.plan(tree) == Rebase(16, 0.2).plan(tree) == Round({2: 14, 3: 2}, (1,))
     assert free.to_embed(tree) == []
+    assert free.suited_to(None) == free
 
 
 def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
@@ -82,8 +84,9 @@ def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
     assert Ets(2, 0.2).plan(tree) == Round({1: 1, 2: 1}, (3,))
 
 
-def test_first_and_last_rounds() -> None:
+def test_first_and_last_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root gets the width; one leaf is kept unasked; finished ones leave nothing to plan."""
+    monkeypatch.setattr("search.policies.ets.solve", None)
     assert KV.plan(drawn()) == Round({0: 16})
     assert KV.plan(row(0.1)) == Round({1: 16})
     assert Ets(2, 0.2).plan(row(0.5, 0.5, finish=END)) is None
@@ -123,6 +126,7 @@ def test_what_is_embedded() -> None:
     assert [node.id for node in Ets(8, 0.2).to_embed(tree)] == [3, 4, 5]
     assert KV.to_embed(tree) == []
     assert Ets(8, 0.2).to_embed(row(0.5)) == []
+    assert len(Ets(8, 0.2).to_embed(row(0.5, 0.5))) == 2
     same = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
     assert Ets(8, 0.2).to_embed(same) == []
     assert Ets(8, 0.2).plan(same) == Round({1: 4, 2: 4})

@@ -8,7 +8,7 @@ import pytest
 
 from search.policies.mcts import Mcts
 from search.policies.policy import Round
-from search.policies.visits import Visits
+from search.policies.visits import Visits, expansions_below
 from search.spec import SearchSpec, StopReason
 from search.tree import Finish, Tree
 from tests.search.trees import END, STEP, drawn, row
@@ -91,9 +91,33 @@ def test_a_walk_is_played_to_its_end() -> None:
     assert Mcts(64, 2, 2).plan(tree) == Round({4: 2, 2: 2})
 
 
+def test_a_walk_under_way_is_a_visit_for_the_next() -> None:
+    """3 goes on. Q of 1 is 0.9 + 0.5 + 0.4, so with 3 visits it is worth 0.6 + 0.31, with 4 only
+    0.45 + 0.28: the second walk goes to 2, worth 0.2 + 0.70 by then, where 4 would have been next.
+    """
+    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.2), (1, "c", STEP, 0.5), (1, "d", STEP, 0.4))
+    assert Mcts(64, 2, 2).plan(tree) == Round({3: 2, 2: 2})
+
+
+def test_what_has_ended_is_no_rival_in_the_outlook() -> None:
+    """After the walk to 2, 3 is 0.77 + 0.26 - 0.3 - 0.51 = 0.21 behind 1, and 5 is all that may
+    grow below 1: that 4, which has ended, is worth 0.4 more than 5 does not hold it back.
+    """
+    tree = drawn(
+        (0, "a", STEP, 0.9),
+        (0, "b", STEP, 0.9),
+        (0, "c", STEP, 0.3),
+        (1, "d", END, 0.9),
+        (1, "e", STEP, 0.5),
+    )
+    assert [node.id for node in Mcts(64, parallel=1).outlook(tree)] == [2, 5, 3]
+
+
 def test_ties_go_to_the_lower_id() -> None:
     """Equal children: the walk under way is 1's, new ones take 2 and 3."""
-    assert Mcts(64, 4, 3).plan(row(0.5, 0.5, 0.5, 0.5)) == Round({1: 4, 2: 4, 3: 4})
+    tree = row(0.5, 0.5, 0.5, 0.5)
+    assert Mcts(64, 4, 3).plan(tree) == Round({1: 4, 2: 4, 3: 4})
+    assert [node.id for node in Mcts(64, 4, 1).outlook(tree)] == [1, 2, 3, 4]
 
 
 def test_siblings_that_say_the_same_are_one_move() -> None:
@@ -132,6 +156,15 @@ def test_a_node_is_expanded_again_by_the_root_of_what_is_below() -> None:
     assert Mcts(64, 2, 2).plan(twice()) == Round({0: 2, 6: 2})
 
 
+@pytest.mark.parametrize(("steps", "again"), [(6, False), (7, True)])
+def test_the_third_expansion_needs_nine(steps: int, again: bool) -> None:
+    """A child an expansion: two of the root, and one of each step but the last below 1."""
+    below = [(3 + i if i >= 0 else 1, "s", STEP, 0.5) for i in range(-1, steps - 1)]
+    tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.5), *below)
+    assert expansions_below(tree, 1)[0] == 2 + steps
+    assert (0 in [node.id for node in Mcts(64, 1).frontier(tree)]) is again
+
+
 def test_a_walk_never_goes_where_nothing_may_grow() -> None:
     """1 is worth more than 2, but all below it has ended."""
     tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.1), (1, "c", END, 0.9), (1, "d", END, 0.9))
@@ -150,6 +183,7 @@ def test_width_and_expansions_are_budgets() -> None:
     assert Mcts(2, 3).plan(grown()) == Round({3: 1})
     assert Mcts(1).plan(grown()) is None
     assert Mcts(1).stopped(grown()) is None
+    assert Mcts(2).stopped(grown()) is StopReason.WIDTH_SPENT
     spent = Mcts(64, expansions=2)
     assert spent.plan(grown()) is None
     assert spent.stopped(grown()) is StopReason.WIDTH_SPENT

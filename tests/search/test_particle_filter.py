@@ -80,6 +80,15 @@ def test_the_offset_is_uniform_enough() -> None:
     assert 850 < min(tenths) <= max(tenths) < 1150
 
 
+@pytest.mark.parametrize(("drawn_seed", "half_steps"), [(0, 1), (2**64 - 1, 2**33 - 1)])
+def test_no_offset_reaches_zero_or_one(
+    drawn_seed: int, half_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowest and the highest hash: half a step of 2**-32 inside."""
+    monkeypatch.setattr("search.policies.particle_filter.node_seed", lambda *_: drawn_seed)
+    assert offset(3, 2) == half_steps / 2**33
+
+
 def test_the_offset_follows_from_seed_and_level() -> None:
     """The same twice; another seed or another level, another one."""
     assert offset(3, 1) == offset(3, 1)
@@ -127,6 +136,9 @@ def test_a_missing_reward_is_an_error() -> None:
 
 
 def test_the_seed_is_the_searchs() -> None:
-    """As the spec has it."""
+    """As the spec has it, 0 included, which is also that of a mere question."""
     spec = SearchSpec(policy="particle_filter", width=8, seed=5)
     assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 5)
+    for seed in (0, None):
+        spec = SearchSpec(policy="particle_filter", width=8, seed=seed)
+        assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 0)

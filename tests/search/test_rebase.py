@@ -93,6 +93,12 @@ def test_plan_serves_by_reward_and_prunes_what_gets_nothing() -> None:
     """Nodes 1, 2, 3 with rewards 0.1, 0.9, 0.5 share 16 as 0, 14, 2."""
     plan = Rebase(16, 0.2).plan(row(0.1, 0.9, 0.5))
     assert plan == Round({2: 14, 3: 2}, (1,))
+    assert Rebase(2, 0.2).plan(row(0.1, 0.9, 0.2)) == Round({2: 2}, (1, 3))
+
+
+def test_a_reward_of_zero_is_a_reward() -> None:
+    """e^0 and e^-2 = 0.13534: 16/1.13534 = 14.09 -> 15, and one is left."""
+    assert Rebase(16, 0.2).plan(row(0.0, 0.4)) == Round({2: 15, 1: 1})
 
 
 def test_ties_go_to_the_lower_id() -> None:

@@ -35,6 +35,7 @@ def test_every_step_is_a_visit() -> None:
     assert visits.count == [5, 3, 2, 1, 1, 1]
     assert visits.units == [27_000, 23_000, 4_000, 9_000, 6_000, 0]
     assert visits.mean(visits.tree[1]) == pytest.approx(2.3 / 3)
+    assert Visits.of(row(0.0029), "mcts", lambda _: True).units == [29, 29], "28.999... in floats"
 
 
 def test_every_finished_trajectory_is_a_visit() -> None:

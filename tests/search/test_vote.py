@@ -50,6 +50,7 @@ def test_majority_needs_no_rewards() -> None:
     """Without rewards the reply is the class's first member."""
     ballot = vote(replies(("a", None), ("b", None), ("b", None)), "majority")
     assert (ballot.answer, ballot.chosen) == ("b", 2)
+    assert vote(replies(("a", 0.0), ("a", 0.5)), "majority").chosen == 2
 
 
 PATHS = (
@@ -77,6 +78,15 @@ def test_best_by_path(rule: VoteName, chosen: int, weights: dict[str, float]) ->
     assert ballot.chosen == chosen
     assert [c.answer for c in ballot.answers] == list(weights)
     assert [c.weight for c in ballot.answers] == pytest.approx(list(weights.values()))
+
+
+@pytest.mark.parametrize(
+    ("rule", "chosen"), [("best_min", 3), ("best_last", 4), ("weighted_majority", 4)]
+)
+def test_the_reply_is_the_best_member_by_the_rules_own_score(rule: VoteName, chosen: int) -> None:
+    """Both say a: 3 has .9 and .5 on its path, 4 has .2 and .8."""
+    steps = ((0, "p", STEP, 0.9), (0, "q", STEP, 0.2), (1, "a", END, 0.5), (2, "a", END, 0.8))
+    assert vote(drawn(*steps), rule).chosen == chosen
 
 
 def test_best_takes_the_best_member_not_the_sum() -> None:
@@ -135,6 +145,7 @@ def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> Non
     assert ballot == Ballot(None, 2, (), "best_logprob (no reply has an answer)")
     assert vote(drawn(*lines, logprobs=(-1.0, -2.0, -1.6)), "majority").chosen == 3
     assert vote(replies(("-", None), ("-", None)), "majority").chosen == 1
+    assert vote(replies(("-", None), ("-", 0.5)), "majority").chosen == 1
 
 
 def test_nothing_finished_chooses_nothing() -> None:
@@ -182,6 +193,13 @@ def test_equal_answers_make_a_class_in_node_order() -> None:
     assert classes("1232", near) == {"1": [1, 2, 4], "3": [3]}
     assert classes("2132", near) == {"2": [1, 2, 3, 4]}
     assert classes("3124", near) == {"3": [1, 3, 4], "1": [2]}
+
+
+def test_an_answer_is_compared_once() -> None:
+    """What is spelled as before is in that one's class: comparing may take a while."""
+    asked: list[tuple[str, str]] = []
+    classes("12123", lambda one, other: asked.append((one, other)) is not None)
+    assert asked == [("1", "2"), ("1", "3"), ("2", "3")]
 
 
 @given(st.text("123456789", max_size=12), st.sets(st.integers(0, 12)))

@@ -16,6 +16,7 @@ from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import NodeState
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
+from tests.search.trees import END, STEP, drawn
 
 LEVEL_BY_LEVEL = sorted(
     name
@@ -51,6 +52,13 @@ async def watched(
     spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=6)
     outcome = await grow(engine, spec, listen=events.append)
     return outcome, events
+
+
+@ALL
+def test_a_spent_width_plans_nothing_whatever_is_open(policy: PolicyName) -> None:
+    """Of width 1 one has finished: the open leaf beside it gets no round, not even an empty one."""
+    tree = drawn((0, "a", END, 0.2), (0, "b", STEP, 0.9))
+    assert POLICIES[policy](SearchSpec(policy=policy, width=1)).plan(tree) is None
 
 
 @BY_WIDTH
