@@ -37,9 +37,12 @@ REFUSED = {
 }
 ON_CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
-    *("--disable-overlap-schedule", "--watchdog-timeout", "1200"),
+    *("--disable-overlap-schedule", "--watchdog-timeout", "1200", "--sleep-on-idle"),
 )
-"""SGLang's plain PyTorch path, in the embedded engine's number type. For tests and trials."""
+"""SGLang's plain PyTorch path, in the embedded engine's number type. For tests and trials.
+
+An idle server sleeps until a request comes: awake it would take a core from those at work.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def server(model: str, *, plugged: bool) -> Sglang:
             device="cpu",
             memory=0.3,
             kv_tokens=KV_TOKENS,
-            args=("--random-seed", "1", "--sleep-on-idle"),
+            args=("--random-seed", "1"),
             seeds=plugged,
             evicts=plugged,
         )
