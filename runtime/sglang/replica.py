@@ -19,6 +19,8 @@ FULL_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
+CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+"""A connection ended before an answer."""
 NOT_FOUND = 404
 MOST_SAID = 200
 AGAIN = "+"
@@ -91,7 +93,8 @@ class Replica:
         """Stop a request; nothing if it is over, or the server is gone."""
         try:
             for name in (rid, rid + AGAIN) if rid in self._sent_again else (rid,):
-                await self._client.post("/abort_request", json={"rid": name}, timeout=self._probe)
+                named = {"rid": name}
+                await self._request("POST", "/abort_request", json=named, timeout=self._probe)
         except httpx.HTTPError as error:
             log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
 
@@ -116,7 +119,7 @@ class Replica:
     async def check(self) -> None:
         """Look whether the server is there; ``up`` says what was found."""
         try:
-            response = await self._client.get("/health", timeout=self._probe)
+            response = await self._request("GET", "/health", timeout=self._probe)
             response.raise_for_status()
         except httpx.HTTPError as error:
             self._lose(error)
@@ -129,7 +132,7 @@ class Replica:
 
     async def _get(self, path: str) -> httpx.Response:
         try:
-            return await self._client.get(path, timeout=self._probe)
+            return await self._request("GET", path, timeout=self._probe)
         except httpx.TimeoutException as error:  # busy: what it draws is on its way
             raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
         except httpx.HTTPError as error:
@@ -152,12 +155,10 @@ class Replica:
         return self._json(response)
 
     async def _send(self, path: str, body: Json) -> httpx.Response:
-        """Once more on another connection where one ended without a word: a server short of time
-        closes idle ones before it looks whether a request has come. One that is gone refuses."""
         try:
             try:
                 return await self._client.post(path, json=body)
-            except (httpx.ReadError, httpx.RemoteProtocolError):
+            except CUT_OFF:
                 return await self._again(path, body)
         except httpx.HTTPError as error:
             raise self._lose(error) from error
@@ -171,6 +172,14 @@ class Replica:
         response = await self._client.post(path, json={**body, "rid": rid + AGAIN})
         self._sent_again.discard(rid)
         return response
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """Once more on another connection where one ended without a word: a server that stood still
+        closes idle ones before it looks whether a request has come. One that is gone refuses."""
+        try:
+            return await self._client.request(method, path, **more)
+        except CUT_OFF:
+            return await self._client.request(method, path, **more)
 
     def _json(self, response: httpx.Response) -> Json:
         try:
