@@ -47,7 +47,13 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(level: str, form: Literal["text", "json"]) -> None:
-    """Send everything from ``level`` on to stderr in that form."""
+    """Send everything from ``level`` on to stderr in that form.
+
+    Of ``httpx`` warnings alone: it has a line for every request to an engine's servers, and a
+    search makes hundreds.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    if level != "debug":
+        logging.getLogger("httpx").setLevel(logging.WARNING)
