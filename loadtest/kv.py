@@ -33,6 +33,7 @@ from loadtest.kv_plan import (
     FULL_RETENTION,
     GROUPS,
     QUICK,
+    QUICK_ON_SGLANG,
     ROOMY,
     Case,
     Cell,
@@ -249,7 +250,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     plan = replace(QUICK if options.quick else Plan(), engine=options.engine)
     policies = (*EXACT, *LOSSY, *GROUPS)
     if options.engine == "sglang":
-        plan, policies = replace(plan, policies=ON_SGLANG), ON_SGLANG
+        less = QUICK_ON_SGLANG if options.quick else {}
+        plan, policies = replace(plan, policies=ON_SGLANG, **less), ON_SGLANG
         _refuse_on_sglang(options)
     changes: dict[str, Any] = {}
     for field, name, kind, known in (

@@ -55,6 +55,8 @@ QUICK = Plan(
     parallel=(1,),
     questions=1,
 )
+QUICK_ON_SGLANG = {"tasks": ("blocksworld",), "searches": ("best_first",), "rhos": (0.25,)}
+"""What the quick plan does there: every cell starts a server."""
 LEVEL_WIDTH = 64
 """Trajectories of a policy that works level by level: there waves are what saves memory."""
 

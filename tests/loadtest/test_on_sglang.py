@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from loadtest import goodput, kv, policies
+from loadtest.kv_plan import cases_of
 from loadtest.kv_sglang import ON_SGLANG, UNTOLD
 from loadtest.on_sglang import SPARE_TOKENS, longest_path, policy_server, reward_server, started
 from loadtest.searches import SPRIG
@@ -172,6 +173,7 @@ def test_the_plans_there() -> None:
     parsed = kv._parser().parse_args(["--engine", "sglang", "--quick", "--rho", "0.5"])
     plan = kv._plan(parsed)
     assert (plan.engine, plan.policies, plan.rhos) == ("sglang", ON_SGLANG, [0.5])
+    assert len(cases_of(plan)) == 1
     assert UNTOLD["policy_us_p50"] is None
     parsed = goodput._parser().parse_args(["--engine", "sglang", "--quick", "--width", "4"])
     found = goodput._plan(parsed)
