@@ -3,9 +3,10 @@
 `python -m loadtest.scenarios [--scenario steady,burst] [--quick] [--json] [--plots FOLDER]`. The
 bundled models behind a server in a process of its own, a fresh one for each scenario of
 `loadtest/locust_scenarios.py`: steady, burst, mixed (widths), tails (long ones), abusive (one key
-asks without end beside others). A row holds goodput (answers a second that came within
-``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, and what was
-refused, came too late or failed.
+asks without end beside others). A row holds requests offered a second, goodput (answers a second
+that came within ``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, and
+what was refused, came too late or failed. ``--plots`` writes the report, ``README.md``: the table,
+and a picture of each scenario.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import httpx
 import matplotlib as mpl
 
 from loadtest.metrics import values
+from loadtest.report import publish, say, shown
 from loadtest.served import Served
 
 SCENARIOS = {
@@ -36,7 +40,21 @@ SCENARIOS = {
 DEADLINE = 30.0
 KEYS = {"api_keys": "honest:honest,abusive:abusive", "key_running": 8, "key_queued": 16}
 REFUSED = (429, 503)
+COMMAND = "python -m loadtest.scenarios"
 LOCUSTFILE = Path(__file__).with_name("locust_scenarios.py")
+COLUMNS = {
+    "scenario": "scenario",
+    "offered_rps": "asked a second",
+    "goodput_rps": "answered in time a second",
+    "p50_ms": "p50, ms",
+    "p95_ms": "p95, ms",
+    "p99_ms": "p99, ms",
+    "kv_peak_tokens": "KV peak, tokens",
+    "refused": "refused",
+    "late": "late",
+    "errors": "errors",
+}
+"""Of the report's table, by their names in a row."""
 
 
 def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -77,6 +95,7 @@ def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str,
     return {
         "scenario": scenario,
         "requests": len(found),
+        "offered_rps": round(len(found) / took, 2) if took else 0.0,
         "goodput_rps": round(len(good) / took, 2) if took else 0.0,
         "p50_ms": quantile(honest, 0.5),
         "p95_ms": quantile(honest, 0.95),
@@ -88,9 +107,9 @@ def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str,
     }
 
 
-def quantile(ordered: list[float], share: float) -> float:
-    """A quantile of sorted numbers, rounded; 0 of none."""
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else 0.0
+def quantile(ordered: list[float], share: float) -> int:
+    """A quantile of sorted numbers, to the whole; 0 of none."""
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0
 
 
 def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
@@ -99,17 +118,36 @@ def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4))
+    axes.set_rasterization_zorder(2)  # thousands of points: a picture of them, not each
     for key in sorted({request["key"] for request in found}):
         answered = [r for r in found if r["key"] == key and r["status"] == 200]
         ends = [r["ended"] for r in answered]
-        axes.scatter(ends, [r["ms"] / 1000 for r in answered], s=8, label=key)
+        axes.scatter(ends, [r["ms"] / 1000 for r in answered], s=8, label=key, zorder=1)
     others = [request["ended"] for request in found if request["status"] != 200]
-    axes.scatter(others, [0.0] * len(others), s=12, marker="x", label="not answered")
+    axes.scatter(others, [0.0] * len(others), s=12, marker="x", label="not answered", zorder=1)
     axes.set(title=scenario, xlabel="seconds", ylabel="seconds to the answer")
     axes.legend()
-    folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{scenario}.svg")
     plt.close(figure)
+
+
+def report(rows: Sequence[dict[str, Any]], users: int, seconds: float) -> str:
+    """The report in Markdown, as it stands beside its pictures."""
+    lines = [
+        "# The server under load",
+        "",
+        f"Written by `{COMMAND}`: the bundled models on {os.cpu_count()} cores"
+        f" ({platform.machine()}), {users} users, {seconds:g} s a scenario. In time is within"
+        f" {DEADLINE:g} s; quantiles are of the honest key's answers. Scenarios are defined in"
+        " `loadtest/locust_scenarios.py`.",
+        "",
+        "| " + " | ".join(COLUMNS.values()) + " |",
+        "|---" * len(COLUMNS) + "|",
+        *("| " + " | ".join(shown(row[name]) for name in COLUMNS) + " |" for row in rows),
+        "",
+        *(f"![{row['scenario']}: when each request ended]({row['scenario']}.svg)" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _kv_peak(url: str) -> float:
@@ -118,25 +156,28 @@ def _kv_peak(url: str) -> float:
 
 
 def main() -> None:
-    """Print a line a scenario, or one JSON document."""
+    """Print a table, or one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenario", default=",".join(SCENARIOS), help="names, by commas")
     parser.add_argument("--quick", action="store_true", help="10 s each with few users")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plots", type=Path, help="write an SVG for each into this folder")
+    parser.add_argument("--plots", type=Path, help="write the report and its SVGs to this folder")
     wanted = parser.parse_args()
     users, seconds = (8, 10.0) if wanted.quick else (32, 120.0)
+    if wanted.plots is not None:
+        wanted.plots.mkdir(parents=True, exist_ok=True)
     rows = []
     for scenario in wanted.scenario.split(","):
         if scenario not in SCENARIOS:
             parser.error(f"--scenario: {scenario!r}: known are {', '.join(SCENARIOS)}")
         found_row, found = run(scenario, users, seconds)
-        print(*(f"{k}={v}" for k, v in found_row.items()), file=sys.stderr)
+        say("  ".join(f"{name} {shown(value)}" for name, value in found_row.items()))
         if wanted.plots is not None:
             plot(scenario, found, wanted.plots)
         rows.append(found_row)
-    if wanted.json:
-        print(json.dumps({"rows": rows}))
+    publish({"rows": rows}, wanted.json, "under load", tuple(COLUMNS))
+    if wanted.plots is not None:
+        (wanted.plots / "README.md").write_text(report(rows, users, seconds))
 
 
 if __name__ == "__main__":

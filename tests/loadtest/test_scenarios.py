@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from loadtest.scenarios import SCENARIOS, row, run
+from loadtest.scenarios import SCENARIOS, plot, report, row, run
 from loadtest.soak import soak
 
 
@@ -29,6 +31,7 @@ def test_a_row_worked_by_hand() -> None:
     assert row("steady", found, 77.0) == {
         "scenario": "steady",
         "requests": 7,
+        "offered_rps": 1.75,
         "goodput_rps": 0.75,
         "p50_ms": 300.0,
         "p95_ms": 30001.0,
@@ -39,6 +42,18 @@ def test_a_row_worked_by_hand() -> None:
         "errors": 1,
     }
     assert row("steady", [], 0.0)["goodput_rps"] == 0.0
+
+
+def test_the_report_has_a_line_and_a_picture_for_each(tmp_path: Path) -> None:
+    """Rows as they are printed, pictures by their files' names."""
+    found = [{"ended": 2.0, "key": "honest", "ms": 12_345.6, "status": 200}]
+    rows = [row(name, found, 77.0) for name in SCENARIOS]
+    for name in SCENARIOS:
+        plot(name, found, tmp_path)
+    lines = report(rows, 8, 10.0).splitlines()
+    assert "| steady | 0.5 | 0.5 | 12,346 | 12,346 | 12,346 | 77 | 0 | 0 | 0 |" in lines
+    named = re.findall(r"\((\w+\.svg)\)", "".join(lines))
+    assert sorted(named) == sorted(path.name for path in tmp_path.iterdir())
 
 
 @pytest.mark.slow
