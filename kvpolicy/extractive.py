@@ -137,7 +137,7 @@ def select(size: int, keep: int, tail: int, attention: Floats | None = None) -> 
     if attention is not None and attention.shape != (size,):
         raise ValueError(f"attention: shape {attention.shape}; ({size},) is needed")
     end = min(tail, keep)
-    if attention is None or keep == end:
+    if attention is None:
         return np.arange(size - keep, size, dtype=np.int64)
     order = np.argsort(-attention[: size - end], kind="stable")
     heavy = np.sort(order[: keep - end])

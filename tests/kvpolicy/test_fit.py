@@ -25,16 +25,28 @@ def test_two_groups_are_fitted_to_their_means() -> None:
     assert bias + slope == pytest.approx(np.log(0.9 / 0.1), abs=1e-4)
 
 
+def slope_at_the_result(features: np.ndarray, target: np.ndarray, weight: np.ndarray) -> float:
+    """The largest derivative of the loss, where it should be 0."""
+    theta = np.array(logistic(features, target, weight))
+    design = np.concatenate([np.ones((len(target), 1)), features], axis=1)
+    chance = 1 / (1 + np.exp(-design @ theta))
+    slope = design.T @ (weight / weight.mean() * (chance - target)) + RIDGE * theta
+    return float(np.max(np.abs(slope)))
+
+
 def test_the_slope_of_the_loss_is_zero_at_the_result() -> None:
     """Against no reference implementation: the first-order condition itself."""
     draw = np.random.default_rng(0)
     features, weight = draw.random((300, 3)), draw.random(300)
     target = (draw.random(300) < features[:, 0]).astype(float)
-    theta = np.array(logistic(features, target, weight))
-    design = np.concatenate([np.ones((300, 1)), features], axis=1)
-    chance = 1 / (1 + np.exp(-design @ theta))
-    slope = design.T @ (weight / weight.mean() * (chance - target)) + RIDGE * theta
-    assert np.max(np.abs(slope)) < 1e-7
+    assert slope_at_the_result(features, target, weight) < 1e-7
+
+
+def test_steps_that_go_too_far_are_halved() -> None:
+    """On these rows whole Newton steps from 0 never settle."""
+    features = np.array([[-17.0], [3.0], [0.0], [-2.0], [-4.0]])
+    target, weight = np.array([0.0, 1.0, 0.0, 1.0, 1.0]), np.array([1e4, 10.0, 1e4, 1.0, 1.0])
+    assert slope_at_the_result(features, target, weight) < 1e-7
 
 
 def test_a_bias_that_is_right_at_once_does_not_end_the_fit() -> None:
@@ -59,6 +71,7 @@ def test_every_subset_of_what_was_recorded_is_fitted() -> None:
     theta = fit(rows, "exact", {"task": "by hand"})
     assert set(theta.sets) == {"", "v", "u", "vu"}
     assert theta.signals == "vu"
+    assert theta.source == {"task": "by hand"}
     high, low = theta.score([0.9, 0.2], [0.5, 0.5], [np.nan, np.nan])
     assert high > 0.5 > low
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,7 @@ def test_what_is_fitted_says_more_than_the_share_that_came_back() -> None:
     bias, share = theta.sets[""][0], 20 / 60
     assert found[""] == pytest.approx(np.logaddexp(0, bias) - share * bias)
     assert losses(UNFITTED, Hindsight(3).rows()) == {}
+    assert losses(theta, replace(rows, weight=rows.weight / 1000)) == pytest.approx(found)
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,14 @@ def test_too_little_is_said_with_both_sizes() -> None:
     for rule in (roofline, even):
         with pytest.raises(TooLittleMemory, match=r"budget: 15 bytes.*10 to verify and 20"):
             rule(SMALL, SMALL, DEVICE, Load(4, 10, 10), 15)
+
+
+def test_halves_are_whole_bytes_and_may_be_too_small_for_one_model() -> None:
+    """Of 91 bytes the verifier has 45. Half of 100 holds no token of 100 bytes a piece."""
+    assert even(SMALL, SMALL, DEVICE, Load(4, 10, 10), 91).verifier_bytes == 45
+    large, small = replace(SMALL, kv_bytes=100), replace(SMALL, kv_bytes=3)
+    with pytest.raises(TooLittleMemory, match="100 to verify and 6 to generate"):
+        even(small, large, DEVICE, Load(1, 1, 1), 100)
 
 
 def test_a_load_of_nothing_is_refused() -> None:

@@ -70,6 +70,7 @@ def test_before_any_fit_a_score_rises_with_every_signal() -> None:
     low, high = UNFITTED.score([0.2, 0.8], [0.5] * 2, [0.5] * 2)
     assert low < high
     assert UNFITTED.score([NAN], [NAN], [NAN]) == [0.5]
+    assert UNFITTED.score([0.5], [0.0], [1.0]) == pytest.approx([sigmoid(4 * 0.5 - 2)])
 
 
 def test_subsets_of_three_signals_are_eight() -> None:
@@ -100,7 +101,7 @@ def test_certainty_is_the_confidence_of_a_known_entropy() -> None:
     row = np.log([0.125, 0.5, 0.125, 0.25])
     entropy = -math.fsum(math.exp(x) * x for x in row)
     assert certainty(entropy, 4) == pytest.approx(float(confidence(row)))
-    assert (certainty(-1e-17, 4), certainty(math.log(4) + 1e-9, 4)) == (1.0, 0.0)
+    assert (certainty(-1e-9, 4), certainty(math.log(4) + 1e-9, 4)) == (1.0, 0.0)
     with pytest.raises(ValueError, match="vocab: 1; at least 2"):
         certainty(0.0, 1)
 
@@ -165,6 +166,7 @@ def test_the_file_that_other_tests_read_all_signals_by_is_the_starting_one() -> 
         ({"sets": {"": [0.0, 1.0]}}, "sets['']: [0.0, 1.0]; 1 finite numbers"),
         ({"sets": {"": [math.inf]}}, "sets['']: [inf]"),
         ({"sets": {"": ["0"]}}, "sets['']: ['0']; a list of numbers"),
+        ({"sets": {"": 0.0}}, "sets['']: 0.0; a list of numbers"),
         ({"sets": [1]}, "sets: [1]; an object"),
         ({"theta": 1}, "theta: unknown"),
     ],

@@ -107,19 +107,19 @@ def test_an_explored_path_is_taken_deep() -> None:
 def test_backtracking_prefers_where_answers_were_found() -> None:
     """Three trajectories ended below 1: N of the root is 4, of 2 only 1.
 
-    So 3 (0.5, below the root) is worth c * sqrt(5) * 0.5 / 2 = 0.395 and 4 (0.6, below 2) no more
+    So 3 (0.4, below the root) is worth c * sqrt(5) * 0.4 / 2 = 0.316 and 4 (0.6, below 2) no more
     than c * sqrt(2) * 0.6 / 2 = 0.3. Without looking back, 4 would come first.
     """
     tree = drawn(
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.9),
-        (0, "c", STEP, 0.5),
+        (0, "c", STEP, 0.4),
         (2, "d", STEP, 0.6),
         *((1, f"end {i}", END, 0.9) for i in range(3)),
     )
     visits = visits_of(tree)
     assert (visits.count[0], visits.count[2]) == (4, 1)
-    assert ONE.score(visits, tree[3]) == pytest.approx(C * sqrt(5) * 0.5 / 2)
+    assert ONE.score(visits, tree[3]) == pytest.approx(C * sqrt(5) * 0.4 / 2)
     assert ONE.score(visits, tree[4]) == pytest.approx(C * sqrt(2) * 0.6 / 2)
     assert ONE.plan(tree) == Round({3: 3})
 
@@ -152,11 +152,15 @@ def test_enough_answers_that_nothing_open_beats() -> None:
 
 
 def test_a_reward_of_zero_is_a_reward() -> None:
-    """An open leaf of 0 is no reason to go on, and an answer of 0 none to stop."""
+    """An open leaf of 0 is no reason to go on, and an answer of 0 none to stop; after a step of 0
+    the mean is 0, which any path reaches."""
     policy = BestFirst(64, enough=1)
     assert policy.plan(drawn((0, "a", END, 0.5), (0, "b", STEP, 0.0))) is None
     assert policy.plan(drawn((0, "a", END, 0.0), (0, "b", STEP, 0.1))) == Round({2: 3})
     assert policy.score(visits_of(row(0.0)), row(0.0)[1]) == 0.0
+    assert ONE.plan(drawn((0, "a", STEP, 0.0), (0, "b", STEP, 0.5), (1, "c", STEP, 0.1))) == Round(
+        {3: 3}
+    )
 
 
 def test_expansions_are_a_budget() -> None:
@@ -174,6 +178,7 @@ def test_the_width_is_never_exceeded() -> None:
     assert BestFirst(2).plan(tree) == Round({3: 1})
     assert BestFirst(1).plan(tree) is None
     assert BestFirst(1).stopped(tree) is None
+    assert BestFirst(2).stopped(tree) is StopReason.WIDTH_SPENT
 
 
 def test_without_an_open_leaf_the_root_grows_again() -> None:

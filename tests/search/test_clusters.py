@@ -42,6 +42,16 @@ def test_the_number_of_equal_steps_moves_nothing() -> None:
     assert cluster(at(0, *[20] * 10, 50), 0.25) == [0] * 12
 
 
+def test_entries_are_compared_as_the_whole_numbers_they_stand_for() -> None:
+    """0.0029 is 29 ten-thousandths: the distance is 29**2 / 2e8 = 4.2e-6; 28 would give 3.9e-6."""
+    assert cluster([(0.0, 1.0), (0.0029, 1.0)], 4.1e-6) == [0, 1]
+
+
+def test_a_cosine_that_rounds_to_more_than_one_is_no_negative_distance() -> None:
+    """As of (1, 1, 1) and its double: SciPy refuses negative ones."""
+    assert cluster([(0.0001,) * 3, (0.0002,) * 3], 0.0) == [0, 0]
+
+
 def test_a_vector_of_zeros_is_unlike_all_others() -> None:
     """It has no direction: its distance is 1, and it is like itself."""
     points = rounded([(0.0, 0.0), (1.0, 0.0), (0.0, 0.0), (1.0, 0.01)])

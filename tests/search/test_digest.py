@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search.digest import combined_digest, round_reward, tree_digest
 from search.tree import NodeState, Tree
 from tests.search.test_width import rough, watched
-from tests.search.trees import END, STEP, drawn
+from tests.search.trees import END, STEP, drawn, row
 
 DIGEST_OF_THE_EXAMPLE = "e74c139a0b0fadd1b6e2999223fe22395b876b0e099ff643ad403f29af944e5b"
 
@@ -98,6 +98,12 @@ async def test_any_change_changes_it(seed: int, what: str, which: int, scored: b
     tree, answer = changed(outcome.tree, outcome.answer, what, which)
     assert tree_digest(tree, answer) != outcome.digest
     assert tree_digest(outcome.tree, outcome.answer) == outcome.digest
+
+
+def test_no_two_rewards_have_one_digest() -> None:
+    """Each is the whole number it stands for: 0.0029 is 28.999... ten-thousandths in floats."""
+    digests = {tree_digest(row(i / 10_000), None) for i in range(10_001)}
+    assert len(digests) == 10_001
 
 
 def test_tokens_do_not_slip_between_steps() -> None:

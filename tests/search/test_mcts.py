@@ -113,6 +113,21 @@ def test_what_has_ended_is_no_rival_in_the_outlook() -> None:
     assert [node.id for node in Mcts(64, parallel=1).outlook(tree)] == [2, 5, 3]
 
 
+def test_who_stands_below_a_lesser_step_is_as_far_behind() -> None:
+    """5 goes on. 6 is all else that may grow below 2, the better step, and 3 all below 1, which is
+    (2.6/4 + 1.65/5) - (1/3 + 1.65/4) = 0.23 behind.
+    """
+    tree = drawn(
+        (0, "a", STEP, 0.3),
+        (0, "b", STEP, 0.9),
+        (1, "c", STEP, 0.1),
+        (1, "d", END, 0.6),
+        (2, "e", STEP, 0.9),
+        (2, "f", STEP, 0.8),
+    )
+    assert [node.id for node in Mcts(64, 2, 1).outlook(tree)] == [5, 6, 3]
+
+
 def test_ties_go_to_the_lower_id() -> None:
     """Equal children: the walk under way is 1's, new ones take 2 and 3."""
     tree = row(0.5, 0.5, 0.5, 0.5)

@@ -95,6 +95,7 @@ def test_heads_are_the_best_of_the_last_expansions() -> None:
     assert [head.id for head in heads(tree, 4)] == [8]
     assert [head.id for head in heads(row(0.5, 0.5), 2)] == [1]
     assert heads(drawn(), 2) == []
+    assert [head.id for head in heads(row(0.0, 0.5), 2)] == [2], "a reward of 0 is one"
 
 
 def test_twins_are_known_by_their_first() -> None:
