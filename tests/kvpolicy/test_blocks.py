@@ -41,6 +41,18 @@ def test_distances_by_hand() -> None:
     assert on_path.tolist() == [True, True, False, True, True, True]
 
 
+def test_a_block_weighed_alone_is_weighed_anew_once_the_search_moves() -> None:
+    """It closed below Path*, then the search went there."""
+    blocks = grown(0)
+    blocks.focus([1])
+    blocks.weights()
+    blocks.close(2, 1, 10)
+    assert not blocks.standing(2)[0]
+    blocks.rate({99: 0.5})
+    blocks.focus([2])
+    assert blocks.standing(2)[0]
+
+
 def test_an_active_leaf_may_stand_above_another() -> None:
     """A node with children is expanded again: its own distance is 0, not its child's."""
     blocks = grown(0, 1, 2)
@@ -147,6 +159,10 @@ def test_attention_is_the_mean_mass_a_later_token() -> None:
     blocks.attend(1, 1.0, 4)
     blocks.attend(1, 2.0, 6)
     assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.0) ** 2)
+    blocks.attend(0, 1.0, 0)
+    blocks.attend(1, 99.0, 1)
+    a = blocks.signals(np.array([0, 1]))[2]
+    assert a.tolist() == pytest.approx([math.nan, 1.0], nan_ok=True), "never asked, and at most 1"
 
 
 def test_all_three_signals_are_read() -> None:
@@ -314,6 +330,7 @@ def test_what_has_no_block_stands_as_on_its_path() -> None:
     assert blocks.standing_of(nodes).tolist() == [math.inf] * 5 + [off, math.inf]
     assert blocks.standing_of(nodes[2:5]).tolist() == [math.inf] * 3
     assert blocks.standing_of(nodes[2:]).tolist() == [math.inf] * 3 + [off, math.inf]
+    assert blocks.standing_of(nodes[1:4]).tolist() == [math.inf] * 3
     assert blocks.standing_of(nodes[:0]).tolist() == []
 
 

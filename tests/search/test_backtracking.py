@@ -124,6 +124,7 @@ async def test_nothing_finished_is_said_so(policy: str) -> None:
     engine = ScriptedEngine(say=lambda b: f"s{len(b.tokens)}\n\n")
     outcome, _ = await run(engine, policy=policy, expansions=2, max_depth=9)
     assert (outcome.stop_reason, outcome.chosen) == (StopReason.WIDTH_SPENT, None)
+    assert outcome.stats.reply_tokens == 0
 
 
 @BOTH
