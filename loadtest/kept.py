@@ -10,6 +10,8 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -18,48 +20,62 @@ from loadtest.result import Result
 from loadtest.searches import Item, Method
 
 RESULT = TypeAdapter(Result)
+Made = TypeVar("Made")
 
 
-def search_code() -> str:
-    """A hash of everything that decides how a tree grows, engine apart."""
-    folder = Path(search.__path__[0])
+def code_of(*packages: ModuleType) -> str:
+    """A hash of all that stands in some packages' files."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for package in packages:
+        for path in sorted(Path(package.__path__[0]).rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-class Kept:
-    """The results in a file (none if ``path`` is None) that ``fingerprint``'s engine gave."""
+class KeptLines(Generic[Made]):
+    """What is in a file (nothing if ``path`` is None) that ``made_by`` has made, by what of."""
 
-    def __init__(self, path: Path | None, fingerprint: str) -> None:
+    def __init__(self, path: Path | None, made_by: str, kind: TypeAdapter[Made]) -> None:
         self._path = path
-        self._made_by = f"{fingerprint} {search_code()}"
-        self._found: dict[str, Result] = {}
+        self._made_by = made_by
+        self._kind = kind
+        self._found: dict[str, Made] = {}
         lines = path.read_text().splitlines() if path is not None and path.is_file() else []
         for line in _whole(lines):
             row = json.loads(line)
-            if row["made_by"] == self._made_by:
-                self._found[row["of"]] = RESULT.validate_python(row["result"])
+            if row["made_by"] == made_by:
+                self._found[row["of"]] = kind.validate_python(row["result"])
+
+    def get(self, of: str) -> Made | None:
+        """What was made of it, if the file had it."""
+        return self._found.get(of)
+
+    def put(self, of: str, made: Made) -> None:
+        """Add a line, at once."""
+        if self._path is None:
+            return
+        result = self._kind.dump_python(made, mode="json")
+        with self._path.open("a") as out:
+            out.write(json.dumps({"made_by": self._made_by, "of": of, "result": result}) + "\n")
+
+
+class Kept:
+    """The results in a file (none if ``path`` is None) that ``fingerprint``'s engine gave, with
+    the code that decides how a tree grows, engine apart."""
+
+    def __init__(self, path: Path | None, fingerprint: str) -> None:
+        self._lines = KeptLines(path, f"{fingerprint} {code_of(search)}", RESULT)
 
     def get(self, item: Item, method: Method, with_rounds: bool) -> Result | None:
         """What this search gave before, if it is known (and its decisions, if they are wanted)."""
-        result = self._found.get(_of(item, method))
+        result = self._lines.get(_of(item, method))
         if result is None or (with_rounds and not result.rounds):
             return None
         return result
 
     def put(self, item: Item, method: Method, result: Result) -> None:
         """Add a result, at once."""
-        if self._path is None:
-            return
-        row = {
-            "made_by": self._made_by,
-            "of": _of(item, method),
-            "result": RESULT.dump_python(result, mode="json"),
-        }
-        with self._path.open("a") as out:
-            out.write(json.dumps(row) + "\n")
+        self._lines.put(_of(item, method), result)
 
 
 def _of(item: Item, method: Method) -> str:

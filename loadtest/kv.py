@@ -9,6 +9,9 @@ longest path and that path's next step. Searches run one at a time, as in the pa
 (`runtime.lossy.policies`; under a policy of streams a path keeps rho of its tokens) and the groups
 `paper` and `ablations`. Every budget is by the exact engine's full retention.
 
+With `--keep FILE` a measurement of hours goes on where an earlier run ended; `--split dev` asks the
+questions that constants are chosen on.
+
 `--engine sglang`: the policy draws on a SGLang server on the CPU, one for every cell, whose pool is
 the budget (`loadtest.kv_sglang`).
 """
@@ -23,10 +26,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from loadtest.figure3 import Moment, draw
-from loadtest.in_process import InProcess, Models
 from loadtest.kv_plan import (
     CONFIGS,
     EXACT,
@@ -34,31 +36,29 @@ from loadtest.kv_plan import (
     GROUPS,
     QUICK,
     QUICK_ON_SGLANG,
-    ROOMY,
     Case,
     Cell,
     Plan,
     cases_of,
 )
 from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.kv_run import Searches, options_of
 from loadtest.kv_sglang import ON_SGLANG, UNTOLD, cells_on_sglang, token_bytes
 from loadtest.on_sglang import to_its_end
 from loadtest.paper_events import event_us as lossy_event_us
-from loadtest.paper_mode import run_lossy
 from loadtest.policy_events import event_us
 from loadtest.report import publish, say, shown
-from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from loadtest.searches import Item, items_of
 from models.tasks import TASKS
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.kv.retention import KvPolicy
-from runtime.embedded.options import EngineOptions
-from runtime.lossy.engine import LossyModel
+from models.tasks.task import Split
 from runtime.lossy.policies import LOSSY
 from search.policies.registry import POLICIES
 from server.plot import check_path
 
 
-async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str, Any]]:
+async def measure(
+    plan: Plan, moments: dict[str, list[Moment]] | None = None
+) -> list[dict[str, Any]]:
     """All rows, case by case; ``moments`` takes the KV over time of the first question."""
     rows = []
     if plan.engine == "sglang":
@@ -66,19 +66,16 @@ async def measure(plan: Plan, moments: dict[str, list[Moment]]) -> list[dict[str
             cells = await cells_on_sglang(plan, case)
             rows += _rows(plan, case, cells, token_bytes(), lambda _: UNTOLD)
         return rows
-    options = _options(plan)
-    models = Models(options)
-    paper = LossyModel(options.policy) if any(name in LOSSY for name in plan.policies) else None
-    timed = dict.fromkeys((FULL_RETENTION, *plan.policies))
-    worth = options.worth()
+    searches = Searches(plan, moments)
+    worth = searches.models.options.worth()
     events = {
         name: event_us(EXACT[name], worth=worth) if name in EXACT else lossy_event_us(name)
-        for name in timed
+        for name in dict.fromkeys((FULL_RETENTION, *plan.policies))
     }
     signals = {"signals": worth.theta.signals}
-    size = models.policy.new_store(1).nbytes() // 2
+    size = searches.models.policy.new_store(1).nbytes() // 2
     for case in cases_of(plan):
-        cells = await _cells(plan, models, paper, case, moments)
+        cells = await _cells(plan, searches, case)
         rows += _rows(plan, case, cells, size, lambda policy: signals | events[policy])
     return rows
 
@@ -114,25 +111,11 @@ def _rows(
     return rows
 
 
-def _options(plan: Plan) -> EngineOptions:
-    """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
-    rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
-    return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
-
-
-async def _cells(
-    plan: Plan,
-    models: Models,
-    paper: LossyModel | None,
-    case: Case,
-    moments: dict[str, list[Moment]],
-) -> dict[Cell, list[Run]]:
+async def _cells(plan: Plan, searches: Searches, case: Case) -> dict[Cell, list[Run]]:
     """A search's runs by policy and rho, full retention's first."""
     cells: dict[Cell, list[Run]] = {(FULL_RETENTION, 1.0): []}
-    for number, item in enumerate(items_of(case.task, "test", plan.questions, plan.seed)):
-        found = await _one(
-            plan, models, paper, case, item, backwards=number % 2 == 1, moments=moments
-        )
+    for number, item in enumerate(items_of(case.task, plan.split, plan.questions, plan.seed)):
+        found = await _one(plan, searches, case, item, backwards=number % 2 == 1)
         for cell, run in found.items():
             cells.setdefault(cell, []).append(run)
         say(f"{case.task} {case.search} {case.config}: {number + 1} of {plan.questions}")
@@ -140,65 +123,17 @@ async def _cells(
 
 
 async def _one(
-    plan: Plan,
-    models: Models,
-    paper: LossyModel | None,
-    case: Case,
-    item: Item,
-    *,
-    backwards: bool,
-    moments: dict[str, list[Moment]],
+    plan: Plan, searches: Searches, case: Case, item: Item, *, backwards: bool
 ) -> dict[Cell, Run]:
     """One question at full retention, then by every policy in every budget."""
-    reference, rounds, seen = await _run(models, case, item, FULL_RETENTION, ROOMY)
-    moments.setdefault(FULL_RETENTION, seen)
-    branches = [branch for each in rounds for branch in each.branches]
-    least = max(len(branch.tokens) + branch.limit for branch in branches)
+    reference = await searches.run(case, item, FULL_RETENTION, 1.0, None)
     cells: list[Cell] = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
     whole: Cell = (FULL_RETENTION, 1.0)
     found = dict.fromkeys([whole, *cells], reference)
     for policy, rho in cells[::-1] if backwards else cells:
-        if (policy, rho) == whole:
-            continue
-        budget = max(math.ceil(rho * reference.peak), least)
-        if policy in EXACT:
-            found[policy, rho], _, seen = await _run(models, case, item, EXACT[policy], budget)
-        else:
-            assert paper is not None, "loaded where a lossy policy is asked for"
-            found[policy, rho], seen = await run_lossy(
-                models, paper, item, case.spec, policy, budget=budget, share=min(1.0, rho)
-            )
-        moments.setdefault(f"{policy} at {rho:g}", seen)
+        if (policy, rho) != whole:
+            found[policy, rho] = await searches.run(case, item, policy, rho, reference)
     return found
-
-
-async def _run(
-    models: Models, case: Case, item: Item, policy: KvPolicy, budget: int
-) -> tuple[Run, list[Any], list[Moment]]:
-    """One search in a budget: what came of it, its rounds, and the KV after every step."""
-    seen: list[Moment] = []
-
-    def watch(scheduler: Scheduler) -> None:
-        cache = scheduler.cache
-        reading = cache.radix.locked + sum(len(lane.private) for lane in cache.lanes)
-        seen.append(Moment(engine.clocked.passes, reading, cache.active_tokens))
-
-    engine = InProcess(models, watch, kv_policy=policy, kv_tokens=budget)
-    start = time.perf_counter()
-    outcome = await grow(engine, models.text, item, Method(policy, case.spec))
-    seconds = time.perf_counter() - start
-    cache = engine.scheduler.cache
-    run = Run.of(
-        item,
-        outcome,
-        budget=budget,
-        peak=cache.active_peak,
-        active=max(moment.active for moment in seen),
-        again_seconds=engine.clocked.again_seconds,
-        policy_seconds=cache.retention.seconds,
-        seconds=seconds,
-    )
-    return run, engine.rounds, seen
 
 
 def main() -> None:
@@ -207,7 +142,7 @@ def main() -> None:
     plan = _plan(options)
     start = time.monotonic()
     moments: dict[str, list[Moment]] = {}
-    rows = to_its_end(measure(plan, moments))
+    rows = to_its_end(measure(plan, None if options.plot is None else moments))
     document = {
         "rows": rows,
         "engine": plan.engine,
@@ -238,6 +173,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rho", help="shares of full retention's peak, separated by commas")
     parser.add_argument("--parallel", help="leaves expanded a round, separated by commas")
     parser.add_argument("--limit", type=int, help="questions of a task")
+    parser.add_argument("--split", choices=get_args(Split), help="whose questions; default test")
+    parser.add_argument("--keep", type=Path, help="take searches from this file and add to it")
     parser.add_argument("--expansions", type=int, help="nodes expanded, in place of S and L's")
     parser.add_argument("--seed", type=int, help="of questions and searches")
     parser.add_argument("--theta", type=Path, help="what arborkv values steps by")
@@ -279,22 +216,31 @@ def _plan(options: argparse.Namespace) -> Plan:
             sys.exit(f"loadtest.kv: --{name} {given}: must be at least {least}")
         if given is not None:
             changes[field] = given
-    if options.plot is not None:
-        try:
-            check_path(options.plot)
-        except ValueError as error:
-            sys.exit(f"loadtest.kv: {error}")
-    plan = replace(plan, **changes, theta=options.theta)
+    if options.split is not None:
+        changes["split"] = options.split
+    _check_files(options)
+    plan = replace(plan, **changes, theta=options.theta, kept_in=options.keep)
     try:
-        _options(plan)
+        options_of(plan)
     except ValueError as error:
         sys.exit(f"loadtest.kv: --theta: {error}")
     return plan
 
 
+def _check_files(options: argparse.Namespace) -> None:
+    """A file that cannot be written ends the program."""
+    if options.plot is not None:
+        try:
+            check_path(options.plot)
+        except ValueError as error:
+            sys.exit(f"loadtest.kv: {error}")
+    if options.keep is not None and not options.keep.parent.is_dir():
+        sys.exit(f"loadtest.kv: --keep {options.keep}: there is no folder {options.keep.parent}")
+
+
 def _refuse_on_sglang(options: argparse.Namespace) -> None:
     """What is the embedded engine's alone ends the program."""
-    for name in ("plot", "theta", "threads"):
+    for name in ("plot", "theta", "threads", "keep"):
         given = getattr(options, name)
         if given is not None:
             sys.exit(f"loadtest.kv: --{name} {given}: the embedded engine's alone")

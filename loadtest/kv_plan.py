@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvpolicy.peers import STREAMS
 from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
+from models.tasks.task import Split
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.lossy.policies import EXTRACTIVE
 from search.spec import SearchSpec
@@ -31,7 +32,8 @@ ROOMY = 16_384
 class Plan:
     """What is measured: every policy at every budget on every search of every task.
 
-    ``expansions``: in place of the configurations'; ``theta``: a file of ``hedgerow calibrate``.
+    ``expansions``: in place of the configurations'; ``theta``: a file of ``hedgerow calibrate``;
+    ``kept_in``: where searches are kept.
     """
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
@@ -45,6 +47,8 @@ class Plan:
     seed: int = 0
     threads: int = 0
     theta: Path | None = None
+    split: Split = "test"
+    kept_in: Path | None = None
     engine: str = "embedded"
 
 

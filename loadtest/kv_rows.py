@@ -43,8 +43,8 @@ class Run:
 
     ``peak``: held at most; ``active``: the most that running branches read or wrote at once;
     ``recomputed``: given up and computed again, in ``rehydrations`` prefills that took
-    ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes. None where the
-    engine does not tell.
+    ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes; ``longest``: what
+    its longest path and that path's next step take. None where the engine does not tell.
     """
 
     correct: bool
@@ -59,6 +59,7 @@ class Run:
     again_seconds: float | None
     policy_seconds: float
     seconds: float
+    longest: int | None = None
 
     @classmethod
     def of(
@@ -72,6 +73,7 @@ class Run:
         again_seconds: float | None,
         policy_seconds: float,
         seconds: float,
+        longest: int | None = None,
     ) -> Run:
         """What a search came to, and what was measured of its engine."""
         cost = outcome.stats.engine
@@ -88,6 +90,7 @@ class Run:
             again_seconds=again_seconds,
             policy_seconds=policy_seconds,
             seconds=seconds,
+            longest=longest,
         )
 
 

@@ -49,7 +49,7 @@ def token_bytes() -> int:
 
 async def cells_on_sglang(plan: Plan, case: Case) -> dict[Cell, list[Run]]:
     """A case's runs by policy and rho, full retention's first."""
-    items = items_of(case.task, "test", plan.questions, plan.seed)
+    items = items_of(case.task, plan.split, plan.questions, plan.seed)
     room = asyncio.Semaphore(AT_ONCE)
 
     async def cell(policy: str, pool: int) -> list[tuple[Run, int]]:

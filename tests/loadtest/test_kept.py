@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+import kvpolicy
+import search
 from loadtest.compare import Results, compare
-from loadtest.kept import Kept
+from loadtest.kept import Kept, KeptLines, code_of
 from loadtest.searches import Method, items_of
 from search.spec import SearchSpec
 from tests.search.scripted_engine import ScriptedEngine
@@ -56,3 +60,19 @@ async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -
     assert Kept(path, mark).get(item, wider, False) is None
     path.write_text(path.read_text()[:-40])
     assert Kept(path, mark).get(other, REBASE, False) is None
+
+
+def test_lines_are_taken_back_from_the_same_makers_alone(tmp_path: Path) -> None:
+    """What was put is there the next time; another's line is left where it is."""
+    path, number = tmp_path / "kept.jsonl", TypeAdapter(int)
+    KeptLines(path, "us", number).put("seven", 7)
+    KeptLines(path, "them", number).put("seven", 8)
+    assert KeptLines(path, "us", number).get("seven") == 7
+    assert KeptLines(path, "us", number).get("eight") is None
+    assert KeptLines(None, "us", number).get("seven") is None
+
+
+def test_code_is_named_by_all_of_its_packages() -> None:
+    """Another package, another name; the same ones, the same."""
+    assert code_of(search) == code_of(search)
+    assert len({code_of(search), code_of(kvpolicy), code_of(search, kvpolicy)}) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from loadtest.figure3 import Moment, draw
 from loadtest.kv import _parser, _plan, measure
 from loadtest.kv_plan import QUICK, Plan, cases_of
 from loadtest.kv_rows import COLUMNS, Run, row
+from loadtest.kv_run import Searches
 from loadtest.paper_events import event_us as lossy_event_us
 from loadtest.paper_mode import floors_for
 from loadtest.policy_events import event_us
@@ -161,6 +163,7 @@ def test_figure_3_is_drawn(tmp_path: Path) -> None:
         (["--policy", "mru"], "--policy mru: known are full, lru, arborkv, extractive, "),
         (["--rho", "0"], "--rho 0: must be one or more values above 0"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--keep", "/nowhere/kept"], "--keep /nowhere/kept: there is no folder /nowhere"),
         (["--theta", "/nowhere"], "--theta: kv_theta: /nowhere: No such file or directory; a file"),
     ],
 )
@@ -191,6 +194,41 @@ def test_a_small_run() -> None:
             assert found["identical_trees"] == 1.0
             assert found["tree_digest"] == rows[0]["tree_digest"]
     assert rows[-1]["completed"] == 1.0
+
+
+@pytest.mark.slow
+def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows, times included, from the file alone; another budget is run; what a figure
+    wants is run anew."""
+    plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
+    plan = replace(plan, policies=("arborkv",), questions=1, expansions=4, threads=1, split="dev")
+    plan = replace(plan, kept_in=tmp_path / "kept.jsonl")
+    runs = 0
+    exact = Searches._exact
+
+    async def counted(*given: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        return await exact(*given)
+
+    monkeypatch.setattr(Searches, "_exact", counted)
+    timed = {"policy_us_p50", "transition_us_p50", "pressure_us_p50", "boundary_us_p50"}
+
+    def measured(plan: Plan, moments: dict[str, list[Moment]] | None = None) -> Any:
+        rows = asyncio.run(measure(plan, moments))
+        return [{k: v for k, v in row.items() if k not in timed} for row in rows]
+
+    first = measured(plan)
+    assert runs == 2
+    assert measured(plan) == first
+    assert runs == 2
+    more = measured(replace(plan, rhos=(0.25, 0.5)))
+    assert runs == 3
+    assert more[:2] == first
+    moments: dict[str, list[Moment]] = {}
+    assert measured(plan, moments) == first
+    assert runs == 5
+    assert moments.keys() == {"full", "arborkv at 0.25"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,120 @@
+"""A search under a KV policy in a budget, for `loadtest.kv`. What is kept is not run again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import replace
+
+from pydantic import TypeAdapter
+
+import kvpolicy
+import runtime.embedded
+import runtime.lossy
+import search
+from loadtest.figure3 import Moment
+from loadtest.in_process import InProcess, Models
+from loadtest.kept import KeptLines, code_of
+from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, Plan
+from loadtest.kv_rows import Run
+from loadtest.paper_mode import run_lossy
+from loadtest.searches import SPRIG, Item, Method, grow
+from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.fingerprint import fingerprint
+from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.options import EngineOptions
+from runtime.lossy.engine import LossyModel
+from runtime.lossy.policies import LOSSY
+
+RUN = TypeAdapter(Run)
+
+
+def options_of(plan: Plan) -> EngineOptions:
+    """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
+    rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
+    return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
+
+
+class Searches:
+    """Runs a plan's searches, one at a time, and keeps them in the plan's file if it names one."""
+
+    def __init__(self, plan: Plan, moments: dict[str, list[Moment]] | None) -> None:
+        """``moments`` takes the KV over time of each policy and rho's first search, which is run
+        anew for it; None where nobody wants it."""
+        options = options_of(plan)
+        self.models = Models(options)
+        lossy = any(name in LOSSY for name in plan.policies)
+        self._paper = LossyModel(options.policy) if lossy else None
+        self._moments = moments
+        self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
+        code = code_of(search, kvpolicy, runtime.embedded, runtime.lossy)
+        made_by = f"{fingerprint(options)} {code}"
+        self._kept = KeptLines(plan.kept_in, made_by, RUN)
+
+    async def run(
+        self, case: Case, item: Item, policy: str, rho: float, reference: Run | None
+    ) -> Run:
+        """A question under a policy in rho of what ``reference``, full retention's run, held at
+        most, but never less than its longest path takes; None for that run itself."""
+        name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
+        of = self._named(case, item, name)
+        known = self._kept.get(of)
+        if known is not None and (self._moments is None or name in self._moments):
+            return known
+        if reference is None:
+            run, seen = await self._exact(case, item, EXACT[policy], ROOMY)
+        else:
+            assert reference.longest is not None, "full retention's run tells it"
+            budget = max(math.ceil(rho * reference.peak), reference.longest)
+            run, seen = await self._in(case, item, policy, rho, budget)
+        if self._moments is not None:
+            self._moments.setdefault(name, seen)
+        if known is None:
+            self._kept.put(of, run)
+        return known or run
+
+    def _named(self, case: Case, item: Item, name: str) -> str:
+        spec = case.spec.model_dump_json(exclude_none=True)
+        return f"{name} {self._theta} {spec} {item.task} {item.seed} {item.question}"
+
+    async def _in(
+        self, case: Case, item: Item, policy: str, rho: float, budget: int
+    ) -> tuple[Run, list[Moment]]:
+        if policy in EXACT:
+            return await self._exact(case, item, EXACT[policy], budget)
+        assert self._paper is not None, "loaded where a lossy policy is asked for"
+        share = min(1.0, rho)
+        return await run_lossy(
+            self.models, self._paper, item, case.spec, policy, budget=budget, share=share
+        )
+
+    async def _exact(
+        self, case: Case, item: Item, policy: KvPolicy, budget: int
+    ) -> tuple[Run, list[Moment]]:
+        """One search in a budget: what came of it, and the KV after every step."""
+        seen: list[Moment] = []
+
+        def watch(scheduler: Scheduler) -> None:
+            cache = scheduler.cache
+            reading = cache.radix.locked + sum(len(lane.private) for lane in cache.lanes)
+            seen.append(Moment(engine.clocked.passes, reading, cache.active_tokens))
+
+        engine = InProcess(self.models, watch, kv_policy=policy, kv_tokens=budget)
+        start = time.perf_counter()
+        outcome = await grow(engine, self.models.text, item, Method(policy, case.spec))
+        seconds = time.perf_counter() - start
+        cache = engine.scheduler.cache
+        branches = [branch for each in engine.rounds for branch in each.branches]
+        run = Run.of(
+            item,
+            outcome,
+            budget=budget,
+            peak=cache.active_peak,
+            active=max(moment.active for moment in seen),
+            again_seconds=engine.clocked.again_seconds,
+            policy_seconds=cache.retention.seconds,
+            seconds=seconds,
+            longest=max(len(branch.tokens) + branch.limit for branch in branches),
+        )
+        return run, seen
