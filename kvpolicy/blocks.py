@@ -149,7 +149,7 @@ class Blocks:
                 self._inherit(node)
 
     def foresee(self, outlook: Sequence[int]) -> None:
-        """The search would turn to these in this order: their values fall evenly from 1.
+        """The search would turn to these in this order: a value is one over its turn.
 
         This is the value that the search itself goes by (section 4 of the paper); it takes the
         place of a reward, and those that have grown before weigh for themselves again. Unknown ids

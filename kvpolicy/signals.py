@@ -62,8 +62,12 @@ class Signals:
         self._hand_down(node, float(self._value[giver]))
 
     def foresee(self, nodes: Ints) -> None:
-        """Values that fall evenly from 1 in this order."""
-        self._value[nodes] = np.arange(len(nodes), 0, -1) / len(nodes)
+        """Values of 1, 1/2, 1/3 and so on in this order.
+
+        A step's turn alone counts, not how many come after it: what two searches want equally soon
+        is worth the same, however far each of them looks ahead.
+        """
+        self._value[nodes] = 1.0 / np.arange(1, len(nodes) + 1)
         self._scored[nodes] = True
         for node in self._unvalued.intersection(nodes.tolist()) if self._unvalued else ():
             self._hand_down(node, float(self._value[node]))

@@ -68,19 +68,29 @@ def test_without_an_active_leaf_nothing_is_on_the_path() -> None:
 
 
 def test_what_the_search_would_turn_to_next_is_worth_more() -> None:
-    """Leaves 2, 4 and 3 in this order are worth 1, 2/3 and 1/3, whatever their rewards were."""
+    """Leaves 2, 4 and 3 in this order are worth 1, 1/2 and 1/3, whatever their rewards were."""
     blocks = grown(0, 0, 0, 1)
     blocks.rate({1: 0.5, 2: 0.1, 3: 0.9})
     blocks.focus([1])
     blocks.foresee([2, 4, 3, 99])
     weights, _ = blocks.weights()
-    expected = [sigmoid(v) ** 2 * math.exp(-0.3 * d) * 0.5 for v, d in ((1, 2), (2 / 3, 1))]
+    expected = [sigmoid(v) ** 2 * math.exp(-0.3 * d) * 0.5 for v, d in ((1, 2), (1 / 2, 1))]
     assert weights[[2, 4]] == pytest.approx(expected)
     assert weights[3] == pytest.approx(sigmoid(1 / 3) ** 2 * math.exp(-0.6) * 0.5)
     blocks.foresee(())
     assert blocks.settled
     blocks.rate({1: 0.2})
     assert blocks.signals(np.array([1, 2, 4]))[0] == pytest.approx([0.2, 1.0, 2 / 3])
+
+
+def test_what_two_searches_want_equally_soon_is_worth_the_same() -> None:
+    """However many steps each of them foresees: the second in turn outweighs the third."""
+    short, long = (grown(*[0] * 6, knobs=Knobs(distance_decay=0.0)) for _ in range(2))
+    short.foresee([1, 2])
+    long.foresee([6, 5, 4, 3, 2, 1])
+    for mine, other in ((1, 6), (2, 5)):
+        assert short.weights()[0][mine] == long.weights()[0][other]
+    assert short.weights()[0][2] > long.weights()[0][4]
 
 
 @given(
