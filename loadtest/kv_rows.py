@@ -30,6 +30,8 @@ COLUMNS = (
     "active_ratio_vs_full",
     "identical_trees",
     "rehydrations",
+    "recomputed_tokens",
+    "least_tokens",
     "rehydration_share",
     "policy_share",
     "policy_us_p50",
@@ -44,7 +46,8 @@ class Run:
     ``peak``: held at most; ``active``: the most that running branches read or wrote at once;
     ``recomputed``: given up and computed again, in ``rehydrations`` prefills that took
     ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes; ``longest``: what
-    its longest path and that path's next step take. None where the engine does not tell.
+    its longest path and that path's next step take; ``least_tokens``: what the best order there is
+    would have computed again (`loadtest.least_read`). None where the engine does not tell.
     """
 
     correct: bool
@@ -60,6 +63,7 @@ class Run:
     policy_seconds: float
     seconds: float
     longest: int | None = None
+    least_tokens: int | None = None
 
     @classmethod
     def of(
@@ -74,6 +78,7 @@ class Run:
         policy_seconds: float,
         seconds: float,
         longest: int | None = None,
+        least_tokens: int | None = None,
     ) -> Run:
         """What a search came to, and what was measured of its engine."""
         cost = outcome.stats.engine
@@ -91,6 +96,7 @@ class Run:
             policy_seconds=policy_seconds,
             seconds=seconds,
             longest=longest,
+            least_tokens=least_tokens,
         )
 
 
@@ -111,6 +117,7 @@ def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:
         for run, base in pairs
         if base.active is not None
     ]
+    best = [run.least_tokens for run in runs if run.least_tokens is not None]
     again = [run.again_seconds for run in runs if run.again_seconds is not None]
     return {
         "n": n,
@@ -126,6 +133,7 @@ def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:
         "rehydrations": sum(run.rehydrations for run in runs) / n,
         "rehydration_share": math.fsum(again) / seconds if again else None,
         "recomputed_tokens": sum(run.recomputed for run in runs) / n,
+        "least_tokens": sum(best) / len(best) if best else None,
         "decoded_tokens": sum(run.decoded for run in runs) / n,
         "policy_share": math.fsum(run.policy_seconds for run in runs) / seconds,
         "seconds": seconds / n,

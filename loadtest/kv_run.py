@@ -18,6 +18,7 @@ from loadtest.in_process import InProcess, Models
 from loadtest.kept import KeptLines, code_of
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, Plan
 from loadtest.kv_rows import Run
+from loadtest.least_read import draws_of, least_read_again
 from loadtest.paper_mode import run_lossy
 from loadtest.searches import SPRIG, Item, Method, grow
 from runtime.embedded.drawing.scheduler import Scheduler
@@ -116,5 +117,6 @@ class Searches:
             policy_seconds=cache.retention.seconds,
             seconds=seconds,
             longest=max(len(branch.tokens) + branch.limit for branch in branches),
+            least_tokens=least_read_again(draws_of([outcome]), budget),
         )
         return run, seen

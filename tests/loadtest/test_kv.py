@@ -64,6 +64,7 @@ WHOLE = Run(
 def test_a_row_by_hand() -> None:
     """Two searches in a quarter: one as it was, one that ended early with another tree."""
     tight = replace(WHOLE, budget=250, peak=250, rehydrations=4, recomputed=80, again_seconds=0.1)
+    tight = replace(tight, least_tokens=70)
     ended = replace(WHOLE, correct=False, completed=False, digest="bb", budget=300, peak=300)
     found = row([tight, ended], [WHOLE, WHOLE])
     assert found["n"] == 2
@@ -73,6 +74,7 @@ def test_a_row_by_hand() -> None:
     assert found["active_ratio_vs_full"] == pytest.approx(0.2)
     assert found["within"] == 0.5, "250 is at most 0.27 of 1,000, 300 is not"
     assert (found["rehydrations"], found["recomputed_tokens"]) == (2.0, 40.0)
+    assert found["least_tokens"] == 70.0, "of those that tell"
     assert found["rehydration_share"] == pytest.approx(0.1 / 4.0)
     assert row([WHOLE], [WHOLE])["tree_digest"] != found["tree_digest"]
 
@@ -87,7 +89,7 @@ def test_what_an_engine_does_not_tell_is_none() -> None:
     """SGLang tells neither what is read at once nor the time of prefills alone."""
     silent = replace(WHOLE, active=None, again_seconds=None)
     found = row([silent, silent], [silent, silent])
-    for name in ("active_ratio_vs_full", "within", "rehydration_share"):
+    for name in ("active_ratio_vs_full", "within", "rehydration_share", "least_tokens"):
         assert found[name] is None
     assert found["peak_ratio_vs_full"] == 1.0
 
@@ -194,6 +196,7 @@ def test_a_small_run() -> None:
             assert found["identical_trees"] == 1.0
             assert found["tree_digest"] == rows[0]["tree_digest"]
     assert rows[-1]["completed"] == 1.0
+    assert rows[0]["least_tokens"] == 0.0 < rows[-1]["least_tokens"]
 
 
 @pytest.mark.slow
