@@ -57,6 +57,7 @@ class Told:
         positions: np.ndarray,
         temperature: np.ndarray,
         top_p: np.ndarray,
+        rows: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The recorded tokens at these positions, and zeros."""
         tokens = []

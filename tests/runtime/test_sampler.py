@@ -85,6 +85,20 @@ def test_a_row_never_depends_on_others(data, rows, vocab):
         assert ours.tobytes() == theirs[i : i + 1].tobytes()
 
 
+def test_draws_from_one_row_are_draws_from_its_copies():
+    """Rows named several times, or not at all: the bits of a row for each draw."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=4, size=(5, 120)).astype(np.float32)
+    rows = np.array([0, 0, 3, 1, 3, 3, 0, 4])
+    seeds, positions = generator.integers(0, 2**63, 8, dtype=np.uint64), np.arange(8)
+    heat = np.array([1.0, 0.7, 1.0, 0.0, 1.3, 1.0, 1.0, 1.0])
+    mass = np.array([1.0, 0.9, 0.5, 1.0, 1.0, 0.9, 1.0, 0.3])
+    shared = draw(logits, seeds, positions, heat, mass, rows)
+    copied = draw(logits[rows], seeds, positions, heat, mass)
+    for ours, theirs in zip(shared, copied, strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
 @pytest.mark.parametrize(
     ("field", "settings"),
     [

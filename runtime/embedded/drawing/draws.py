@@ -18,12 +18,12 @@ from search.tree import Finish
 Token = tuple[int, float, float]
 """A token with its log-probability and the entropy before it."""
 
-Asked = tuple[Run, Sequence[int], torch.Tensor]
-"""A branch that draws from logits (rows, vocab), each after so many tokens more than it has."""
+Asked = tuple[Run, Sequence[int], Sequence[int]]
+"""A branch that draws, each time after so many tokens more than it has, and from which rows."""
 
 
 class Draw(Protocol):
-    """``runtime.embedded.drawing.sampler.draw``: one token, log-probability and entropy a row."""
+    """``runtime.embedded.drawing.sampler.draw``: a token, log-probability and entropy a draw."""
 
     def __call__(
         self,
@@ -32,20 +32,23 @@ class Draw(Protocol):
         positions: np.ndarray,
         temperature: np.ndarray,
         top_p: np.ndarray,
+        rows: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 
-def draws_for(draw: Draw, asked: Sequence[Asked]) -> list[list[Token]]:
-    """The draws of each branch, one from each of its rows."""
+def draws_for(draw: Draw, logits: torch.Tensor, asked: Sequence[Asked]) -> list[list[Token]]:
+    """The draws of each branch from its rows of ``logits`` (rows, vocab); several may share one."""
     if not asked:
         return []
     each = [(run, ahead) for run, depths, _ in asked for ahead in depths]
+    used, rows = np.unique([row for *_, rows in asked for row in rows], return_inverse=True)
     drawn = draw(
-        torch.cat([logits for *_, logits in asked]),
+        logits if len(used) == len(logits) else logits[torch.from_numpy(used)],
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
         np.array([run.length + ahead for run, ahead in each], dtype=np.int64),
         np.array([run.call.sampling.temperature for run, _ in each]),
         np.array([run.call.sampling.top_p for run, _ in each]),
+        rows,
     )
     tokens = zip(*(np.asarray(part).tolist() for part in drawn), strict=True)
     return [list(islice(tokens, len(depths))) for _, depths, _ in asked]

@@ -1,7 +1,7 @@
 """Drawing tokens by coupled noise, and what is known of each draw.
 
-Float64 throughout, every row by itself: a row's token, log-probability and entropy are the same
-bits whatever rows are drawn beside it.
+Float64 throughout, every draw by itself: its token, log-probability and entropy are the same bits
+whatever is drawn beside it. Draws from one row share its log-probabilities.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class Draws(NamedTuple):
-    """One draw a row, (rows,) each.
+    """One of each for every draw, (draws,).
 
     ``tokens`` int64 ids; ``logprobs`` the token's natural log-probability and ``entropies`` the
     Shannon entropy in nats, both of the untempered, untruncated distribution.
@@ -36,31 +36,35 @@ def draw(
     positions: Sequence[int] | NDArray[np.int64],
     temperature: ArrayLike = 1.0,
     top_p: ArrayLike = 1.0,
+    rows: Sequence[int] | NDArray[np.int64] | None = None,
 ) -> Draws:
-    """Draw a token for each row of ``logits`` (rows, vocab).
+    """Draw tokens from ``logits`` (rows, vocab): one from each row, or one from each of ``rows``,
+    which may name a row for several draws.
 
     token = argmax over v of log p(v) / temperature + Gumbel(seed, position, v), over the tokens
     that top-p keeps; ties go to the lower id. ``seeds`` in [0, 2^64); ``positions``: the absolute
-    position of the token drawn. ``temperature`` and ``top_p``: one for all or one a row;
+    position of the token drawn. ``temperature`` and ``top_p``: one for all or one a draw;
     temperature 0 takes the likeliest token. Raises ValueError for values out of range and
     FloatingPointError for logits that are not finite.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
-    rows, vocab = values.shape
-    heat = _per_row("temperature", temperature, rows)
-    mass = _per_row("top_p", top_p, rows)
+    of = np.arange(len(values)) if rows is None else np.asarray(rows, dtype=np.int64)
+    heat = _per_draw("temperature", temperature, len(of))
+    mass = _per_draw("top_p", top_p, len(of))
     if (heat < 0).any():
         raise ValueError(f"temperature: {heat.min()}; at least 0 is needed")
     if ((mass <= 0) | (mass > 1)).any():
         raise ValueError(f"top_p: {mass}; more than 0 and at most 1 is allowed")
     logprobs, entropies = _log_softmax(values.astype(np.float64))
-    tokens = values.argmax(-1)
+    tokens = values.argmax(-1)[of]
     warm = np.flatnonzero(heat > 0)
     if len(warm):
-        picked = logprobs if len(warm) == rows else logprobs[warm]
-        noise = gumbel(np.asarray(seeds, np.uint64)[warm], np.asarray(positions)[warm], vocab)
+        picked = logprobs if rows is None and len(warm) == len(of) else logprobs[of[warm]]
+        noise = gumbel(
+            np.asarray(seeds, np.uint64)[warm], np.asarray(positions)[warm], values.shape[1]
+        )
         tokens[warm] = _perturbed_argmax(picked, noise, heat[warm], mass[warm])
-    return Draws(tokens, logprobs[np.arange(rows), tokens], entropies)
+    return Draws(tokens, logprobs[of, tokens], entropies[of])
 
 
 def foresee(
@@ -93,11 +97,11 @@ def foresee(
     return np.where(np.take_along_axis(perturbed, found, -1) > -np.inf, found, -1)
 
 
-def _per_row(name: str, value: ArrayLike, rows: int) -> Floats:
+def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
     given = np.asarray(value, dtype=np.float64)
-    if given.ndim and given.shape != (rows,):
-        raise ValueError(f"{name}: shape {given.shape} for {rows} rows; one value or one a row")
-    return np.broadcast_to(given, (rows,))
+    if given.ndim and given.shape != (draws,):
+        raise ValueError(f"{name}: shape {given.shape} for {draws} draws; one value or one a draw")
+    return np.broadcast_to(given, (draws,))
 
 
 def _log_softmax(x: Floats) -> tuple[Floats, Floats]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from runtime.embedded.drawing.branches import Prefix, Run
@@ -57,23 +58,28 @@ def draw_together(
     ``passed``: the branches, each with its logits (1 + guesses, vocab) in the guesses' order.
     """
     asked: list[Asked] = []
+    starts: list[int] = []
+    rows = 0
     for run, logits in passed:
         assert run.lane is not None, "a run draws without a lane"
-        asked.append((run, run.lane.depths(), logits))
-        asked += [(one, [0], logits[:1]) for one in run.following]
-    drawn = iter(draws_for(draw, asked))
+        asked.append((run, run.lane.depths(), range(rows, rows + len(logits))))
+        asked += [(one, [0], [rows]) for one in run.following]
+        starts.append(rows)
+        rows += len(logits)
+    every = torch.cat([logits for _, logits in passed]) if passed else torch.empty(0)
+    drawn = iter(draws_for(draw, every, asked))
     found, agreeing, further = [], [], []
-    for run, logits in passed:
+    for (run, logits), start in zip(passed, starts, strict=True):
         taken = take(run, logits, next(drawn), finish_of)
         draws = [next(drawn) for _ in run.following]
         found.append((run, taken, draws))
         if len(taken.rows) > 1:
-            rows, depths = logits[list(taken.rows[1:])], range(1, len(taken.rows))
+            ahead = [start + row for row in taken.rows[1:]]
             pairs = zip(run.following, draws, strict=True)
             same = [(one, own) for one, own in pairs if own[0][0] == taken.tokens[0]]
             agreeing += [own for _, own in same]
-            further += [(one, depths, rows) for one, _ in same]
-    for own, more in zip(agreeing, draws_for(draw, further), strict=True):
+            further += [(one, range(1, len(taken.rows)), ahead) for one, _ in same]
+    for own, more in zip(agreeing, draws_for(draw, every, further), strict=True):
         own += more
     return [(run, taken, _followed(run, taken, draws, finish_of)) for run, taken, draws in found]
 
