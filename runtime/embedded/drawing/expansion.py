@@ -25,7 +25,7 @@ from search.engine import Ahead, Branch, Trajectory
 from search.tree import Finish
 
 IDLE_PLACES = 16
-"""Rows up to which a pass costs little more than with one: the second smallest row tile."""
+"""Rows up to which a pass costs little more than with one."""
 SHARE = 0.25
 """Of the KV store, the most that speculated steps may take, all searches together."""
 TRIAL_TOKENS = 512

@@ -20,7 +20,7 @@ from runtime.embedded.model.weights import Weights
 
 _LOG = logging.getLogger(__name__)
 
-ROW_TILES = (64, 16, 4)
+ROW_TILES = (64, 32, 16, 8, 4)
 QUERY_TILES = (16, 4, 2, 1)
 
 
