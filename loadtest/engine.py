@@ -1,9 +1,11 @@
 """What does one decode step cost, what does exact arithmetic add, and what does it save us from?
 
 `python -m loadtest.engine [--quick] [--json]`. Steps of the bundled policy with contexts of 100
-tokens, exact and plain forward and their floor interleaved in one run; medians. Then whole searches
-against the loop that scripts run on transformers, a question by turns. Then the flip rate: the
-share of tokens that `--exact off` draws differently when only the batch limit changes.
+tokens, exact and plain forward and their floor interleaved in one run; medians, with the number of
+threads that is fastest for the forward. Then whole searches against the loop that scripts run on
+transformers, a question by turns, with one thread and with all, of which the faster counts. Then
+the flip rate: the share of tokens that `--exact off` draws differently when only the batch limit
+changes. Where an iteration's time goes: `python -m loadtest.decode_parts`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from loadtest.generate_loop import GenerateLoop
 from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kernels import cut
+from runtime.embedded.model.threads import fastest_threads, thread_counts
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome
@@ -131,8 +134,10 @@ def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float
 
 
 def decode_rows(threads: int, repeats: int) -> list[dict]:
-    """One row for each number of sequences."""
-    exact = Forward(POLICY, exact=True, threads=threads)
+    """One row for each number of sequences; ``threads`` 0: as many as are fastest."""
+    counts = (threads,) if threads else thread_counts(os.cpu_count() or 1)
+    exact = Forward(POLICY, exact=True, threads=max(counts), counts=counts)
+    threads = fastest_threads(exact, counts)
     plain = Forward(POLICY, exact=False, threads=threads)
     rows = []
     for n in SEQUENCES:
@@ -156,30 +161,38 @@ def decode_rows(threads: int, repeats: int) -> list[dict]:
 async def against_the_loop(threads: int, questions: int, width: int) -> dict:
     """Problems a second of beam searches, one at a time, over those of the generate loop."""
     spec = SearchSpec(policy="beam", width=width, seed=0)
-    loop, text, method = GenerateLoop(threads), Text(SPRIG.policy), Method(spec.policy, spec)
+    loop, text, method = GenerateLoop(1), Text(SPRIG.policy), Method(spec.policy, spec)
     rows = []
     async with Engines(threads=threads) as engine:
         await grow(engine, text, Item(*dev_questions(questions + 1)[-1], 0), method)
         for task, question in dev_questions(questions):
             seconds, digests = [], []
-            for contender in (engine, loop):
+            for contender, count in ((engine, 0), *((loop, n) for n in loop_counts(threads))):
+                torch.set_num_threads(count or 1)
                 start = time.perf_counter()
                 outcome = await grow(contender, text, Item(task, question, 0), method)
                 seconds.append(time.perf_counter() - start)
                 digests.append(outcome.digest)
-            rows.append((task, *seconds, *digests))
-            print(f"{task}: {seconds[0]:.2f} s, loop {seconds[1]:.2f} s", file=sys.stderr)
+            rows.append((task, seconds[0], min(seconds[1:]), digests[0], digests[1]))
+            print(f"{task}: {seconds[0]:.2f} s, loop {seconds[1:]} s", file=sys.stderr)
+        used = engine.capabilities.threads
     names, ours, theirs, grown, twins = zip(*rows, strict=True)
     return {
         "speedup_vs_generate_loop": round(sum(theirs) / sum(ours), 3),
         "generate_loop": {
             "width": width,
-            "threads": threads,
+            "threads": used,
+            "loop_threads": loop_counts(threads),
             "speedup": [(n, round(b / a, 2)) for n, a, b in zip(names, ours, theirs, strict=True)],
             "identical_trees": sum(map(str.__eq__, grown, twins)) / len(rows),
             "tree_digest": combined_digest(grown),
         },
     }
+
+
+def loop_counts(threads: int) -> list[int]:
+    """The loop's numbers of threads: it may take the better one for every question."""
+    return [threads] if threads else sorted({1, os.cpu_count() or 1})
 
 
 def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
@@ -225,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer repeats and trajectories")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=0, help="0: the fastest, on both sides")
     options = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine's process
     with ProcessPoolExecutor(1, get_context("spawn")) as process:

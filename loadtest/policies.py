@@ -265,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, help="repeats of every timed run")
     parser.add_argument("--seed", type=int, help="of questions and searches")
     parser.add_argument("--keep", type=Path, help="take results from this file and add to it")
-    parser.add_argument("--threads", type=int, help="of the engine; 0: one a core")
+    parser.add_argument("--threads", type=int, help="of the engine; 0: the fastest")
     return parser
 
 

@@ -194,7 +194,8 @@ class Capabilities:
     ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
-    a path takes of the context beside its own tokens, once and for every step.
+    a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
+    arithmetic, 0 where they are not the engine's to choose.
     """
 
     engine: str
@@ -206,6 +207,7 @@ class Capabilities:
     fingerprint: str
     score_tokens: tuple[int, int] = (0, 1)
     seeded: bool = True
+    threads: int = 0
 
     @property
     def reproducible(self) -> Reproducible:

@@ -248,6 +248,9 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         shown = f"[{host}]" if ":" in host else host
         gc.collect()
         gc.freeze()  # what stays for good is not looked through again and again
+        for own, parts in zip((settings, *further), grown, strict=True):
+            if threads := parts.engine.capabilities.threads:
+                log.info("%s: the engine computes with %d threads", own.model, threads)
         listener.listen(config.backlog)  # who reads the next line may connect at once
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
         for own in further:

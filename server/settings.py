@@ -153,7 +153,9 @@ class Settings(BaseModel):
     order: Literal["prefix", "fcfs", "random"] = Field(
         default="prefix", description="in which a round's branches are let in"
     )
-    threads: int = Field(default=0, ge=0, description="of the engine; 0: one a core")
+    threads: int = Field(
+        default=0, ge=0, description="of the engine; 0: as many as are fastest, at most one a core"
+    )
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
 
     policy_urls: Urls = Field(default=(), description="SGLang servers of the policy, by commas")

@@ -15,15 +15,15 @@ _READ_BYTES = 2**20
 
 def fingerprint(options: EngineOptions) -> str:
     """``hedgerow-`` and 16 hex digits over the models' files (names, sizes, first MiB), the reward
-    format, what embeds steps, exactness, thread count, torch version, instruction set and
-    Hedgerow's version."""
+    format, what embeds steps, exactness, the thread count where bits may depend on it, torch
+    version, instruction set and Hedgerow's version."""
     names = [
         options.version,
         repr(reward_format(options.reward_format)),
         _embedder(options),
         *_draft(options),
         "exact" if options.exact else "plain",
-        str(options.cores),
+        *_threads(options),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
     ]
@@ -32,6 +32,11 @@ def fingerprint(options: EngineOptions) -> str:
         if checkpoint is not None:
             _add_files(digest, Path(checkpoint))
     return f"hedgerow-{digest.hexdigest()[:16]}"
+
+
+def _threads(options: EngineOptions) -> list[str]:
+    """Threads change nothing in exact arithmetic; an encoder's is not."""
+    return [] if options.exact and options.embedder != "encoder" else [str(options.cores)]
 
 
 def _draft(options: EngineOptions) -> list[str]:

@@ -48,7 +48,8 @@ class EngineOptions:
     scored along with the one before it; ``order``: in which a round's branches are let in;
     ``unison``: what several branches have drawn alike is computed once (not under ``leviathan``,
     whose candidates must be each branch's own).
-    ``threads``: of the arithmetic; 0 is one for each core. ``exact``: batch-invariant arithmetic.
+    ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
+    ``exact``: batch-invariant arithmetic.
     ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
     into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``
     counts as down.
@@ -115,7 +116,7 @@ class EngineOptions:
         self.worth()
         reward_format(self.reward_format)
         if self.threads < 0:
-            raise ValueError(f"threads: {self.threads}; 0 (one for each core) or more is needed")
+            raise ValueError(f"threads: {self.threads}; 0 (the fastest) or more is needed")
 
         if self.embedder not in get_args(EmbedderName):
             allowed = ", ".join(get_args(EmbedderName))
@@ -165,5 +166,5 @@ class EngineOptions:
 
     @property
     def cores(self) -> int:
-        """Threads to compute with."""
+        """The most threads to compute with."""
         return self.threads or os.cpu_count() or 1

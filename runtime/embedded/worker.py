@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
-import torch
-
 from runtime.embedded.drafting.draft import load_speculation
 from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Forwards
@@ -44,6 +42,7 @@ from runtime.embedded.messages import (
 )
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.model.threads import fastest_threads, thread_counts
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.embedder import Embedder, Words
 from runtime.embedded.scoring.hidden import HiddenStates
@@ -78,14 +77,14 @@ class Worker:
 
     def __init__(self, pipe: Connection, options: EngineOptions) -> None:
         """Loads the models. Raises what is wrong with the options."""
-        torch.set_num_threads(options.cores)
-        options = split_pools(options)
-        self._pipe = pipe
-        self._options = options
         self._format = reward_format(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
-        forward = Forward(options.policy, exact=options.exact, threads=options.cores)
+        counts = (options.threads,) if options.threads else thread_counts(options.cores)
+        forward = Forward(options.policy, exact=options.exact, threads=options.cores, counts=counts)
+        options = split_pools(replace(options, threads=fastest_threads(forward, counts)))
+        self._pipe = pipe
+        self._options = options
         self._scheduler = scheduler_for(options, forward, forward.config)
         scorer, judge = load_scorer(options), load_judge(options, self._scheduler)
         self._scorer = scorer[0] if scorer else None
@@ -104,6 +103,7 @@ class Worker:
             context_tokens=context,
             fingerprint=fingerprint(options),
             score_tokens=scoring[1] if scoring else (0, 0),
+            threads=options.threads,
         )
 
     def serve(self) -> None:

@@ -308,6 +308,15 @@ async def test_what_embeds_is_in_the_fingerprint(options: EngineOptions) -> None
     assert fingerprint(replace(options, embedder="endpoint", endpoint=moved)) in found
 
 
+async def test_threads_are_in_the_fingerprint_where_bits_may_depend_on_them(
+    options: EngineOptions,
+) -> None:
+    """Exact arithmetic may be done by any number of threads; the plain forward's may not."""
+    one, two = replace(options, threads=1), replace(options, threads=2)
+    assert fingerprint(one) == fingerprint(two)
+    assert fingerprint(replace(one, exact=False)) != fingerprint(replace(two, exact=False))
+
+
 async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
     options: EngineOptions, reference: Grown
 ) -> None:
@@ -382,7 +391,7 @@ async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineO
         ({"embedder": "encoder"}, "encoder: None; embedder 'encoder' needs one"),
         ({"embedder": "endpoint"}, "endpoint: None; embedder 'endpoint' needs one"),
         ({"batch_limit": 0}, "batch_limit: 0; at least 1"),
-        ({"threads": -1}, r"threads: -1; 0 \(one for each core\) or more"),
+        ({"threads": -1}, r"threads: -1; 0 \(the fastest\) or more"),
     ],
 )
 async def test_bad_options_are_refused_by_name(

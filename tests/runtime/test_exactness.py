@@ -133,6 +133,9 @@ def test_one_thread_is_two(llama_forward, llama):
     for threads in (2, 3):
         forward = Forward(llama, threads=threads)
         assert torch.equal(one, forward.run(spans, forward.new_store(720)))
+    forward = Forward(llama, threads=3, counts=(1, 2, 3))
+    for forward.threads in (1, 3, 2):
+        assert torch.equal(one, forward.run(spans, forward.new_store(720)))
 
 
 def test_a_store_in_use_is_a_fresh_one(llama_forward, whole):

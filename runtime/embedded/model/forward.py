@@ -38,23 +38,32 @@ class Forward:
     """A model's weights and its pass. Not thread-safe: one call at a time."""
 
     def __init__(
-        self, checkpoint: str | Path, *, exact: bool = True, threads: int, head: bool = True
+        self,
+        checkpoint: str | Path,
+        *,
+        exact: bool = True,
+        threads: int,
+        counts: Sequence[int] = (),
+        head: bool = True,
     ) -> None:
         """Load ``checkpoint`` in float32 and fix the tiles.
 
         ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
-        ``threads``: torch's threads, set for the whole process. ``exact`` False: one matrix product
-        over all rows; results then depend on the batch by some 1e-7.
+        ``threads``: torch's threads, set for the whole process before every pass; it may be set
+        anew to one of ``counts``. ``exact`` False: one matrix product over all rows; results then
+        depend on the batch by some 1e-7.
         """
         if threads < 1:
             raise ValueError(f"threads: {threads}; at least 1 is needed")
         torch.set_num_threads(threads)
         self.config = ModelConfig.from_checkpoint(checkpoint)
         self.exact = exact
-        self._threads = threads
+        self.threads = threads
         with torch.inference_mode():
             self._weights = Weights.load(checkpoint, self.config, head=head)
-            tiles = check_tiles(self._weights, self.config, threads) if exact else plain_tiles()
+            tiles = plain_tiles()
+            if exact:
+                tiles = check_tiles(self._weights, self.config, (threads, *counts))
             self._rotation = Rotation(self.config)
         self.tiles: Tiles = tiles
         self._space = Workspace()
@@ -70,8 +79,8 @@ class Forward:
         Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
         Raises ValueError for a span whose lengths do not fit together or that exceeds the context.
         """
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
         with torch.inference_mode():
             plan = self._plan(spans, store)
             hidden = self._blocks(plan, store)
@@ -82,8 +91,8 @@ class Forward:
 
         Returns float32 (rows asked, hidden) in span order.
         """
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
         with torch.inference_mode():
             plan = self._plan(spans, store)
             stream = self._blocks(plan, store, layers)

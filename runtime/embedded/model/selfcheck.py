@@ -1,7 +1,8 @@
 """Which tile sizes give the same bits on this machine, found at start on the model's own weights.
 
 Matrix libraries choose kernels by shape. A size stays only if every row of it comes out the same
-bits as in the reference size, in any place of the tile and with one thread or all.
+bits as in the reference size, in any place of the tile and with every number of threads that may
+be used.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def plain_tiles() -> Tiles:
     return Tiles(rows=(), queries=QUERY_TILES)
 
 
-def check_tiles(weights: Weights, config: ModelConfig, threads: int) -> Tiles:
-    """Compare the candidates with 1 and ``threads`` threads. Raises Inexact if none is left."""
-    counts = sorted({1, threads})
+def check_tiles(weights: Weights, config: ModelConfig, threads: Sequence[int]) -> Tiles:
+    """Compare the candidates with 1 and each of ``threads``. Raises Inexact if none is left."""
+    counts, before = sorted({1, *threads}), torch.get_num_threads()
     try:
         rows = agreeing(ROW_TILES, lambda tile: _row_products(weights, config, tile, counts))
         queries = agreeing(QUERY_TILES, lambda tile: _query_products(config, tile, counts))
         _check_elementwise(config, counts)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     dropped = (
         *(f"row tile {tile}" for tile in ROW_TILES if tile not in rows),
         *(f"query tile {tile}" for tile in QUERY_TILES if tile not in queries),
