@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 import pytest
@@ -28,8 +28,22 @@ LONG = {"question": QUESTION, "search": {"policy": "rebase", "width": 32, "seed"
 Pause = Callable[[Server], AbstractContextManager[None]]
 
 
+@contextmanager
+def front_ends(*settings: Mapping[str, str]) -> Iterator[list[Server]]:
+    """One by each of these settings; those that still live are killed at the end."""
+    with ThreadPoolExecutor(len(settings)) as pool:
+        running = list(pool.map(lambda each: Server(**each), settings))
+    try:
+        yield running
+    finally:
+        for front in running:
+            if front.process.poll() is None:
+                front.process.kill()
+            front.wait()
+
+
 class Nginx:
-    """One that listens on a free port and has two front ends."""
+    """One that listens on a free port and has two front ends; use it as a context manager."""
 
     def __init__(self, folder: Path, fronts: list[Server]) -> None:
         program = debian_tool("nginx", "nginx")
@@ -70,8 +84,10 @@ class Nginx:
         """A search whose events are told."""
         return self.http.stream("POST", SEARCH, json=body | {"stream": True}, headers=headers)
 
-    def close(self) -> None:
-        """End it."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
         self.http.close()
         self.process.terminate()
         self.process.wait(timeout=30)
@@ -116,10 +132,12 @@ def until_expanded(lines: Iterator[str]) -> None:
     assert any(line == "event: expanded" for line in lines)
 
 
-def outlive(nginx: Nginx, fronts: list[Server], pause: Pause) -> tuple[str, str]:
+def outlive(
+    nginx: Nginx, fronts: list[Server], pause: Pause
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Streams, a client that leaves, a front end that is killed: nothing is lost but its streams.
 
-    While a front end is paused its searches cannot end. Returns the digests of one search grown
+    While a front end is paused its searches cannot end. Returns the documents of one search grown
     twice: streamed by the front end that stays; asked of the other, which dies meanwhile.
     """
     mine, other = callers(nginx, fronts)
@@ -163,4 +181,5 @@ def outlive(nginx: Nginx, fronts: list[Server], pause: Pause) -> tuple[str, str]
     assert rest[-2] == "event: done"
     done = json.loads(rest[-1].removeprefix("data: "))
     assert nginx.http.get("/v1/models", headers=mine).is_success  # its callers have moved
-    return done["tree_digest"], answered["tree_digest"]
+    streamed = nginx.http.get(f"{SEARCH}/{done['id']}", headers=other)
+    return streamed.raise_for_status().json(), answered

@@ -25,7 +25,7 @@ from runtime.sglang.launch import Server as Sglang
 from runtime.sglang.launch import ServerOptions
 from runtime.sglang.report import read
 from server.settings import BUNDLED
-from tests.deploy.front_ends import LONG, Nginx, Pause, callers, until_expanded
+from tests.deploy.front_ends import LONG, Nginx, Pause, callers, front_ends, until_expanded
 from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, START_SECONDS, Yard
 from tests.server.test_process import Server
 
@@ -102,29 +102,16 @@ async def pools(yard: Yard) -> AsyncIterator[Pools]:
 @pytest.fixture
 def fronts(pools: Pools) -> Iterator[list[Server]]:
     """Two front ends."""
-
-    def front(reward: Sglang) -> Server:
-        return Server(
-            engine="sglang",
-            policy_urls=",".join(policy.url for policy in pools.policies),
-            reward_urls=reward.url,
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        running = list(pool.map(front, pools.rewards))
-    yield running
-    for one in running:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.wait()
+    shared = {"engine": "sglang", "policy_urls": ",".join(one.url for one in pools.policies)}
+    with front_ends(*(shared | {"reward_urls": one.url} for one in pools.rewards)) as running:
+        yield running
 
 
 @pytest.fixture
 def nginx(fronts: list[Server], tmp_path: Path) -> Iterator[Nginx]:
     """One before them."""
-    running = Nginx(tmp_path, fronts)
-    yield running
-    running.close()
+    with Nginx(tmp_path, fronts) as running:
+        yield running
 
 
 @pytest.fixture
@@ -142,6 +129,13 @@ def standing_still(fronts: list[Server], pools: Pools) -> Pause:
             os.killpg(process.pid, signal.SIGCONT)
 
     return paused
+
+
+def kill(server: Sglang) -> None:
+    """End it without a word."""
+    assert server.process is not None
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
 
 
 def until_ready(front: Server) -> None:
@@ -182,6 +176,7 @@ def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pool
         cost = document["stats"]["engine"]
         assert cost["prefilled_tokens"] <= document["stats"]["prompt_tokens"]
         assert (cost["rehydrated_tokens"], cost["cached_tokens"] > 0) == (0, True)
+    assert not any("HTTP Request" in line for front in fronts for line in front.log)
 
 
 def test_a_policy_replica_dies(
@@ -195,9 +190,7 @@ def test_a_policy_replica_dies(
         lines = stream.iter_lines()
         (lost,) = pools.used(lambda: until_expanded(lines))
         with standing_still(fronts[0]):
-            assert lost.process is not None
-            os.killpg(lost.process.pid, signal.SIGKILL)
-            lost.process.wait()
+            kill(lost)
         rest = [line for line in lines if line]
     assert "event: error" not in rest
     done = json.loads(rest[-1].removeprefix("data: "))
