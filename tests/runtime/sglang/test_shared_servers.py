@@ -25,7 +25,7 @@ from runtime.sglang.launch import Server as Sglang
 from runtime.sglang.launch import ServerOptions
 from runtime.sglang.report import read
 from server.settings import BUNDLED
-from tests.deploy.front_ends import LONG, Nginx, Pause, callers, front_ends, until_expanded
+from tests.deploy.front_ends import LONG, Nginx, Pause, callers, front_ends, outlive, until_expanded
 from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, START_SECONDS, Yard
 from tests.server.test_process import Server
 
@@ -179,6 +179,24 @@ def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pool
     assert not any("HTTP Request" in line for front in fronts for line in front.log)
 
 
+def grown(document: dict[str, Any]) -> tuple[Any, ...]:
+    """A search's answer and steps: SGLang's arithmetic follows the batch, so that the last digit of
+    a reward may turn where two searches grow side by side."""
+    steps = [(node["parent"], node["tokens"]) for node in document["tree"]["nodes"]]
+    return document["answer"], steps
+
+
+def test_a_front_end_dies(
+    nginx: Nginx, fronts: list[Server], pools: Pools, standing_still: Pause
+) -> None:
+    """Its streams break off, and nothing else: what it had not begun to answer the other one
+    answers, with the same steps, though the rewards of both were long in coming."""
+    streamed, asked = outlive(nginx, fronts, standing_still)
+    assert grown(asked) == grown(streamed)
+    for policy in pools.policies:
+        until_idle(policy)
+
+
 def test_a_policy_replica_dies(
     nginx: Nginx, fronts: list[Server], pools: Pools, standing_still: Pause
 ) -> None:
@@ -200,3 +218,14 @@ def test_a_policy_replica_dies(
     until_idle(left)
     for front in fronts:
         until_ready(front)
+
+    # The last server of a kind: its searches cannot go on, and say so before they break off.
+    said: list[str] = []
+    with nginx.stream(LONG, mine) as stream:
+        lines = stream.iter_lines()
+        until_expanded(lines)
+        kill(pools.rewards[0])
+        with pytest.raises(httpx2.RemoteProtocolError):
+            said.extend(lines)
+    ended = json.loads(said[said.index("event: error") + 1].removeprefix("data: "))
+    assert ended["error"]["code"] == "engine_unavailable"
