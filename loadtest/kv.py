@@ -10,8 +10,7 @@ longest path and that path's next step. Searches run one at a time, as in the pa
 `paper` and `ablations`. Every budget is by the exact engine's full retention.
 
 `least_tokens` is what the best order there is, which knows the whole search, would have computed
-again (`loadtest.least_read`). It counts a path's last token, which the engine runs in any case and
-does not count: so `recomputed_tokens` may be lower by one a rehydration.
+again (`loadtest.least_read`), its steps drawn one after the other.
 
 With `--keep FILE` a measurement of hours goes on where an earlier run ended; `--split dev` asks the
 questions that constants are chosen on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import TypeAdapter
@@ -18,7 +19,7 @@ from loadtest.in_process import InProcess, Models
 from loadtest.kept import KeptLines, code_of
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, Plan
 from loadtest.kv_rows import Run
-from loadtest.least_read import draws_of, least_read_again
+from loadtest.least_read import Draw, draws_of, least_read_again
 from loadtest.paper_mode import run_lossy
 from loadtest.searches import SPRIG, Item, Method, grow
 from runtime.embedded.drawing.scheduler import Scheduler
@@ -117,6 +118,12 @@ class Searches:
             policy_seconds=cache.retention.seconds,
             seconds=seconds,
             longest=max(len(branch.tokens) + branch.limit for branch in branches),
-            least_tokens=least_read_again(draws_of([outcome]), budget),
+            least_tokens=least_read_again(_as_cached(draws_of([outcome])), budget),
         )
         return run, seen
+
+
+def _as_cached(draws: Sequence[Draw]) -> list[Draw]:
+    """The same draws, each with the KV that the embedded engine reads and leaves for it: a path's
+    last token has none before it goes on, and is then run in any case."""
+    return [Draw(draw.prefix[:-1], (draw.prefix[-1], *draw.step[:-1])) for draw in draws]
