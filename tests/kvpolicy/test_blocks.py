@@ -80,7 +80,7 @@ def test_what_the_search_would_turn_to_next_is_worth_more() -> None:
     blocks.foresee(())
     assert blocks.settled
     blocks.rate({1: 0.2})
-    assert blocks.signals(np.array([1, 2, 4]))[0] == pytest.approx([0.2, 1.0, 2 / 3])
+    assert blocks.signals(np.array([1, 2, 4]))[0] == pytest.approx([0.2, 1.0, 1 / 2])
 
 
 def test_what_two_searches_want_equally_soon_is_worth_the_same() -> None:
