@@ -41,14 +41,13 @@ def draws_for(draw: Draw, logits: torch.Tensor, asked: Sequence[Asked]) -> list[
     if not asked:
         return []
     each = [(run, ahead) for run, depths, _ in asked for ahead in depths]
-    used, rows = np.unique([row for *_, rows in asked for row in rows], return_inverse=True)
     drawn = draw(
-        logits if len(used) == len(logits) else logits[torch.from_numpy(used)],
+        logits,
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
         np.array([run.length + ahead for run, ahead in each], dtype=np.int64),
         np.array([run.call.sampling.temperature for run, _ in each]),
         np.array([run.call.sampling.top_p for run, _ in each]),
-        rows,
+        np.array([row for *_, rows in asked for row in rows], dtype=np.int64),
     )
     tokens = zip(*(np.asarray(part).tolist() for part in drawn), strict=True)
     return [list(islice(tokens, len(depths))) for _, depths, _ in asked]

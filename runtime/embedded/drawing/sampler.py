@@ -48,7 +48,8 @@ def draw(
     FloatingPointError for logits that are not finite.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
-    of = np.arange(len(values)) if rows is None else np.asarray(rows, dtype=np.int64)
+    each = np.arange(len(values))
+    of = each if rows is None else np.asarray(rows, dtype=np.int64)
     heat = _per_draw("temperature", temperature, len(of))
     mass = _per_draw("top_p", top_p, len(of))
     if (heat < 0).any():
@@ -59,7 +60,7 @@ def draw(
     tokens = values.argmax(-1)[of]
     warm = np.flatnonzero(heat > 0)
     if len(warm):
-        picked = logprobs if rows is None and len(warm) == len(of) else logprobs[of[warm]]
+        picked = logprobs if np.array_equal(of[warm], each) else logprobs[of[warm]]
         noise = gumbel(
             np.asarray(seeds, np.uint64)[warm], np.asarray(positions)[warm], values.shape[1]
         )

@@ -57,6 +57,8 @@ def draw_together(
 
     ``passed``: the branches, each with its logits (1 + guesses, vocab) in the guesses' order.
     """
+    if not passed:
+        return []
     asked: list[Asked] = []
     starts: list[int] = []
     rows = 0
@@ -66,20 +68,23 @@ def draw_together(
         asked += [(one, [0], [rows]) for one in run.following]
         starts.append(rows)
         rows += len(logits)
-    every = torch.cat([logits for _, logits in passed]) if passed else torch.empty(0)
+    every = torch.cat([logits for _, logits in passed])
     drawn = iter(draws_for(draw, every, asked))
-    found, agreeing, further = [], [], []
+    found, agreeing = [], []
+    ahead: list[int] = []
+    further: list[Asked] = []
     for (run, logits), start in zip(passed, starts, strict=True):
         taken = take(run, logits, next(drawn), finish_of)
         draws = [next(drawn) for _ in run.following]
         found.append((run, taken, draws))
-        if len(taken.rows) > 1:
-            ahead = [start + row for row in taken.rows[1:]]
-            pairs = zip(run.following, draws, strict=True)
-            same = [(one, own) for one, own in pairs if own[0][0] == taken.tokens[0]]
+        pairs = zip(run.following, draws, strict=True)
+        same = [(one, own) for one, own in pairs if own[0][0] == taken.tokens[0]]
+        if same and len(taken.rows) > 1:
+            places = range(len(ahead), len(ahead) + len(taken.rows) - 1)
+            ahead += [start + row for row in taken.rows[1:]]
             agreeing += [own for _, own in same]
-            further += [(one, range(1, len(taken.rows)), ahead) for one, _ in same]
-    for own, more in zip(agreeing, draws_for(draw, every, further), strict=True):
+            further += [(one, range(1, len(taken.rows)), places) for one, _ in same]
+    for own, more in zip(agreeing, draws_for(draw, every[ahead], further), strict=True):
         own += more
     return [(run, taken, _followed(run, taken, draws, finish_of)) for run, taken, draws in found]
 
