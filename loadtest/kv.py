@@ -1,9 +1,10 @@
 """What does a quarter of the KV cost? ArborKV's budget sweep and scaling test.
 
 `python -m loadtest.kv [--quick] [--json] [--plot FILE]`. Every search runs at full retention first;
-then each policy has a budget that is a share (rho) of what it held at most, but never less than its
-longest path and that path's next step. Searches run one at a time, as in the paper, in this process
-(`loadtest.in_process`): KV is looked at after every step, and every search has a budget of its own.
+then each policy has a budget that is a share (rho) of what it held at most; what a branch under way
+reads stays even beyond that, beside nothing else. Searches run one at a time, as in the paper, in
+this process (`loadtest.in_process`): KV is looked at after every step, and every search has a
+budget of its own.
 
 `--policy` takes the server's exact policies (full, lru, arborkv), the lossy ones of paper mode
 (`runtime.lossy.policies`; under a policy of streams a path keeps rho of its tokens) and the groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import time
@@ -58,18 +59,18 @@ class Searches:
         self, case: Case, item: Item, policy: str, rho: float, reference: Run | None
     ) -> Run:
         """A question under a policy in rho of what ``reference``, full retention's run, held at
-        most, but never less than its longest path takes; None for that run itself."""
+        most, beside what branches read; None for that run itself."""
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
         of = self._named(case, item, name)
         known = self._kept.get(of)
         if known is not None and (self._moments is None or name in self._moments):
             return known
         if reference is None:
-            run, seen = await self._exact(case, item, EXACT[policy], ROOMY)
+            run, seen = await self._exact(case, item, EXACT[policy], ROOMY, ROOMY)
         else:
             assert reference.longest is not None, "full retention's run tells it"
-            budget = max(math.ceil(rho * reference.peak), reference.longest)
-            run, seen = await self._in(case, item, policy, rho, budget)
+            budget = math.ceil(rho * reference.peak)
+            run, seen = await self._in(case, item, policy, rho, budget, reference.longest)
         if self._moments is not None:
             self._moments.setdefault(name, seen)
         if known is None:
@@ -81,20 +82,31 @@ class Searches:
         return f"{name} {self._theta} {spec} {item.task} {item.seed} {item.question}"
 
     async def _in(
-        self, case: Case, item: Item, policy: str, rho: float, budget: int
+        self, case: Case, item: Item, policy: str, rho: float, budget: int, longest: int
     ) -> tuple[Run, list[Moment]]:
         if policy in EXACT:
-            return await self._exact(case, item, EXACT[policy], budget)
+            return await self._exact(case, item, EXACT[policy], max(budget, longest), budget)
         assert self._paper is not None, "loaded where a lossy policy is asked for"
         share = min(1.0, rho)
         return await run_lossy(
-            self.models, self._paper, item, case.spec, policy, budget=budget, share=share
+            self.models,
+            self._paper,
+            item,
+            case.spec,
+            policy,
+            budget=max(budget, longest),
+            share=share,
         )
 
     async def _exact(
-        self, case: Case, item: Item, policy: KvPolicy, budget: int
+        self, case: Case, item: Item, policy: KvPolicy, pool: int, budget: int
     ) -> tuple[Run, list[Moment]]:
-        """One search in a budget: what came of it, and the KV after every step."""
+        """One search in a budget: what came of it, and the KV after every step.
+
+        ``pool``: slots, room for every path and its next step at its longest; ``budget``: from
+        which on only what is read stays.
+        """
+        gc.collect()  # an engine's parts refer to each other: the last one's KV is still there
         seen: list[Moment] = []
 
         def watch(scheduler: Scheduler) -> None:
@@ -102,18 +114,19 @@ class Searches:
             reading = cache.radix.locked + sum(len(lane.private) for lane in cache.lanes)
             seen.append(Moment(engine.clocked.passes, reading, cache.active_tokens))
 
-        engine = InProcess(self.models, watch, kv_policy=policy, kv_tokens=budget)
+        engine = InProcess(self.models, watch, kv_policy=policy, kv_tokens=pool)
+        cache = engine.scheduler.cache
+        cache.budget = min(budget, pool)
         start = time.perf_counter()
         outcome = await grow(engine, self.models.text, item, Method(policy, case.spec))
         seconds = time.perf_counter() - start
-        cache = engine.scheduler.cache
         branches = [branch for each in engine.rounds for branch in each.branches]
         run = Run.of(
             item,
             outcome,
             budget=budget,
             peak=cache.active_peak,
-            active=max(moment.active for moment in seen),
+            active=cache.reading_peak,
             again_seconds=engine.clocked.again_seconds,
             policy_seconds=cache.retention.seconds,
             seconds=seconds,

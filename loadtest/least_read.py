@@ -2,7 +2,8 @@
 
 Searches are gone through once more, draw by draw: a draw needs its whole prefix cached, reads what
 is missing of it, and leaves its step behind. What goes is what is needed again latest or never, a
-token at a time from the tips; what a draw needs stays. Draws are taken one after the other, so that
+token at a time from the tips; what a draw needs stays, beside nothing else if it alone is more than
+the pool. Draws are taken one after the other, so that
 a server, which has several at work and holds all of their prefixes, can but need more.
 """
 
@@ -63,8 +64,8 @@ class _Trie:
         return found
 
 
-def least_read_again(draws: Sequence[Draw], pool: int) -> int | None:
-    """Tokens that were cached once and are read again; None if a path and its step do not fit."""
+def least_read_again(draws: Sequence[Draw], pool: int) -> int:
+    """Tokens that were cached once and are read again."""
     trie = _Trie()
     paths, steps = [], []
     uses: dict[int, list[int]] = defaultdict(list)
@@ -78,8 +79,7 @@ def least_read_again(draws: Sequence[Draw], pool: int) -> int | None:
     for path, step in zip(paths, steps, strict=True):
         for token in path:
             uses[token].pop()
-        if not cache.hold([*path, *step], len(path), pool):
-            return None
+        cache.hold([*path, *step], len(path), pool)
     return cache.read_again
 
 
@@ -94,21 +94,19 @@ class _Cache:
     _seen: set[int] = field(default_factory=set)
     _children: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-    def hold(self, needed: Sequence[int], read: int, pool: int) -> bool:
+    def hold(self, needed: Sequence[int], read: int, pool: int) -> None:
         """Make room for all of ``needed``, the first ``read`` of which a draw reads."""
         missing = [token for token in needed if token not in self._cached]
         self.read_again += sum(t in self._seen and t not in self._cached for t in needed[:read])
-        if not self._make_room(len(self._cached) + len(missing) - pool, set(needed)):
-            return False
+        self._make_room(len(self._cached) + len(missing) - pool, set(needed))
         for token in missing:
             self._cached.add(token)
             self._children[self.trie.above[token]] += 1
         self._seen.update(missing)
-        return True
 
-    def _make_room(self, wanted: int, needed: set[int]) -> bool:
+    def _make_room(self, wanted: int, needed: set[int]) -> None:
         if wanted <= 0:
-            return True
+            return
         tips = [t for t in self._cached if not self._children[t] and t not in needed]
         heap = [(self._turn(token), token) for token in tips]
         heapq.heapify(heap)
@@ -120,7 +118,6 @@ class _Cache:
             self._children[above] -= 1
             if above in self._cached and not self._children[above] and above not in needed:
                 heapq.heappush(heap, (self._turn(above), above))
-        return wanted <= 0
 
     def _turn(self, token: int) -> tuple[float, int]:
         """Lowest first: what is needed latest, then the deepest."""

@@ -67,7 +67,7 @@ class Reference:
     outcomes: tuple[Outcome, ...]
     full_tokens: int
     pool_tokens: int
-    least_tokens: int | None
+    least_tokens: int
 
 
 async def refer(items: Sequence[Item], spec: SearchSpec, share: float) -> Reference:

@@ -132,12 +132,14 @@ class Searches(RuleBasedStateMachine):
         kv_tokens=st.integers(LONGEST + LIMIT, 300),
         kv_policy=st.sampled_from(["arborkv", "lru"]),
         places=st.integers(1, 12),
+        share=st.sampled_from([0.1, 0.3, 0.7, 1.0]),
     )
-    def begin(self, kv_tokens: int, kv_policy: KvPolicy, places: int) -> None:
-        """A pool that holds one path and its next step, at least."""
+    def begin(self, kv_tokens: int, kv_policy: KvPolicy, places: int, share: float) -> None:
+        """A pool that holds one path and its next step, at least, and a budget within it."""
         self.engine, _ = scheduler(
             kv_tokens=kv_tokens, kv_policy=kv_policy, batch_limit=places, model=Endless()
         )
+        self.engine.cache.budget = int(share * kv_tokens)
 
     @precondition(lambda self: len(self.searches) < 4)
     @rule(seed=st.integers(0, 5))
@@ -177,6 +179,8 @@ class Searches(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         """The engine's own check, and that active paths are whole."""
         must_be_right(self.engine)
+        cache = self.engine.cache
+        assert cache.active_peak <= max(cache.budget, cache.reading_peak)
         held = {node for node in self.engine.cache.radix.nodes() if node.holders}
         names = {search.tree for search in self.searches.values()}
         assert {name for node in held for name in node.holders} <= names

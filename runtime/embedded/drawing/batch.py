@@ -137,6 +137,7 @@ class Batch:
         plan = self._plan(held)
         if not plan:
             return []
+        self.cache.keep_budget()
         self.cache.note_peaks()
         spans = [span for lane, rows in plan for span in _spans(lane, rows)]
         logits = self._forward.run(spans, self._store)

@@ -135,9 +135,9 @@ class SpeculativeExpansion:
     def forgo(self, wanted: int) -> None:
         """Drop KV of early work, the least likely first, until ``wanted`` slots are free."""
         runs = [run for run in self.runs() if run.lane is not None]
-        pool = self._batch.cache.pool
+        cache = self._batch.cache
         for run in sorted(runs, key=lambda run: run.order, reverse=True):
-            if pool.free >= wanted:
+            if cache.room >= wanted:
                 return
             self._lose(run)
         for lane in [lane for lane in self._batch.lanes if lane.spare]:

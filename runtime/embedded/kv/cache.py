@@ -27,8 +27,12 @@ class Cache:
         self.lanes: set[Lane] = set()
         self.forgo: Callable[[int], None] = _nothing
         """Asked to give up spare lanes until so many slots are free, before other tokens go."""
+        self.budget = capacity
+        """Slots in use from which on what no branch reads is given up for every further one: at
+        most the capacity, and less than what branches read if they read more."""
         self.evicted_tokens = 0
         self.active_peak = 0
+        self.reading_peak = 0
         self.peaks: dict[str, int] = {}
         self._private = Counter[str]()
 
@@ -36,6 +40,11 @@ class Cache:
     def capacity(self) -> int:
         """Token slots in all."""
         return self.pool.capacity
+
+    @property
+    def room(self) -> int:
+        """Slots that can be had without a trim; below 0 where more than the budget is in use."""
+        return self.pool.free - (self.capacity - self.budget)
 
     @property
     def available(self) -> int:
@@ -83,7 +92,7 @@ class Cache:
 
     def has_free(self, lane: Lane, count: int) -> bool:
         """Whether the lane's next ``count`` tokens find slots without a trim."""
-        return lane.computed + count - lane.allocated <= self.pool.free
+        return lane.computed + count - lane.allocated <= self.room
 
     def reserve(self, lane: Lane, count: int) -> bool:
         """Give slots to the lane's next ``count`` tokens, by trimming if need be.
@@ -93,19 +102,19 @@ class Cache:
         wanted = lane.computed + count - lane.allocated
         if wanted <= 0:
             return True
-        if wanted > self.pool.free and not lane.spare:
+        if wanted > self.room and not lane.spare:
             self.forgo(wanted)
-        lacking = wanted - self.pool.free
-        if lacking > 0:
-            freed = self.retention.trim(lacking, held=not lane.spare)
-            self.evicted_tokens += len(freed)
-            self.pool.give(freed)
+        self._trim(wanted - self.room, held=not lane.spare)
         if wanted > self.pool.free:
             return False
         lane.slots[lane.allocated : lane.allocated + wanted] = self.pool.take(wanted)
         lane.allocated += wanted
         self._private[lane.tree] += wanted
         return True
+
+    def keep_budget(self) -> None:
+        """Give up what is beyond the budget and no branch reads."""
+        self._trim(-self.room, held=True)
 
     def fork(self, lane: Lane) -> None:
         """Give slots to the tokens of the lane's forks; forks that find no free ones go."""
@@ -172,8 +181,10 @@ class Cache:
         self._private.pop(tree, None)
 
     def note_peaks(self) -> None:
-        """Record what each running search and all of them hold now."""
+        """Record what each running search and all of them hold now, and what branches read."""
         self.active_peak = max(self.active_peak, self.active_tokens)
+        reading = self.radix.locked + self._private.total()
+        self.reading_peak = max(self.reading_peak, reading)
         for tree in {lane.tree for lane in self.lanes}:
             self.peaks[tree] = max(self.peaks.get(tree, 0), self.tokens_of(tree))
 
@@ -194,6 +205,12 @@ class Cache:
                 node = node.parent
         assert +self._private == +private, "private tokens by search"
         assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
+
+    def _trim(self, lacking: int, *, held: bool) -> None:
+        if lacking > 0:
+            freed = self.retention.trim(lacking, held=held)
+            self.evicted_tokens += len(freed)
+            self.pool.give(freed)
 
     def _end(self, lane: Lane) -> None:
         self.prune(lane.forks)
