@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from loadtest.configs import STEP_TOKENS
 from loadtest.goodput_embedded import VARIANTS, Bench
 from loadtest.goodput_rows import BASELINE, COLUMNS, SUMMARY_COLUMNS, Run, rows, summary
 from loadtest.goodput_sglang import SglangBench
+from loadtest.listed import listed
 from loadtest.on_sglang import to_its_end
 from loadtest.report import publish, say, shown
 from loadtest.searches import items_of
@@ -250,13 +251,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="four cells, two questions each")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    policies = _listed(str, (*POLICIES, STEPS))
+    policies = listed(str, (*POLICIES, STEPS))
     parser.add_argument("--policy", type=policies, dest="policies", help="by commas")
-    parser.add_argument("--task", type=_listed(str, STEP_TOKENS), dest="tasks", help="by commas")
-    parser.add_argument("--pair", type=_listed(str, PAIRS), dest="pairs", help="by commas")
-    parser.add_argument("--width", type=_listed(int), dest="widths", help="beams, by commas")
+    parser.add_argument("--task", type=listed(str, STEP_TOKENS), dest="tasks", help="by commas")
+    parser.add_argument("--pair", type=listed(str, PAIRS), dest="pairs", help="by commas")
+    parser.add_argument("--width", type=listed(int), dest="widths", help="beams, by commas")
     parser.add_argument(
-        "--pool", type=_listed(float), dest="pools", help="shares of the working set, by commas"
+        "--pool", type=listed(float), dest="pools", help="shares of the working set, by commas"
     )
     parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
     parser.add_argument("--batch-limit", type=_above_0, help="places in a batch")
@@ -277,24 +278,6 @@ def _above_0(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return value
-
-
-def _listed(kind: type, known: Sequence[str] | dict[str, Any] = ()) -> Callable[[str], list[Any]]:
-    """A reader of values separated by commas: of those known, or numbers above 0."""
-
-    def read(text: str) -> list[Any]:
-        try:
-            values = list(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text}: must be numbers, by commas") from None
-        for value in values:
-            if known and value not in known:
-                raise argparse.ArgumentTypeError(f"{value}: known are {', '.join(known)}")
-            if not known and not 0 < value < float("inf"):
-                raise argparse.ArgumentTypeError(f"{text}: must be values above 0")
-        return values
-
-    return read
 
 
 if __name__ == "__main__":

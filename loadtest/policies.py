@@ -5,8 +5,9 @@ accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak:
 with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what the engine holds with
 the fewest searches at once and room for all; the reward model's pool is the same for everybody.
 `--choose weight` sweeps ETS's budget weight on dev instead, and writes what it chose; `--choose
-threshold` from which distance on steps are unlike, for both embedders at the first width. With
-`--keep FILE` the comparison, which takes hours, goes on where an earlier run ended.
+threshold` from which distance on steps are unlike, for both embedders at the first width. Without
+questions to time (`--timed 0`) the comparison is all. With `--keep FILE` it, which takes hours,
+goes on where an earlier run ended.
 
 `--engine sglang`: the same on two SGLang servers on the CPU, started anew for every pool, our
 plug-in at work. A peak is what its searches hold, looked at after every round. Trees are equal up
@@ -126,7 +127,7 @@ async def measure(plan: Plan) -> list[dict[str, Any]]:
         for width in plan.widths:
             mine = {r.method.name: r for r in found if r.method.spec.width == width}
             rows += (await _cell(plan, task, items[: plan.timed], mine)).rows()
-            for row in rows[-len(plan.pools) * len(plan.policies) :]:
+            for row in rows[-(len(plan.pools) if plan.timed else 1) * len(plan.policies) :]:
                 say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
     return rows
 
@@ -157,8 +158,10 @@ async def _compared(plan: Plan, task: str, items: Sequence[Item]) -> list[Result
 
 
 async def _cell(plan: Plan, task: str, timed: Sequence[Item], found: dict[str, Results]) -> Cell:
-    """Time one task and width in every pool, the largest first."""
+    """Time one task and width in every pool, the largest first; not at all without ``timed``."""
     ceiling = found.pop(CEILING)
+    if not timed:
+        return Cell(task, plan.seed, found, BASELINE, ceiling, 0, {})
     method = found[BASELINE].method
     peak = await peak_of(plan.engines, method, timed, min(plan.at_once), plan.threads)
     timings = {}
@@ -232,7 +235,7 @@ def main() -> None:
     rows = to_its_end(measure(plan))
     document = {
         "rows": rows,
-        "figure_2": normalised(rows),
+        "figure_2": normalised(rows) if plan.timed else [],
         "engine": plan.engine,
         "threads": (plan.threads or os.cpu_count()) if plan.engine == "embedded" else None,
         "seconds": time.monotonic() - start,
@@ -261,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", help="shares of REBASE's peak, separated by commas")
     parser.add_argument("--at-once", help="concurrent searches, separated by commas")
     parser.add_argument("--limit", type=int, help="questions compared")
-    parser.add_argument("--timed", type=int, help="questions timed, of those compared")
+    parser.add_argument("--timed", type=int, help="questions timed, of those compared; may be 0")
     parser.add_argument("--repeats", type=int, help="repeats of every timed run")
     parser.add_argument("--seed", type=int, help="of questions and searches")
     parser.add_argument("--keep", type=Path, help="take results from this file and add to it")
@@ -278,6 +281,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         plan = replace(plan, **_changes(options))
         if options.plot is not None:
             check_path(options.plot)
+            if not plan.timed:
+                raise ValueError(f"--plot {options.plot}: draws times; --timed must be at least 1")
         if options.keep is not None and not options.keep.parent.is_dir():
             raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
         if options.threads is not None and options.engine == "sglang":
@@ -329,8 +334,9 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         given = getattr(options, name)
         if given is not None:
             changes[field] = given
-            if given < 1:
-                raise ValueError(f"--{name} {given}: must be at least 1")
+            least = 0 if name == "timed" else 1
+            if given < least:
+                raise ValueError(f"--{name} {given}: must be at least {least}")
     for name in ("seed", "threads"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)

@@ -27,11 +27,22 @@ COLUMNS = (
 )
 
 
+UNTIMED = dict.fromkeys(
+    (
+        *("pool", "pool_tokens", "rebase_peak_tokens", "problems_per_second"),
+        *("throughput_vs_rebase", "at_once", "timed", "repeats", "same_trees"),
+        *("decision_ms_p50", "decision_ms_p99", "decision_nodes_max", "overhead_vs_replay"),
+    )
+)
+"""What a row says of time where nothing was timed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What a task and a width gave: the comparison's results and the timing of each pool.
 
-    ``peak``: REBASE's, in tokens; the pools are shares of it, if large enough to work in.
+    ``peak``: REBASE's, in tokens; the pools are shares of it, if large enough to work in. Without
+    ``timings`` nothing was timed.
     """
 
     task: str
@@ -43,8 +54,10 @@ class Cell:
     timings: dict[float, Timing]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a pool and policy, pools as given, policies as given."""
+        """A row a pool and policy, pools as given, policies as given; untimed, one a policy."""
         unpaired = {name: self._compared(name) for name in self.found}
+        if not self.timings:
+            return [row | UNTIMED for row in unpaired.values()]
         decided = {name: self._decided(name) for name in self.found}
         return [
             unpaired[name] | self._timed(name, pool) | decided[name]

@@ -31,7 +31,7 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.digest import combined_digest
-from search.spec import SearchSpec
+from search.spec import PolicyName, SearchSpec
 from server.settings import BUNDLED
 
 TASKS = ("game24", "blocksworld", "wordproblem")
@@ -40,15 +40,21 @@ ONE, MANY = (1, 1, 1), (2, 2, 1)
 AR_SERIAL, AR_BATCHED = "ar_serial", "ar_batched"
 STEP_TOKENS = 64
 COLUMNS = (
-    *("mode", "rule", "k_config", "verify_batch", "cost_ratio", "task", "part", "temperature"),
-    *("thoughts", "tokens_per_second", "speedup_vs_ar_serial", "speedup_vs_ar_batched"),
+    *("mode", "rule", "k_config", "verify_batch", "cost_ratio", "task", "part", "policy"),
+    *(
+        "temperature",
+        "thoughts",
+        "tokens_per_second",
+        "speedup_vs_ar_serial",
+        "speedup_vs_ar_batched",
+    ),
     *("acceptance", "target_idle_share"),
 )
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 """What seconds are: with one thread and nothing else running, both are the same."""
 QUICK_DEPTH = 2
 QUICK_SECONDS = 150.0
-"""After this long the quick run begins no further cell; what it left out is named."""
+"""After this long the quick run begins no further cell unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Kind:
             k_config=self.k_config if max(self.k_config, default=1) > 1 else (),
             verify_batch=self.verify_batch,
             batch_limit=1 if self.mode == AR_SERIAL else 64,
-            kv_tokens=16_384,
+            kv_tokens=8_192,
             threads=threads,
         )
 
@@ -96,7 +102,8 @@ SHORT = (*PLAIN, *DRAFTED[:2], AUTOMATIC)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A comparison: the ``kinds`` on one task, to a ``depth`` in steps."""
+    """A comparison: the ``kinds`` on one task, to a ``depth`` in steps. ``thoughts``: what
+    ``tot_bfs`` chooses among, or the width of another policy."""
 
     cost_ratio: float
     task: str
@@ -104,6 +111,20 @@ class Cell:
     thoughts: int
     kinds: tuple[Kind, ...]
     depth: int
+    policy: PolicyName = "tot_bfs"
+
+    @property
+    def spec(self) -> SearchSpec:
+        """The search itself."""
+        spec = SearchSpec(
+            policy=self.policy,
+            width=self.thoughts,
+            temperature=self.temperature,
+            max_depth=self.depth,
+            max_step_tokens=STEP_TOKENS,
+        )
+        papers = {"branch": self.thoughts, "breadth": 1}
+        return spec.model_copy(update=papers) if self.policy == "tot_bfs" else spec
 
 
 def quick_cells() -> list[Cell]:
@@ -112,7 +133,20 @@ def quick_cells() -> list[Cell]:
     cells = [Cell(10.0, task, 1.0, 3, everything, QUICK_DEPTH) for task in TASKS]
     cells += [Cell(10.0, "game24", 1.0, n, (*SHORT, PAPERS), QUICK_DEPTH) for n in (8, 1)]
     cells += [Cell(ratio, "blocksworld", 1.0, 3, SHORT, QUICK_DEPTH) for ratio in (30.0, 5.0)]
-    return cells + [Cell(10.0, task, 0.2, 3, SHORT, QUICK_DEPTH) for task in TASKS]
+    cells += [Cell(10.0, task, 0.2, 3, SHORT, QUICK_DEPTH) for task in TASKS]
+    return cells + never_slower(QUICK_DEPTH)
+
+
+def never_slower(depth: int | None = None) -> list[Cell]:
+    """The automatic mode where drafts can hardly win: the bundled policy itself, and many branches
+    at once. ``depth``: in steps, the task's own without."""
+    kinds = (*PLAIN, AUTOMATIC)
+    cells = [Cell(1.0, task, 1.0, 3, kinds, depth or DEPTHS[task]) for task in TASKS]
+    return cells + [
+        Cell(ratio, task, 1.0, 16, kinds, depth or DEPTHS[task], "rebase")
+        for ratio in (1.0, 10.0)
+        for task in TASKS
+    ]
 
 
 def full_cells() -> list[Cell]:
@@ -124,11 +158,12 @@ def full_cells() -> list[Cell]:
     ]
     batches = tuple(replace(PAPERS, verify_batch=v) for v in (1, 2, 4))
     kinds = (*PLAIN, *DRAFTED[:4], *batches, AUTOMATIC)
-    return cells + [
+    cells += [
         Cell(10.0, task, 1.0, n, kinds, DEPTHS[task])
         for task in TASKS
         for n in (1, 2, 4, 5, 6, 7, 8)
     ]
+    return cells + never_slower()
 
 
 class Targets:
@@ -184,20 +219,11 @@ async def measure_cell(cell: Cell, targets: Targets, limit: int, threads: int) -
     target, path = targets[cell.cost_ratio], targets.path(cell.cost_ratio)
     ways = {kind: Way(target, kind.options(path, threads)) for kind in cell.kinds}
     runs: dict[Kind, list[Run]] = {kind: [] for kind in cell.kinds}
-    spec = SearchSpec(
-        policy="tot_bfs",
-        width=cell.thoughts,
-        branch=cell.thoughts,
-        breadth=1,
-        temperature=cell.temperature,
-        max_depth=cell.depth,
-        max_step_tokens=STEP_TOKENS,
-    )
     text = Text(SPRIG.policy)
     for number, item in enumerate(items_of(cell.task, "dev", limit, 0)):
         order = list(cell.kinds)[:: 1 if number % 2 == 0 else -1]
         for kind in order:
-            runs[kind].append(await _one(ways[kind], text, item, spec))
+            runs[kind].append(await _one(ways[kind], text, item, cell.spec))
     rows = []
     for kind, part in itertools.product(cell.kinds, (GENERATOR, EVALUATOR)):
         rows.append(row_of(cell, kind, part, runs, target.forward.config.layers))
@@ -228,6 +254,7 @@ def row_of(
         "target_layers": layers,
         "task": cell.task,
         "part": part,
+        "policy": cell.policy,
         "temperature": cell.temperature,
         "thoughts": cell.thoughts,
         "n": len(mine),
@@ -292,11 +319,14 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=int, help="questions a cell")
     parser.add_argument("--task", choices=TASKS, help="this task only")
+    parser.add_argument(
+        "--seconds", type=float, help="begin no cell after so long, and name those left out"
+    )
     options = parser.parse_args()
     cells = quick_cells() if options.quick else full_cells()
     cells = [cell for cell in cells if options.task in (None, cell.task)]
     limit = options.limit or (1 if options.quick else 12)
-    seconds = QUICK_SECONDS if options.quick else float("inf")
+    seconds = options.seconds or (QUICK_SECONDS if options.quick else float("inf"))
     document = asyncio.run(measure(cells, limit, options.threads, seconds, options.clock))
     publish(document, options.json, "Speculative decoding in tree search", COLUMNS)
 

@@ -23,6 +23,7 @@ from tests.loadtest.test_policy_rows import KEYS
         (["--keep", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
         (["--choose", "threshold", "--engine", "sglang"], "--choose threshold: the embedded"),
+        (["--timed", "0", "--plot", "times.png"], "--timed must be at least 1"),
     ],
 )
 def test_a_wrong_switch_is_one_line(words: list[str], said: str) -> None:
@@ -49,6 +50,23 @@ def test_a_small_run_in_real_engines(tmp_path: Path) -> None:
             assert row["kv_reduction_vs_rebase"] == row["throughput_vs_rebase"] == 1.0
     assert len(document["figure_2"]) == 2
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_comparison_without_times(tmp_path: Path) -> None:
+    """The same keys, of which those about time say nothing; what is kept is not searched again."""
+    kept = tmp_path / "kept.jsonl"
+    words = f"--task game24 --width 4 --limit 2 --timed 0 --policy beam --keep {kept} --threads 1"
+    first, again = (run("policies", *words.split(), "--json") for _ in range(2))
+    assert first.returncode == again.returncode == 0, first.stderr + again.stderr
+    rows = json.loads(first.stdout)["rows"]
+    assert [(r["policy"], r["pool"], r["timed"]) for r in rows] == [
+        ("rebase", None, None),
+        ("beam", None, None),
+    ]
+    assert all(row.keys() >= KEYS for row in rows)
+    assert json.loads(again.stdout)["rows"] == rows
+    assert len(kept.read_text().splitlines()) == 6, "with the ceiling, three of each question"
 
 
 @pytest.mark.slow

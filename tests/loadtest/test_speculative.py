@@ -17,6 +17,7 @@ from loadtest.speculative import (
     by_acceptance,
     full_cells,
     measure,
+    never_slower,
     quick_cells,
 )
 
@@ -29,15 +30,25 @@ MODES = {"ar_serial", "ar_batched", "sd", "sd_scheduled", "mcsd", "mcsd_schedule
 
 
 def test_every_mode_meets_both_rules() -> None:
-    """All six modes, both rules, one to eight thoughts, three ratios, both temperatures."""
+    """All six modes, both rules, one to eight thoughts, three ratios, both temperatures; and the
+    automatic mode beside plain decoding where it can hardly win."""
     cells = full_cells()
     kinds = {kind for cell in cells for kind in cell.kinds}
     assert {kind.mode for kind in kinds} == MODES
     assert {(k.mode, k.rule) for k in DRAFTED} == {
         (mode, rule) for mode in MODES if "sd" in mode for rule in ("coupled", "leviathan")
     }
-    assert {cell.thoughts for cell in cells} == set(range(1, 9))
-    assert {cell.cost_ratio for cell in cells} == {5.0, 10.0, 30.0}
+    seeds = [cell for cell in cells if cell not in never_slower()]
+    assert {cell.thoughts for cell in seeds} == set(range(1, 9))
+    assert {cell.cost_ratio for cell in seeds} == {5.0, 10.0, 30.0}
+    assert {cell.policy for cell in seeds} == {"tot_bfs"}
+    for cell in never_slower(2):
+        assert (cell.depth, cell.kinds) == (2, (*PLAIN, AUTOMATIC))
+    assert {(cell.cost_ratio, cell.policy) for cell in never_slower()} == {
+        (1.0, "tot_bfs"),
+        (1.0, "rebase"),
+        (10.0, "rebase"),
+    }
     assert {cell.temperature for cell in cells} == {0.2, 1.0}
     assert {kind.verify_batch for kind in kinds} == {0, 1, 2, 4}
     for cell in (*cells, *quick_cells()):

@@ -1,0 +1,144 @@
+"""Same seed, same tree: does any switch of the engine change a tree?
+
+`python -m loadtest.same_trees [--limit 100] [--policy ets,mcts] [--json]`. Every policy's searches
+of dev questions of all tasks on an engine with everything switched off, one search at a time, then
+with each switch and with all of them, eight searches at once. A row is a switch and a policy: how
+many of the trees are the same, and what the switch did, which shows that it was at work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtest.listed import listed
+from loadtest.report import publish, say
+from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow
+from runtime.embedded.engine import EmbeddedEngine
+from runtime.text import Text
+from search.digest import combined_digest
+from search.outcome import Outcome
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+from server.settings import BUNDLED
+
+WIDTH = 8
+STEP_TOKENS = 64
+"""Steps are short, so that a pool may be small."""
+AT_ONCE = 8
+POOL = 600
+"""KV tokens of a small pool: some paths and their next steps, not eight trees."""
+COLUMNS = ("change", "policy", "n", "same", "evidence", "amount")
+
+OFF: Mapping[str, object] = {
+    "kv_policy": "lru",
+    "batch_limit": 64,
+    "threads": 1,
+    "unison": False,
+    "strict": True,
+}
+_DRAFT: Mapping[str, object] = {"draft": "scheduled", "draft_model": BUNDLED / "draft"}
+_AHEAD: Mapping[str, object] = {"speculate": True, "lookahead": True, "batch_limit": 16}
+_SMALL: Mapping[str, object] = {"kv_policy": "arborkv", "kv_tokens": POOL}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """EngineOptions beside ``OFF``; ``evidence``: what of a tree's cost shows them at work."""
+
+    options: Mapping[str, object]
+    evidence: str
+
+
+CHANGES: Mapping[str, Change] = {
+    "unison": Change({"unison": True}, "unison_tokens"),
+    "a small pool, by age": Change({"kv_tokens": POOL}, "rehydrated_tokens"),
+    "a small pool, by worth": Change(_SMALL, "rehydrated_tokens"),
+    "early work": Change(_AHEAD, "speculated_used"),
+    "random order": Change({"order": "random", "batch_limit": 4}, "decoded_tokens"),
+    "drafts, serial": Change({**_DRAFT, "draft": "serial"}, "accepted_tokens"),
+    "drafts, scheduled": Change({**_DRAFT, "unison": True}, "accepted_tokens"),
+    "drafts of two candidates": Change(
+        {**_DRAFT, "draft_tokens": 3, "k_config": (2, 2, 1)}, "accepted_tokens"
+    ),
+    "everything": Change(
+        {**_DRAFT, **_AHEAD, **_SMALL, "unison": True, "threads": 2}, "accepted_tokens"
+    ),
+}
+
+
+def spec_of(policy: str) -> SearchSpec:
+    """A policy's searches."""
+    return SearchSpec(policy=policy, width=WIDTH, max_step_tokens=STEP_TOKENS)  # type: ignore[arg-type]
+
+
+async def grown(
+    engine: EmbeddedEngine, policy: str, items: Sequence[Item], at_once: int
+) -> list[Outcome]:
+    """A policy's search of every item, in order."""
+    room, text, method = (
+        asyncio.Semaphore(at_once),
+        Text(SPRIG.policy),
+        Method(policy, spec_of(policy)),
+    )
+
+    async def one(item: Item) -> Outcome:
+        async with room:
+            return await grow(engine, text, item, method)
+
+    return await asyncio.gather(*map(one, items))
+
+
+def row_of(
+    change: str, evidence: str, policy: str, reference: Sequence[str], outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    """How many digests are those of the reference."""
+    digests = [outcome.digest for outcome in outcomes]
+    return {
+        "change": change,
+        "policy": policy,
+        "n": len(digests),
+        "same": sum(a == b for a, b in zip(digests, reference, strict=True)),
+        "evidence": evidence,
+        "amount": sum(getattr(outcome.stats.engine, evidence) for outcome in outcomes),
+        "tree_digest": combined_digest(digests),
+    }
+
+
+async def measure(
+    policies: Sequence[str], changes: Mapping[str, Change], limit: int
+) -> dict[str, Any]:
+    """The document: ``rows``, and whether all trees are the ``same``."""
+    items = [Item(*pair, seed) for seed, pair in enumerate(dev_questions(limit))]
+    reference: dict[str, list[str]] = {}
+    async with Engines(**OFF) as engine:
+        for policy in policies:
+            reference[policy] = [o.digest for o in await grown(engine, policy, items, 1)]
+            say(f"everything off, {policy}: {len(set(reference[policy]))} trees")
+    rows: list[dict[str, Any]] = []
+    for name, change in changes.items():
+        async with Engines(**{**OFF, **change.options}) as engine:
+            for policy in policies:
+                outcomes = await grown(engine, policy, items, AT_ONCE)
+                rows.append(row_of(name, change.evidence, policy, reference[policy], outcomes))
+                say("  ".join(f"{column} {rows[-1][column]}" for column in COLUMNS))
+    return {"rows": rows, "same": all(row["same"] == row["n"] for row in rows)}
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``; ends with 1 if a tree differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--limit", type=int, default=100, help="questions")
+    parser.add_argument("--policy", type=listed(str, POLICIES), help="by commas; all without")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args()
+    document = asyncio.run(measure(options.policy or list(POLICIES), CHANGES, options.limit))
+    publish(document, options.json, "Same seed, same tree", COLUMNS)
+    raise SystemExit(0 if document["same"] else 1)
+
+
+if __name__ == "__main__":
+    main()
