@@ -19,6 +19,7 @@ from search.engine import (
     PrefixTooLong,
     RewardMissing,
     TellsKv,
+    Trajectory,
     TreeCost,
 )
 from search.events import Answered, Event, Started
@@ -260,32 +261,40 @@ class _Run:
         return None if late else done
 
     async def embed(self) -> bool:
-        """Put the embeddings that the policy will ask for on the nodes; False: too late.
-
-        An embedder that has failed is not asked again: the search would wait for it every round.
-        """
+        """Put the embeddings that the policy will ask for on the nodes; False: too late."""
         if not isinstance(self.policy, Comparing):
             return True
         nodes = self.policy.to_embed(self.growth.tree)
         unknown = self.embeddings.unknown(nodes)
-        if unknown and self.tally.embedder_fault is None:
-            asked = self.tree_id, self.problem.prompt, unknown
-            try:
-                vectors = await self.in_time(lambda: self.engine.embed(*asked))
-                if vectors is None:
-                    return False
-                self.embeddings.take(unknown, vectors)
-            except EmbeddingMissing as error:
-                self.tally.embedder_fault = str(error)
+        if unknown and await self.in_time(lambda: self.learn(unknown)) is None:
+            return False
         self.embeddings.store(nodes)
         return True
 
+    async def learn(self, unknown: Sequence[Trajectory]) -> bool:
+        """Have steps embedded; whether it was done.
+
+        An embedder that has failed is not asked again: the search would wait for it every round.
+        """
+        if not unknown or self.tally.embedder_fault is not None:
+            return False
+        try:
+            vectors = await self.engine.embed(self.tree_id, self.problem.prompt, unknown)
+            self.embeddings.take(unknown, vectors)
+        except EmbeddingMissing as error:
+            self.tally.embedder_fault = str(error)
+            return False
+        return True
+
     async def draw(self, plan: Round) -> tuple[list[Draft], dict[int, float]]:
-        """A round's steps and rewards."""
+        """A round's steps and rewards. A policy that has compared steps will compare these: they
+        are embedded while they are scored."""
         branches = self.growth.branches(plan)
         steps = await self.engine.expand(self.tree_id, branches, self.growth.sampling)
         drafts = self.growth.drafts(branches, steps)
-        return drafts, await self.score(drafts)
+        fresh = [] if self.embeddings.empty else self.embeddings.new(self.growth.to_compare(drafts))
+        rewards, _ = await asyncio.gather(self.score(drafts), self.learn(fresh))
+        return drafts, rewards
 
     async def score(self, drafts: Sequence[Draft]) -> dict[int, float]:
         """Rewards by draft id, unrounded; one for each distinct path that needs one."""

@@ -17,6 +17,11 @@ class Embeddings:
         self._tree = tree
         self._known: dict[tuple[int, ...], tuple[float, ...]] = {}
 
+    @property
+    def empty(self) -> bool:
+        """Whether no step has been embedded yet."""
+        return not self._known
+
     def unknown(self, nodes: Iterable[Node]) -> list[Trajectory]:
         """The paths to embed the last step of: each distinct new step once, by its first node."""
         first: dict[tuple[int, ...], Node] = {}
@@ -24,6 +29,10 @@ class Embeddings:
             if node.tokens not in self._known:
                 first.setdefault(node.tokens, node)
         return [self._trajectory(node) for node in first.values()]
+
+    def new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those of the paths whose last step is not known."""
+        return [t for t in trajectories if t.steps[-1] not in self._known]
 
     def take(self, wanted: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
         """Note the vectors of ``unknown`` paths, rounded.

@@ -136,6 +136,14 @@ class Growth:
             if draft.twin == draft.id and self._needs_reward(draft)
         ]
 
+    def to_compare(self, drafts: Sequence[Draft]) -> list[Trajectory]:
+        """The paths that may grow, of each distinct last step one; none if all say the same."""
+        first: dict[tuple[int, ...], Draft] = {}
+        for draft in drafts:
+            if draft.finish in (Finish.STEP, Finish.LENGTH):
+                first.setdefault(draft.step.tokens, draft)
+        return [self._trajectory(draft) for draft in first.values()] if len(first) > 1 else []
+
     def commit(self, drafts: Sequence[Draft], rewards: dict[int, float]) -> list[Node]:
         """Put a round into the tree; ``rewards`` by the ids asked for, unrounded."""
         nodes = []
