@@ -1,8 +1,8 @@
 """Same seed, same tree: does any switch of the engine change a tree?
 
 `python -m loadtest.same_trees [--limit 100] [--policy ets,mcts] [--json]`. Every policy's searches
-of dev questions of all tasks on an engine with everything switched off, one search at a time, then
-with each switch and with all of them, eight searches at once. A row is a switch and a policy: how
+of dev questions of all tasks, eight at once, on an engine with everything switched off, then with
+each switch and with all of them. A row is a switch and a policy: how
 many of the trees are the same, and what the switch did, which shows that it was at work.
 """
 
@@ -25,11 +25,11 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from server.settings import BUNDLED
 
-WIDTH = 8
+WIDTH = 4
 STEP_TOKENS = 64
 """Steps are short, so that a pool may be small."""
 AT_ONCE = 8
-POOL = 600
+POOL = 1_000
 """KV tokens of a small pool: some paths and their next steps, not eight trees."""
 COLUMNS = ("change", "policy", "n", "same", "evidence", "amount")
 
@@ -75,12 +75,10 @@ def spec_of(policy: str) -> SearchSpec:
     return SearchSpec(policy=policy, width=WIDTH, max_step_tokens=STEP_TOKENS)  # type: ignore[arg-type]
 
 
-async def grown(
-    engine: EmbeddedEngine, policy: str, items: Sequence[Item], at_once: int
-) -> list[Outcome]:
+async def grown(engine: EmbeddedEngine, policy: str, items: Sequence[Item]) -> list[Outcome]:
     """A policy's search of every item, in order."""
     room, text, method = (
-        asyncio.Semaphore(at_once),
+        asyncio.Semaphore(AT_ONCE),
         Text(SPRIG.policy),
         Method(policy, spec_of(policy)),
     )
@@ -116,13 +114,13 @@ async def measure(
     reference: dict[str, list[str]] = {}
     async with Engines(**OFF) as engine:
         for policy in policies:
-            reference[policy] = [o.digest for o in await grown(engine, policy, items, 1)]
+            reference[policy] = [o.digest for o in await grown(engine, policy, items)]
             say(f"everything off, {policy}: {len(set(reference[policy]))} trees")
     rows: list[dict[str, Any]] = []
     for name, change in changes.items():
         async with Engines(**{**OFF, **change.options}) as engine:
             for policy in policies:
-                outcomes = await grown(engine, policy, items, AT_ONCE)
+                outcomes = await grown(engine, policy, items)
                 rows.append(row_of(name, change.evidence, policy, reference[policy], outcomes))
                 say("  ".join(f"{column} {rows[-1][column]}" for column in COLUMNS))
     return {"rows": rows, "same": all(row["same"] == row["n"] for row in rows)}

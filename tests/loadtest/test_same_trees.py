@@ -42,7 +42,7 @@ def test_every_change_differs_from_what_it_is_compared_with() -> None:
         assert any(OFF.get(name) != value for name, value in change.options.items())
         assert hasattr(TreeCost(), change.evidence)
     assert {spec_of(policy).policy for policy in POLICIES} == set(POLICIES)
-    assert AT_ONCE * spec_of("rebase").width * 20 > POOL, "a small pool is too small for all"
+    assert AT_ONCE * spec_of("rebase").width * 40 > POOL, "a small pool is too small for all"
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
