@@ -111,10 +111,8 @@ class Bench:
 
     def _path(self, engine: Sided, spec: SearchSpec) -> int:
         """The longest path with its next step, as the verifier reads it."""
-        branches = [branch for each in engine.rounds for branch in each.branches]
         once, each = engine.capabilities.score_tokens
-        depth = 1 + len(engine.rounds)
-        return max(len(b.tokens) + b.limit for b in branches) + once + depth * each
+        return engine.longest + once + (1 + engine.rounds) * each
 
 
 class Sided(InProcess):

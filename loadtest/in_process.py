@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from loadtest.replayed import Recorded
 from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.model.forward import Forward, Span
@@ -107,20 +106,23 @@ class InProcess:
         clock: Callable[[], float] = time.perf_counter,
         **changes: object,
     ) -> None:
-        """``changes`` are EngineOptions of this search alone; ``rounds`` records it."""
+        """``changes`` are EngineOptions of this search alone.
+
+        ``rounds``: those drawn; ``longest``: the tokens of its longest path with its next step.
+        """
         options = replace(models.options, **changes)  # type: ignore[arg-type]
         self.capabilities = models.capabilities
         self.clocked = Clocked(models.policy, clock)
         self.scheduler = scheduler_for(options, self.clocked, models.policy.config)
         self.scorer = scorer_for(options, models.prm, models.prm.config, models.reader)
-        self.rounds: list[Recorded] = []
+        self.rounds = 0
+        self.longest = 0
         self.seconds = {"expand": 0.0, "score": 0.0}
         self._lookahead = options.lookahead
         self._moved: dict[str, KvMoved] = {}
         self._clock = clock
         self._watch = watch
         self._calls = count(1)
-        self._hint = Hint()
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch."""
@@ -135,9 +137,8 @@ class InProcess:
                 if self.scheduler.starved():
                     raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
         self._moved[tree] = done[0].moved
-        steps = tuple(done[0].steps)
-        self.rounds.append(Recorded(self._hint, tuple(branches), sampling, steps))
-        self._hint = Hint()
+        self.rounds += 1
+        self.longest = max(self.longest, *(len(b.tokens) + b.limit for b in branches))
         return done[0].steps
 
     async def score(
@@ -170,7 +171,6 @@ class InProcess:
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Tell both models' caches."""
-        self._hint = hint
         self.scheduler.hint(tree, hint)
         self.scorer.hint(tree, hint)
 

@@ -11,7 +11,7 @@ budget of its own.
 `paper` and `ablations`. Every budget is by the exact engine's full retention.
 
 `least_tokens` is what the best order there is, which knows the whole search, would have computed
-again (`loadtest.least_read`), its steps drawn one after the other.
+again in what was held at most (`loadtest.least_read`), its steps drawn one after the other.
 
 With `--keep FILE` a measurement of hours goes on where an earlier run ended; `--split dev` asks the
 questions that constants are chosen on.

@@ -120,7 +120,6 @@ class Searches:
         start = time.perf_counter()
         outcome = await grow(engine, self.models.text, item, Method(policy, case.spec))
         seconds = time.perf_counter() - start
-        branches = [branch for each in engine.rounds for branch in each.branches]
         run = Run.of(
             item,
             outcome,
@@ -130,8 +129,8 @@ class Searches:
             again_seconds=engine.clocked.again_seconds,
             policy_seconds=cache.retention.seconds,
             seconds=seconds,
-            longest=max(len(branch.tokens) + branch.limit for branch in branches),
-            least_tokens=least_read_again(_as_cached(draws_of([outcome])), budget),
+            longest=engine.longest,
+            least_tokens=least_read_again(_as_cached(draws_of([outcome])), cache.active_peak),
         )
         return run, seen
 
