@@ -39,7 +39,7 @@ def test_a_row_by_hand() -> None:
 @pytest.mark.slow
 def test_a_pool_for_two_ends_no_search() -> None:
     """Full retention, two at once, finds room; ArborKV grows the same trees eight at once."""
-    rows = asyncio.run(measure(["blocksworld"], ["best_first"], 3, 1, 1))
+    rows = asyncio.run(measure(["blocksworld"], ["best_first"], 2, 1, 1))
     assert [(row["kv_policy"], row["at_once"]) for row in rows] == [
         ("full", FIT),
         ("arborkv", FIT),
