@@ -21,7 +21,8 @@ class TracedEngine(PassedOn):
     """An engine for one tree. ``whole``: the span of its search; ``model``: the policy's name.
 
     The search decides from the last thing it told (``hear``) of one round, or from its embeddings
-    on, until it gives the hint of the next.
+    on, until it gives the hint of the next. Between a round's steps and what it tells of them it
+    may embed as well as score.
     """
 
     def __init__(self, engine: Engine, tracer: Tracer, whole: Span, model: str) -> None:
@@ -33,6 +34,7 @@ class TracedEngine(PassedOn):
         self._number = 0
         self._heard = time.time_ns()
         self._deciding_from: int | None = None
+        self._drawn = False
 
     def hear(self, event: Event) -> None:
         """The search told of something. A plan is told as it is made, before the hint."""
@@ -41,6 +43,7 @@ class TracedEngine(PassedOn):
         if isinstance(event, Evicted | Rehydrated) and self._round is not None:
             about = {"hedgerow.node": event.node, "hedgerow.kv.tokens_kept": event.kept}
             self._round.add_event(event.name, about)
+        self._drawn = False
         self._heard = time.time_ns()
 
     def end(self) -> None:
@@ -65,6 +68,7 @@ class TracedEngine(PassedOn):
             after = await self._usage()
             if before is not None and after is not None:
                 self._kv_work(set_span_in_context(span), before, after)
+        self._drawn = True
         return steps
 
     async def score(
@@ -82,12 +86,15 @@ class TracedEngine(PassedOn):
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """As the engine does; the first call of a round, where there is one."""
-        self._begin()
+        """As the engine does; beside a round's scores, or the first call of a round."""
+        beside = self._drawn
+        if not beside:
+            self._begin()
         about = {"gen_ai.operation.name": "embeddings", "hedgerow.steps": len(trajectories)}
         with self._call("embed", about):
             vectors = await self._engine.embed(tree, prompt, trajectories)
-        self._deciding_from = time.time_ns()
+        if not beside:
+            self._deciding_from = time.time_ns()
         return vectors
 
     def hint(self, tree: str, hint: Hint) -> None:

@@ -7,12 +7,13 @@ have no name for begins with ``hedgerow.``. No span holds a prompt or a reply.
     POST /v1/search
     └─ chat sprig                    the search
        └─ round
-          ├─ embed                   where the policy compares steps
+          ├─ embed                   where the policy compares steps, the first time
           ├─ decide                  until the engine is told what is planned
           ├─ expand                  one step for each branch
           │  └─ evict, rehydrate     by the engine meanwhile, for whatever search: what it did,
           │                          not when; rehydrating is prefilling, and has no length here
-          └─ score
+          ├─ score
+          └─ embed                   beside score, where the policy has compared steps before
 """
 
 from __future__ import annotations

@@ -84,11 +84,16 @@ async def test_a_request_holds_a_search_and_its_rounds(
     assert len(grown) == done["search"]["stats"]["rounds"] > 1
     for span in rounds:
         inside = below(spans, span)
-        assert names(inside)[-3:] in (["decide", "expand", "score"], ["embed"])
+        assert [name for name in names(inside) if name != "embed"] in (
+            ["decide", "expand", "score"],
+            [],
+        )
         for child in inside:
             assert (span.start_time or 0) <= (child.start_time or 0)
-            assert (child.end_time or 0) <= (span.end_time or 0) or child.name == "embed"
-    assert any("embed" in names(below(spans, span)) for span in rounds)
+            assert (child.end_time or 0) <= (span.end_time or 0)
+    told = [names(below(spans, span)) for span in grown]
+    assert any(inside[0] == "embed" for inside in told), "before it has ever compared steps"
+    assert any(inside[-1] == "embed" for inside in told), "beside the scores"
 
 
 async def test_attributes_follow_the_genai_conventions(
