@@ -17,7 +17,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.scoring.embedder import PIECE_TOKENS, Embedded, Embedder, Words
+from runtime.embedded.scoring.embedder import PIECE_TOKENS, Embedder, Words
 from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.embedders.encoder import Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
@@ -130,8 +130,7 @@ def test_a_layer_that_is_not_there_is_refused(forward: Forward) -> None:
 
 
 def test_calls_are_worked_off_in_pieces() -> None:
-    """The oldest first, as many tokens a piece as are allowed, a long step alone; then answered. A
-    step is embedded and charged once, whoever asks for it again."""
+    """The oldest first, as many tokens a piece as are allowed, a long step alone; then answered."""
     pieces: list[int] = []
     charged: list[tuple[str, int]] = []
 
@@ -142,11 +141,10 @@ def test_calls_are_worked_off_in_pieces() -> None:
         return [(float(len(step.tokens)),) for step in steps]
 
     work = Embedder(embed, lambda tree, steps: charged.append((tree, len(steps))))
-    half, other, last, late = (Words((i,) * (PIECE_TOKENS // 2), "") for i in range(4))
-    long = Words((1,) * (PIECE_TOKENS + 1), "")
-    work.embed(1, "oak", [half, other, long, half, last])
+    half, long = Words((1,) * (PIECE_TOKENS // 2), ""), Words((1,) * (PIECE_TOKENS + 1), "")
+    work.embed(1, "oak", [half, half, long, half])
     work.embed(2, "elm", [Words((1,), "bad")])
-    work.embed(3, "oak", [late])
+    work.embed(3, "oak", [half])
     work.embed(4, "elm", [])
     assert work.abort("none") == []
     answers = []
@@ -155,31 +153,12 @@ def test_calls_are_worked_off_in_pieces() -> None:
         if len(answers) == 2:
             assert work.abort("oak") == [3]
     assert pieces == [2, 1, 1, 1]
-    sizes = [(float(len(step.tokens)),) for step in (half, other, long, half, last)]
+    sizes = [(float(len(step.tokens)),) for step in (half, half, long, half)]
     assert [answer.call for answer in answers] == [1, 2, 4]
     assert answers[0].result == sizes
     assert isinstance(answers[1].result, EngineError)
     assert answers[2].result == []
-    assert charged == [("oak", 2), ("oak", 1), ("oak", 1)]
-    work.embed(5, "elm", [last, half])
-    assert work.step() == [Embedded(5, [sizes[-1], sizes[0]])]
-    assert len(pieces) == len(charged) + 1 == 4, "known of another search; the bad one is tried"
-
-
-def test_what_was_asked_for_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three steps two are kept: the one that was asked for again stays."""
-    monkeypatch.setattr("runtime.embedded.scoring.embedder.KEPT_STEPS", 2)
-    read: list[str] = []
-
-    def embed(steps: Sequence[Words]) -> list[tuple[float, ...]]:
-        read.extend(step.text for step in steps)
-        return [(1.0,) for _ in steps]
-
-    work = Embedder(embed, lambda *_: None)
-    for call, text in enumerate("abacab"):
-        work.embed(call, "oak", [Words((1,), text)])
-        work.step()
-    assert read == ["a", "b", "c", "b"]
+    assert charged == [("oak", 2), ("oak", 1), ("oak", 1), ("elm", 0)]
 
 
 @pytest.fixture(scope="module")
