@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,13 @@ class Plan:
     until: float = float("inf")
     kept_in: Path | None = None
     engine: str = "embedded"
+    embedder: str | None = None
 
     @property
     def engines(self) -> MakesEngines:
-        """What makes its engines."""
+        """What makes its engines; ``embedder`` in place of their own."""
+        if self.embedder is not None:
+            return partial(Engines, embedder=self.embedder)
         return ENGINES[self.engine]
 
     def another(self) -> bool:
@@ -269,6 +273,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of questions and searches")
     parser.add_argument("--keep", type=Path, help="take results from this file and add to it")
     parser.add_argument("--threads", type=int, help="of the engine; 0: the fastest")
+    parser.add_argument(
+        "--embedder", choices=tuple(cluster_threshold.SWEEP), help="what ETS compares steps by"
+    )
     return parser
 
 
@@ -287,6 +294,8 @@ def _plan(options: argparse.Namespace) -> Plan:
             raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
         if options.threads is not None and options.engine == "sglang":
             raise ValueError(f"--threads {options.threads}: the embedded engine's alone")
+        if options.embedder is not None and options.engine == "sglang":
+            raise ValueError(f"--embedder {options.embedder}: the embedded engine's alone")
         if options.choose == "threshold" and options.engine == "sglang":
             raise ValueError("--choose threshold: the embedded engine's alone")
     except ValueError as error:
@@ -337,7 +346,7 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
             least = 0 if name == "timed" else 1
             if given < least:
                 raise ValueError(f"--{name} {given}: must be at least {least}")
-    for name in ("seed", "threads"):
+    for name in ("seed", "threads", "embedder"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
     return changes

@@ -23,6 +23,7 @@ from tests.loadtest.test_policy_rows import KEYS
         (["--keep", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--limit", "0"], "--limit 0: must be at least 1"),
         (["--choose", "threshold", "--engine", "sglang"], "--choose threshold: the embedded"),
+        (["--embedder", "lexical", "--engine", "sglang"], "--embedder lexical: the embedded"),
         (["--timed", "0", "--plot", "times.png"], "--timed must be at least 1"),
     ],
 )
