@@ -266,18 +266,20 @@ class _Run:
             return True
         nodes = self.policy.to_embed(self.growth.tree)
         unknown = self.embeddings.unknown(nodes)
-        if unknown and await self.in_time(lambda: self.learn(unknown)) is None:
+        if self.asks(unknown) and await self.in_time(lambda: self.learn(unknown)) is None:
             return False
         self.embeddings.store(nodes)
         return True
 
-    async def learn(self, unknown: Sequence[Trajectory]) -> bool:
-        """Have steps embedded; whether it was done.
+    def asks(self, unknown: Sequence[Trajectory]) -> bool:
+        """Whether there is anything to embed.
 
         An embedder that has failed is not asked again: the search would wait for it every round.
         """
-        if not unknown or self.tally.embedder_fault is not None:
-            return False
+        return bool(unknown) and self.tally.embedder_fault is None
+
+    async def learn(self, unknown: Sequence[Trajectory]) -> bool:
+        """Have steps embedded; whether they were."""
         try:
             vectors = await self.engine.embed(self.tree_id, self.problem.prompt, unknown)
             self.embeddings.take(unknown, vectors)
@@ -293,6 +295,8 @@ class _Run:
         steps = await self.engine.expand(self.tree_id, branches, self.growth.sampling)
         drafts = self.growth.drafts(branches, steps)
         fresh = [] if self.embeddings.empty else self.embeddings.new(self.growth.to_compare(drafts))
+        if not self.asks(fresh):
+            return drafts, await self.score(drafts)
         rewards, _ = await asyncio.gather(self.score(drafts), self.learn(fresh))
         return drafts, rewards
 
