@@ -138,7 +138,7 @@ class InProcess:
                     raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
         self._moved[tree] = done[0].moved
         self.rounds += 1
-        self.longest = max(self.longest, *(len(b.tokens) + b.limit for b in branches))
+        self.longest = max([self.longest, *(len(b.tokens) + b.limit for b in branches)])
         return done[0].steps
 
     async def score(

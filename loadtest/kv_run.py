@@ -84,18 +84,13 @@ class Searches:
     async def _in(
         self, case: Case, item: Item, policy: str, rho: float, budget: int, longest: int
     ) -> tuple[Run, list[Moment]]:
+        pool = max(budget, longest)
         if policy in EXACT:
-            return await self._exact(case, item, EXACT[policy], max(budget, longest), budget)
+            return await self._exact(case, item, EXACT[policy], pool, budget)
         assert self._paper is not None, "loaded where a lossy policy is asked for"
         share = min(1.0, rho)
         return await run_lossy(
-            self.models,
-            self._paper,
-            item,
-            case.spec,
-            policy,
-            budget=max(budget, longest),
-            share=share,
+            self.models, self._paper, item, case.spec, policy, budget=pool, share=share
         )
 
     async def _exact(
@@ -111,12 +106,11 @@ class Searches:
 
         def watch(scheduler: Scheduler) -> None:
             cache = scheduler.cache
-            reading = cache.radix.locked + sum(len(lane.private) for lane in cache.lanes)
-            seen.append(Moment(engine.clocked.passes, reading, cache.active_tokens))
+            seen.append(Moment(engine.clocked.passes, cache.reading_tokens, cache.active_tokens))
 
         engine = InProcess(self.models, watch, kv_policy=policy, kv_tokens=pool)
         cache = engine.scheduler.cache
-        cache.budget = min(budget, pool)
+        cache.budget = budget
         start = time.perf_counter()
         outcome = await grow(engine, self.models.text, item, Method(policy, case.spec))
         seconds = time.perf_counter() - start

@@ -68,6 +68,11 @@ class Cache:
         """Tokens held for searches in flight."""
         return self.capacity - self.pool.free - self.radix.unheld
 
+    @property
+    def reading_tokens(self) -> int:
+        """Of these, what running branches read or write."""
+        return self.radix.locked + self._private.total()
+
     def tokens_of(self, tree: str) -> int:
         """Unique tokens held for one search."""
         return self.radix.held_tokens[tree] + self._private[tree]
@@ -183,8 +188,7 @@ class Cache:
     def note_peaks(self) -> None:
         """Record what each running search and all of them hold now, and what branches read."""
         self.active_peak = max(self.active_peak, self.active_tokens)
-        reading = self.radix.locked + self._private.total()
-        self.reading_peak = max(self.reading_peak, reading)
+        self.reading_peak = max(self.reading_peak, self.reading_tokens)
         for tree in {lane.tree for lane in self.lanes}:
             self.peaks[tree] = max(self.peaks.get(tree, 0), self.tokens_of(tree))
 
