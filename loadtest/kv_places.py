@@ -15,13 +15,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from loadtest.kv_plan import FULL_RETENTION, ROOMY, Case, Plan, cases_of
 from loadtest.listed import listed
 from loadtest.report import publish, say, shown
-from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
+from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side_by_side
 from loadtest.turns import in_turns
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine
@@ -63,15 +63,14 @@ async def answered(
     engine: EmbeddedEngine, case: Case, items: Sequence[Item], at_once: int
 ) -> Answered:
     """Ask everything at once; so many run at a time, in order."""
-    room, text, method = asyncio.Semaphore(at_once), Text(SPRIG.policy), Method("", case.spec)
+    text, method = Text(SPRIG.policy), Method(case.search, case.spec)
     start = time.perf_counter()
 
     async def one(item: Item) -> tuple[float, Outcome]:
-        async with room:
-            outcome = await grow(engine, text, item, method)
-            return time.perf_counter() - start, outcome
+        outcome = await grow(engine, text, item, method)
+        return time.perf_counter() - start, outcome
 
-    found = await asyncio.gather(*map(one, items))
+    found = await side_by_side(one, items, at_once)
     return Answered([seconds for seconds, _ in found], [outcome for _, outcome in found])
 
 
@@ -117,7 +116,7 @@ def row_of(
     """A way's row: means over questions and repeats, and the ratio to the first way."""
     mine, first = found[way], found[WAYS[0]]
     pairs = zip(mine, first, strict=True)
-    ratios = sorted(mean(a.seconds) / mean(b.seconds) for a, b in pairs)
+    ratios = [mean(a.seconds) / mean(b.seconds) for a, b in pairs]
     outcomes = mine[0].outcomes
     same = [a.digest == b.digest for a, b in zip(outcomes, whole, strict=True)]
     return {
@@ -129,7 +128,7 @@ def row_of(
         "repeats": len(mine),
         "pool_tokens": pool,
         "seconds": mean(second for each in mine for second in each.seconds),
-        "latency_vs_full": ratios[len(ratios) // 2],
+        "latency_vs_full": median(ratios),
         "problems_per_second": len(outcomes) / mean(max(each.seconds) for each in mine),
         "rehydrations": mean(outcome.stats.engine.rehydrations for outcome in outcomes),
         "identical_trees": sum(same) / len(same),

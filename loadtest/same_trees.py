@@ -2,8 +2,8 @@
 
 `python -m loadtest.same_trees [--limit 100] [--policy ets,mcts] [--json]`. Every policy's searches
 of dev questions of all tasks, eight at once, on an engine with everything switched off, then with
-each switch and with all of them. A row is a switch and a policy: how
-many of the trees are the same, and what the switch did, which shows that it was at work.
+each switch and with all of them. A row is a switch and a policy: how many of the trees are the
+same, and what the switch did, which shows that it was at work (an order leaves no trace but time).
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 
 from loadtest.listed import listed
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow
-from runtime.embedded.engine import EmbeddedEngine
-from runtime.text import Text
+from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
@@ -75,21 +73,6 @@ def spec_of(policy: str) -> SearchSpec:
     return SearchSpec(policy=policy, width=WIDTH, max_step_tokens=STEP_TOKENS)  # type: ignore[arg-type]
 
 
-async def grown(engine: EmbeddedEngine, policy: str, items: Sequence[Item]) -> list[Outcome]:
-    """A policy's search of every item, in order."""
-    room, text, method = (
-        asyncio.Semaphore(AT_ONCE),
-        Text(SPRIG.policy),
-        Method(policy, spec_of(policy)),
-    )
-
-    async def one(item: Item) -> Outcome:
-        async with room:
-            return await grow(engine, text, item, method)
-
-    return await asyncio.gather(*map(one, items))
-
-
 def row_of(
     change: str, evidence: str, policy: str, reference: Sequence[str], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
@@ -111,17 +94,20 @@ async def measure(
 ) -> dict[str, Any]:
     """The document: ``rows``, and whether all trees are the ``same``."""
     items = [Item(*pair, seed) for seed, pair in enumerate(dev_questions(limit))]
+    methods = [Method(policy, spec_of(policy)) for policy in policies]
     reference: dict[str, list[str]] = {}
     async with Engines(**OFF) as engine:
-        for policy in policies:
-            reference[policy] = [o.digest for o in await grown(engine, policy, items)]
-            say(f"everything off, {policy}: {len(set(reference[policy]))} trees")
+        for method in methods:
+            grown = await grow_all(engine, items, method, AT_ONCE)
+            reference[method.name] = [outcome.digest for outcome in grown]
+            say(f"everything off, {method.name}: {len(set(reference[method.name]))} trees")
     rows: list[dict[str, Any]] = []
     for name, change in changes.items():
         async with Engines(**{**OFF, **change.options}) as engine:
-            for policy in policies:
-                outcomes = await grown(engine, policy, items)
-                rows.append(row_of(name, change.evidence, policy, reference[policy], outcomes))
+            for method in methods:
+                grown = await grow_all(engine, items, method, AT_ONCE)
+                known = reference[method.name]
+                rows.append(row_of(name, change.evidence, method.name, known, grown))
                 say("  ".join(f"{column} {rows[-1][column]}" for column in COLUMNS))
     return {"rows": rows, "same": all(row["same"] == row["n"] for row in rows)}
 

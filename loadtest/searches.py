@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from loadtest.decisions import PolicyOf
 from models.tasks import TASKS
@@ -22,6 +23,8 @@ from search.spec import SearchSpec
 from server.evaluate import item_seed
 from server.room import context_for
 from server.settings import BUNDLED
+
+T = TypeVar("T")
 
 SPRIG = EngineOptions(
     policy=BUNDLED / "policy",
@@ -107,23 +110,33 @@ async def grow(
     )
 
 
+async def side_by_side(
+    work: Callable[[Item], Awaitable[T]], items: Iterable[Item], at_once: int
+) -> list[T]:
+    """What ``work`` makes of each item, in order; so many are under way at a time."""
+    room = asyncio.Semaphore(at_once)
+
+    async def one(item: Item) -> T:
+        async with room:
+            return await work(item)
+
+    return await asyncio.gather(*map(one, items))
+
+
 async def grow_all(
     engine: Engine,
-    items: Sequence[Item],
+    items: Iterable[Item],
     method: Method,
     at_once: int,
     policy_for: Callable[[Item], PolicyOf] | None = None,
-) -> list[str]:
-    """Search the items, ``at_once`` side by side; the digests of their trees, in order."""
+) -> list[Outcome]:
+    """Search the items, ``at_once`` side by side; in order."""
     text = Text(SPRIG.policy)
-    room = asyncio.Semaphore(at_once)
 
-    async def one(item: Item) -> str:
-        async with room:
-            policy_of = policy_for(item) if policy_for else None
-            return (await grow(engine, text, item, method, policy_of)).digest
+    async def one(item: Item) -> Outcome:
+        return await grow(engine, text, item, method, policy_for(item) if policy_for else None)
 
-    return await asyncio.gather(*(one(item) for item in items))
+    return await side_by_side(one, items, at_once)
 
 
 def dev_questions(count: int) -> list[tuple[str, str]]:
@@ -138,12 +151,5 @@ async def grow_many(
     engine: Engine, spec: SearchSpec, questions: int, at_once: int = 8
 ) -> list[Outcome]:
     """One search a dev question, ``at_once`` side by side, in the questions' order."""
-    text = Text(SPRIG.policy)
-    room = asyncio.Semaphore(at_once)
-    method = Method(spec.policy, spec)
-
-    async def one(task: str, question: str) -> Outcome:
-        async with room:
-            return await grow(engine, text, Item(task, question, spec.seed or 0), method)
-
-    return await asyncio.gather(*(one(*pair) for pair in dev_questions(questions)))
+    items = [Item(*pair, spec.seed or 0) for pair in dev_questions(questions)]
+    return await grow_all(engine, items, Method(spec.policy, spec), at_once)

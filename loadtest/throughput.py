@@ -142,5 +142,6 @@ class _Watch:
             return replaying(method.policy_of, known[item].rounds)
 
         policy_for = repeating if kind == REPLAY else deciding
-        digests = await grow_all(engine, self.items, method, at_once, policy_for)
+        grown = await grow_all(engine, self.items, method, at_once, policy_for)
+        digests = [outcome.digest for outcome in grown]
         self.same_trees &= digests == [known[item].digest for item in self.items]
