@@ -29,30 +29,20 @@ class Blocks:
 
 def step_blocks(tree: Tree, leaves: Sequence[Node]) -> Blocks:
     """A block a distinct step, each at a cost of 1, as in the ETS paper; the prompt is one too."""
-    above, place = [-1], {ROOT: 0}
-    known: dict[tuple[int, tuple[int, ...]], int] = {}
-    for node in _paths(tree, leaves):
-        parent = place[node.parent]
-        block = place[node.id] = known.setdefault((parent, node.tokens), len(above))
-        if block == len(above):
-            above.append(parent)
-    return Blocks(tuple(above), (1,) * len(above), tuple(place[leaf.id] for leaf in leaves))
+    parent: dict[int, int] = {}
+    for leaf in leaves:
+        first = leaf.first
+        while first != ROOT and first not in parent:
+            parent[first] = tree[tree[first].parent].first
+            first = parent[first]
+    place = {first: block for block, first in enumerate(sorted((ROOT, *parent)))}
+    above = (-1, *(place[parent[first]] for first in sorted(parent)))
+    return Blocks(above, (1,) * len(above), tuple(place[leaf.first] for leaf in leaves))
 
 
 def token_blocks(tree: Tree, leaves: Sequence[Node]) -> Blocks:
     """A block an edge of the radix tree, which costs its tokens; the prompt costs its own."""
     kv = LogicalKV(len(tree.prompt))
-    for node in _paths(tree, leaves):
-        kv.add(node)
+    for node_id in sorted(tree.above(leaves)):
+        kv.add(tree[node_id])
     return Blocks(*kv.edges(), tuple(kv.end(leaf.id) for leaf in leaves))
-
-
-def _paths(tree: Tree, leaves: Sequence[Node]) -> list[Node]:
-    """The steps down to the leaves, in id order: parents first."""
-    found: set[int] = set()
-    for leaf in leaves:
-        node_id = leaf.id
-        while node_id != ROOT and node_id not in found:
-            found.add(node_id)
-            node_id = tree[node_id].parent
-    return [tree[node_id] for node_id in sorted(found)]

@@ -46,8 +46,9 @@ class Node:
     log-probability a token under the sampling distribution's untempered model, ``entropy`` the
     Shannon entropy in nats of the distribution at the step's last token, ``reward`` in [0, 1]
     rounded to 1e-4 or None where the policy asked for no score. ``path`` holds the child indices
-    from the root and names the node's random stream. ``embedding``: the step's unit vector,
-    rounded, where the policy asked for one; it is derived, so nodes are equal without it.
+    from the root and names the node's random stream. ``first`` is the first node with the same
+    steps from the root, often this one. ``embedding``: the step's unit vector, rounded, where the
+    policy asked for one; it is derived, so nodes are equal without it.
     """
 
     id: int
@@ -59,6 +60,7 @@ class Node:
     finish: Finish
     state: NodeState
     path: tuple[int, ...]
+    first: int
     logprob: float = 0.0
     entropy: float = 0.0
     reward: float | None = None
@@ -74,9 +76,12 @@ class Tree:
         if not prompt:
             raise ValueError("prompt: empty; at least one token is needed")
         self.prompt: tuple[int, ...] = tuple(prompt)
-        root = Node(ROOT, -1, 0, 0, (), "", Finish.STEP, NodeState.OPEN, ())
+        root = Node(ROOT, -1, 0, 0, (), "", Finish.STEP, NodeState.OPEN, (), ROOT)
         self.nodes: list[Node] = [root]
         self.generated_tokens = 0
+        self._leaves = {ROOT: root}
+        self._finished: list[Node] = []
+        self._firsts: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -103,21 +108,28 @@ class Tree:
         if above.state is not NodeState.OPEN:
             raise ValueError(f"parent: node {parent} is {above.state}; only open nodes grow")
         child = len(above.children)
+        number, step = len(self.nodes), tuple(tokens)
         node = Node(
-            id=len(self.nodes),
+            id=number,
             parent=parent,
             child=child,
             depth=above.depth + 1,
-            tokens=tuple(tokens),
+            tokens=step,
             text=text,
             finish=finish,
             state=_STATE_AFTER[finish],
             path=(*above.path, child),
+            first=self._firsts.setdefault((above.first, step), number),
             logprob=logprob,
             entropy=entropy,
         )
         above.children.append(node.id)
+        self._leaves.pop(parent, None)
         self.nodes.append(node)
+        if node.state is NodeState.OPEN:
+            self._leaves[number] = node
+        elif node.state is NodeState.FINISHED:
+            self._finished.append(node)
         self.generated_tokens += len(node.tokens)
         return node
 
@@ -126,6 +138,7 @@ class Tree:
         node = self.nodes[node_id]
         if node.state is NodeState.OPEN:
             node.state = NodeState.PRUNED
+            self._leaves.pop(node_id, None)
 
     def chain(self, node_id: int) -> list[Node]:
         """The steps from below the root down to ``node_id`` (empty for the root)."""
@@ -146,11 +159,11 @@ class Tree:
 
     def leaves(self) -> Iterator[Node]:
         """Open nodes without children, in id order: all that a level-synchronous policy expands."""
-        return (n for n in self.nodes if n.state is NodeState.OPEN and not n.children)
+        return iter(self._leaves.values())
 
     def finished(self) -> list[Node]:
         """Finished trajectories, in id order."""
-        return [n for n in self.nodes if n.state is NodeState.FINISHED]
+        return self._finished.copy()
 
     def above(self, nodes: Iterable[Node]) -> set[int]:
         """Ids of the steps on the paths down to ``nodes``, these included; the root is none."""

@@ -7,7 +7,7 @@ from math import fsum, sqrt
 from typing import ClassVar
 
 from search.policies.policy import Round, Scores, remaining
-from search.policies.visits import Visits, expansions_below, firsts, hand_out, heads, leads
+from search.policies.visits import Visits, expansions_below, hand_out, heads, leads
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Finish, Node, NodeState, Tree
 
@@ -101,8 +101,7 @@ class BestFirst:
         ended = [node.reward or 0.0 for node in tree.finished() if node.finish is Finish.END]
         if len(ended) < self.enough:
             return False
-        first = firsts(tree)
-        new = [leaf for leaf in tree.leaves() if first[leaf.id] == leaf.id]
+        new = [leaf for leaf in tree.leaves() if leaf.first == leaf.id]
         return all((leaf.reward or 0.0) <= max(ended) for leaf in new)
 
     def _going_on(self, tree: Tree) -> list[Node]:
@@ -118,12 +117,11 @@ class BestFirst:
 
     def _explored(self, tree: Tree, visits: Visits, chosen: list[Node]) -> list[Node]:
         """The leaves that are not ``chosen`` yet: new ones first, then by the formula above."""
-        first = firsts(tree)
         taken = {node.id for node in chosen}
         leaves = [node for node in self.frontier(tree) if node.id not in taken]
         return sorted(
             leaves,
-            key=lambda leaf: (first[leaf.id] != leaf.id, -self.score(visits, leaf), leaf.id),
+            key=lambda leaf: (leaf.first != leaf.id, -self.score(visits, leaf), leaf.id),
         )
 
     def score(self, visits: Visits, leaf: Node) -> float:

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import ClassVar
 
 from search.policies.policy import Round, Scores, remaining
-from search.policies.visits import Visits, expansions, expansions_below, firsts, hand_out, heads
+from search.policies.visits import Visits, expansions, expansions_below, hand_out, heads
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Node, NodeState, Tree
 
@@ -70,12 +70,11 @@ class Mcts:
     def frontier(self, tree: Tree) -> list[Node]:
         """The open leaves and what may be expanded again; without any, the root."""
         below = expansions_below(tree, self.branch)
-        first = firsts(tree)
         return [
             node
             for node in tree.nodes
             if node.state is NodeState.OPEN
-            and first[node.id] == node.id
+            and node.first == node.id
             and self._may_grow(node, below[node.id])
         ] or [tree[ROOT]]
 

@@ -68,15 +68,6 @@ def expansions_below(tree: Tree, branch: int) -> list[int]:
     return spent
 
 
-def firsts(tree: Tree) -> list[int]:
-    """For each node, by id, the first that has the same steps from the root: often itself."""
-    seen: dict[tuple[int, tuple[int, ...]], int] = {}
-    first = [ROOT]
-    for node in tree.nodes[1:]:
-        first.append(seen.setdefault((first[node.parent], node.tokens), node.id))
-    return first
-
-
 def hand_out(nodes: Iterable[Node], branch: int, width: int) -> Mapping[int, int]:
     """``branch`` children for each node in turn, until ``width`` are given: each might finish.
 
@@ -98,10 +89,9 @@ def heads(tree: Tree, branch: int) -> list[Node]:
     By falling reward, equal rewards by rising id.
     """
     found: list[Node] = []
-    first = firsts(tree)
     for node in tree.nodes:
         last = node.children[(expansions(node, branch) - 1) * branch :]
-        best = best_of([tree[child] for child in last if first[child] == child])
+        best = best_of([tree[child] for child in last if tree[child].first == child])
         grown = any(tree[child].children for child in last)
         if best is not None and best.state is NodeState.OPEN and not grown:
             found.append(best)

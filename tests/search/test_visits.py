@@ -9,7 +9,6 @@ from search.policies.visits import (
     Visits,
     best_of,
     expansions_below,
-    firsts,
     hand_out,
     heads,
     leads,
@@ -108,7 +107,7 @@ def test_twins_are_known_by_their_first() -> None:
         (2, "c", STEP, 0.8),
         (3, "c", STEP, 0.7),
     )
-    assert firsts(tree) == [0, 1, 1, 3, 4, 4, 6]
+    assert [node.first for node in tree.nodes] == [0, 1, 1, 3, 4, 4, 6]
     assert [head.id for head in heads(tree, 3)] == [4, 6]
 
 
