@@ -15,6 +15,8 @@ so the kept leaves are read off and everything else follows from them.
 
 Coefficients are whole numbers of 1/UNIT, so that solvers with a relative gap of 0 agree on the
 optimum; rows stand in a fixed order; the limit is one of branch-and-bound nodes, never of time.
+Where most of a round's leaves are equal the program is small: then every set of leaf blocks is
+looked at, in a tenth of the time that a solver takes to begin.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ UNIT = 1_000_000
 
 NODE_LIMIT = 500
 """Branch-and-bound nodes a solver may look at; trees of 1,000 nodes take one as a rule."""
+
+FEW = 12
+"""Leaf blocks up to which every set of them is looked at."""
 
 # SciPy warns of options that it hands to HiGHS unchecked, such as the number of threads
 warnings.filterwarnings("ignore", "Unrecognized options", RuntimeWarning, "search.retention")
@@ -91,6 +96,40 @@ class Program:
                 block = self.above[block]
         covered = sum(not kept.isdisjoint(ends) for ends in self.members)
         return sum(self.gains[block] for block in kept) + self.bonus * covered
+
+
+def optimum(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:
+    """The leaf blocks of an optimum: ``best_set`` if they are FEW, else what ``solve`` finds."""
+    if len(program.leaf_blocks) <= FEW:
+        return best_set(program)
+    return solve(program, solver, node_limit)
+
+
+def best_set(program: Program) -> set[int]:
+    """The leaf blocks of the best of all sets that are not empty; between equal ones the lower ids.
+
+    A set is a number whose bit i says that the i-th leaf block is in it. A block is kept by every
+    set with a leaf block at or below it.
+    """
+    below = [0] * len(program.above)
+    for bit, end in enumerate(program.leaf_blocks):
+        below[end] |= 1 << bit
+    for block in range(len(below) - 1, 0, -1):
+        below[program.above[block]] |= below[block]
+    worth: dict[int, int] = {}
+    for leaves, gain in zip(below, program.gains, strict=True):
+        worth[leaves] = worth.get(leaves, 0) + gain
+    for ends in program.members:
+        leaves = 0
+        for end in ends:
+            leaves |= below[end]
+        worth[leaves] = worth.get(leaves, 0) + program.bonus
+    sets = np.arange(1, 1 << len(program.leaf_blocks))
+    value = np.zeros(len(sets), dtype=np.int64)
+    for leaves, gain in worth.items():
+        value += gain * ((sets & leaves) > 0)
+    best = int(sets[value.argmax()])
+    return {end for end in program.leaf_blocks if below[end] & best}
 
 
 def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:

@@ -175,8 +175,7 @@ class Settings(BaseModel):
     )
 
     embedder: Literal["hidden", "lexical", "encoder", "endpoint"] = Field(
-        default="hidden",
-        description="what tells policy ets which steps are alike; sglang: lexical by default",
+        default="lexical", description="what tells policy ets which steps are alike"
     )
     embedder_layer: int | None = Field(
         default=None, ge=1, description="hidden: read after so many layers; default: half of them"

@@ -139,11 +139,9 @@ def _format(settings: Settings) -> str:
 
 
 def _embedder(settings: Settings) -> EmbedderName:
-    if settings.embedder != "hidden":
-        return settings.embedder
-    if "embedder" in settings.model_fields_set:
+    if settings.embedder == "hidden":
         raise SettingsError(
             f"{PREFIX}EMBEDDER = 'hidden': SGLang gives no hidden states away; "
             "lexical, encoder or endpoint is needed"
         )
-    return "lexical"
+    return settings.embedder

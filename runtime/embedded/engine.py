@@ -27,6 +27,7 @@ from runtime.embedded.messages import (
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.embedder import Words
 from runtime.embedders.endpoint import Endpoint
+from runtime.embedders.lexical import embed_texts
 from search.engine import (
     Branch,
     Capabilities,
@@ -121,8 +122,11 @@ class EmbeddedEngine:
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """One vector for the last step of each trajectory, by ``capabilities.embeds``."""
+        texts = [trajectory.texts[-1] for trajectory in trajectories]
         if self._endpoint is not None:
-            return await self._endpoint.embed_texts([t.texts[-1] for t in trajectories])
+            return await self._endpoint.embed_texts(texts)
+        if self._options.embedder == "lexical":
+            return await asyncio.to_thread(embed_texts, texts)
         steps = tuple(Words(t.steps[-1], t.texts[-1]) for t in trajectories)
         return await self._ask(lambda call: Embed(call, tree, steps))
 

@@ -61,8 +61,9 @@ class EngineOptions:
     depth after each one before it (deeper it is one); ``draft_kv_tokens``: the capacity of its KV
     store; ``verify_batch``: branches whose drafts are checked at once, 0 for all.
 
-    ``embedder``: what embeds steps: the policy's hidden states after ``embedder_layer`` layers
-    (None: half of them), letters alone, the checkpoint ``encoder``, or the server ``endpoint``.
+    ``embedder``: what embeds steps: letters alone, the policy's hidden states after
+    ``embedder_layer`` layers (None: half of them), the checkpoint ``encoder``, or the server
+    ``endpoint``.
     """
 
     policy: str | Path
@@ -92,7 +93,7 @@ class EngineOptions:
     strict: bool = False
     version: str = ""
     stall_seconds: float = 60.0
-    embedder: EmbedderName = "hidden"
+    embedder: EmbedderName = "lexical"
     embedder_layer: int | None = None
     encoder: str | Path | None = None
     endpoint: EndpointOptions | None = None
@@ -124,6 +125,9 @@ class EngineOptions:
         for needy in ("encoder", "endpoint"):
             if self.embedder == needy and getattr(self, needy) is None:
                 raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
+        if self.embedder_layer is not None and self.embedder != "hidden":
+            read = "only the embedder 'hidden' reads after a layer"
+            raise ValueError(f"embedder_layer: {self.embedder_layer}; {read}")
 
     def _check_draft(self) -> None:
         if not 0 <= self.draft_tokens <= LONGEST:

@@ -47,7 +47,6 @@ from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.embedder import Embedder, Words
 from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.embedded.scoring.scorers import load_judge, load_scorer
-from runtime.embedders.lexical import embed_texts
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Capabilities, EngineError, KvFull, RewardMissing, TreeCost, Usage
@@ -124,15 +123,15 @@ class Worker:
             if self._scorer is not None and self._scorer.busy:
                 for scored in self._scorer.step():
                     self._answer(scored.call, scored.rewards)
-            if self._embedder.busy:
+            if self._embedder is not None and self._embedder.busy:
                 for embedded in self._embedder.step():
                     self._answer(embedded.call, embedded.result)
             self._report_in_time()
 
     @property
     def _busy(self) -> bool:
-        scores = self._scorer is not None and self._scorer.busy
-        return self._scheduler.busy or scores or self._embedder.busy
+        beside = (self._scorer, self._embedder)
+        return self._scheduler.busy or any(part is not None and part.busy for part in beside)
 
     def _listen(self) -> bool:
         """Take all messages that are there, waiting for one when idle; False to stop."""
@@ -170,6 +169,7 @@ class Worker:
             case Score():
                 self._score(message)
             case Embed(call, tree, steps):
+                assert self._embedder is not None, "what needs no model is embedded elsewhere"
                 self._embedder.embed(call, tree, steps)
             case Release(call, tree):
                 self._answer(call, self._stop(tree))
@@ -209,7 +209,9 @@ class Worker:
 
     def _stop(self, tree: str) -> TreeCost:
         """End everything of a tree; what it cost."""
-        stopped = self._scheduler.abort(tree) + self._embedder.abort(tree)
+        stopped = self._scheduler.abort(tree)
+        if self._embedder is not None:
+            stopped += self._embedder.abort(tree)
         prm, judged, unparsed = None, None, 0
         if self._scorer is not None:
             stopped += self._scorer.abort(tree)
@@ -226,8 +228,8 @@ class Worker:
         cost = cost_of(policy or Account(0), prm or Account(0), judged or Account(0))
         return replace(cost, unparsed_verdicts=unparsed)
 
-    def _steps_embedder(self, forward: Forward) -> Embedder:
-        """What ``options.embedder`` names; for ``endpoint``, which is asked elsewhere, letters."""
+    def _steps_embedder(self, forward: Forward) -> Embedder | None:
+        """What ``options.embedder`` names; None for what needs no model of this process."""
         options = self._options
         if options.embedder == "hidden":
             hidden = HiddenStates(forward, options.embedder_layer)
@@ -239,12 +241,14 @@ class Worker:
                     account.passes += 1
 
             return Embedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
-        texts = embed_texts
         if options.embedder == "encoder" and options.encoder is not None:
             from runtime.embedders.encoder import Encoder
 
-            texts = Encoder(options.encoder).embed_texts
-        return Embedder(lambda steps: texts([step.text for step in steps]), lambda *_: None)
+            encoder = Encoder(options.encoder)
+            return Embedder(
+                lambda steps: encoder.embed_texts([step.text for step in steps]), lambda *_: None
+            )
+        return None
 
     def _answer(self, call: int, value: list | TreeCost | EngineError | None) -> None:
         report = self._report()

@@ -11,7 +11,7 @@ from search.engine import EngineError
 from search.kv_blocks import step_blocks, token_blocks
 from search.policies.policy import Round, Scores, by_reward, remaining
 from search.policies.rebase import served
-from search.retention import NODE_LIMIT, Program, solve
+from search.retention import NODE_LIMIT, Program, optimum
 from search.spec import CostName, SearchSpec, SolverName
 from search.tree import ROOT, Node, Tree
 
@@ -108,7 +108,7 @@ class Ets:
             self.budget_weight,
             self.diversity_weight,
         )
-        ends = solve(program, self.solver, self.node_limit)
+        ends = optimum(program, self.solver, self.node_limit)
         if ends is None:
             return None
         return {leaf.id for leaf, end in zip(leaves, blocks.ends, strict=True) if end in ends}
@@ -117,12 +117,14 @@ class Ets:
         """Each leaf's cluster by its last step; none where there is nothing to compare."""
         if not self._compares(leaves):
             return []
-        vectors = []
+        vectors = {}
         for leaf in leaves:
             if leaf.embedding is None:
                 raise EngineError(f"node {leaf.id} has no embedding; policy ets needs one a step")
-            vectors.append(leaf.embedding)
-        return cluster(vectors, PAPER_THRESHOLD if self.threshold is None else self.threshold)
+            vectors.setdefault(leaf.tokens, leaf.embedding)
+        threshold = PAPER_THRESHOLD if self.threshold is None else self.threshold
+        found = dict(zip(vectors, cluster(list(vectors.values()), threshold), strict=True))
+        return [found[leaf.tokens] for leaf in leaves]
 
     def _compares(self, leaves: Sequence[Node]) -> bool:
         if not self.diversity_weight or not self.budget_weight:

@@ -53,6 +53,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
         batch_limit=1,
         threads=1,
         strict=True,
+        embedder="hidden",
     )
 
 
@@ -282,7 +283,7 @@ async def test_abort_stops_embedding(engine: EmbeddedEngine) -> None:
 
 
 async def test_letters_embed_where_they_are_asked_for(options: EngineOptions) -> None:
-    """The vectors of ``runtime.embedders.lexical``, from the engine's process."""
+    """The vectors of ``runtime.embedders.lexical``; no model is asked."""
     engine = await EmbeddedEngine.start(replace(options, embedder="lexical"))
     try:
         path = Trajectory(2, ((1, 2), (3,)), ("first", "13 - 9 = 4"))

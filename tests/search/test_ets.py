@@ -71,7 +71,7 @@ def test_tokens_cost_what_memory_pays() -> None:
 
 def test_without_a_price_it_is_rebase(monkeypatch: pytest.MonkeyPatch) -> None:
     """budget_weight 0 keeps every leaf unasked and compares none, so no embedder is needed."""
-    monkeypatch.setattr("search.policies.ets.solve", None)
+    monkeypatch.setattr("search.policies.ets.optimum", None)
     free = Ets(16, 0.2, budget_weight=0.0)
     tree = row(0.1, 0.9, 0.5)
     assert free.plan(tree) == Rebase(16, 0.2).plan(tree) == Round({2: 14, 3: 2}, (1,))
@@ -87,7 +87,7 @@ def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
 
 def test_first_and_last_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root gets the width; one leaf is kept unasked; finished ones leave nothing to plan."""
-    monkeypatch.setattr("search.policies.ets.solve", None)
+    monkeypatch.setattr("search.policies.ets.optimum", None)
     assert KV.plan(drawn()) == Round({0: 16})
     assert KV.plan(row(0.1)) == Round({1: 16})
     assert Ets(2, 0.2).plan(row(0.5, 0.5, finish=END)) is None
@@ -104,7 +104,7 @@ def test_cbc_keeps_the_same(solver: str) -> None:
 def test_beyond_the_node_limit_the_round_is_rebases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up that REBASE would keep, and the round says that it fell back."""
     asked: list[object] = []
-    monkeypatch.setattr("search.policies.ets.solve", lambda *dials: asked.append(dials[1:]))
+    monkeypatch.setattr("search.policies.ets.optimum", lambda *dials: asked.append(dials[1:]))
     tree = two_stems(0.9, 0.8, 0.8)
     plan = replace(KV, node_limit=3).plan(tree)
     rebase = Rebase(16, 0.2).plan(tree)
@@ -304,7 +304,7 @@ async def test_a_deadline_while_embedding_ends_the_search() -> None:
 
 async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search whose programs are never solved is REBASE's, tree for tree, and says how often."""
-    monkeypatch.setattr("search.policies.ets.solve", lambda *_: None)
+    monkeypatch.setattr("search.policies.ets.optimum", lambda *_: None)
     outcome = await grown(rough(0, 5, 20), width=12)
     rebase = await grown(rough(0, 5, 20), width=12, policy="rebase")
     assert outcome.digest == rebase.digest

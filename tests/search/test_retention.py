@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.kv_blocks import Blocks, step_blocks, token_blocks
-from search.retention import UNIT, Program, solve
+from search.retention import FEW, UNIT, Program, best_set, optimum, solve
 from search.spec import SolverName
 from tests.search.trees import END, STEP, drawn
 
@@ -72,6 +72,7 @@ def test_the_optimum_is_brute_forces(
     sets = chain.from_iterable(combinations(ends, n) for n in range(1, len(ends) + 1))
     every = [set(chosen) for chosen in sets]
     assert program.value(kept) == max(map(program.value, every))
+    assert program.value(best_set(program)) == program.value(kept)
     best = max(objective(found, chosen, lambda_b, lambda_d) for chosen in every)
     rounding = Fraction(len(blocks.above) + len(weights) + len(program.members), 2 * UNIT)
     assert objective(found, kept, lambda_b, lambda_d) >= best - 2 * rounding
@@ -173,6 +174,37 @@ def test_searches_may_decide_at_the_same_time() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert found == [{2, 3, 5}] * 400
+
+
+def test_between_equal_sets_the_lower_ids_are_kept() -> None:
+    """Leaves of equal weight and cost in one cluster: one covers it, and a second is worth 0.
+
+    Three leaves below the root, each of weight 1/3 and cost 1/4 of lambda_b = 4/3: a leaf's own
+    gain is 0. Then the lowest alone; in clusters of their own all of them.
+    """
+    blocks = Blocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
+    assert best_set(Program.of(blocks, [1, 1, 1], [0, 0, 0], 4 / 3, 1.0)) == {1}
+    assert best_set(Program.of(blocks, [1, 1, 1], [0, 1, 2], 4 / 3, 1.0)) == {1, 2, 3}
+
+
+def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
+    """Leaf blocks 1 and, below it, 2: whoever keeps 2 has 1, and its weight."""
+    program = Program.of(Blocks((-1, 0, 1), (1, 1, 1), (1, 2)), [1, 9], [], 1.0, 0.0)
+    assert best_set(program) == {1, 2}
+
+
+@pytest.mark.parametrize(("leaves", "asked"), [(FEW, 0), (FEW + 1, 1)])
+def test_a_solver_is_asked_for_many_leaves(
+    leaves: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sets of few leaves are looked at, whatever the limit; equal weights: all are kept."""
+    solved: list[object] = []
+    monkeypatch.setattr("search.retention.solve", lambda *dials: solved.append(dials[1:]))
+    blocks = Blocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
+    program = Program.of(blocks, [1] * leaves, [], 0.5, 0.0)
+    kept = optimum(program, "cbc", node_limit=0)
+    assert kept == (None if asked else set(range(1, leaves + 1)))
+    assert solved == [("cbc", 0)] * asked
 
 
 def test_the_same_program_has_the_same_answer() -> None:

@@ -41,7 +41,10 @@ def test_the_embedders_settings_reach_the_engine() -> None:
     assert engine_options(settings).endpoint == expected
     assert "secret" not in repr(settings)
     assert engine_options(load_settings({})).endpoint is None
-    assert engine_options(load_settings({"HEDGEROW_EMBEDDER_LAYER": "2"})).embedder_layer == 2
+    hidden = {"HEDGEROW_EMBEDDER": "hidden", "HEDGEROW_EMBEDDER_LAYER": "2"}
+    assert engine_options(load_settings(hidden)).embedder_layer == 2
+    with pytest.raises(ValueError, match="embedder_layer: 2; only the embedder 'hidden' reads"):
+        engine_options(load_settings({"HEDGEROW_EMBEDDER_LAYER": "2"}))
     folder = str(BUNDLED / "policy")
     found = engine_options(
         load_settings({"HEDGEROW_EMBEDDER": "encoder", "HEDGEROW_ENCODER": folder})
@@ -61,10 +64,11 @@ def test_a_theta_reaches_the_engine_or_is_refused_before_the_start(tmp_path: Pat
 
 def test_embedding_costs_the_layers_that_are_read() -> None:
     """A layer's share of a forward pass without its head; letters cost no pass."""
-    policy, _, middle = model_flops(load_settings({}))
-    _, _, first = model_flops(load_settings({"HEDGEROW_EMBEDDER_LAYER": "1"}))
+    hidden = {"HEDGEROW_EMBEDDER": "hidden"}
+    policy, _, middle = model_flops(load_settings(hidden))
+    _, _, first = model_flops(load_settings(hidden | {"HEDGEROW_EMBEDDER_LAYER": "1"}))
     assert 0 < first(10, 55, 0) < middle(10, 55, 0) < policy(10, 55, 0)
-    assert model_flops(load_settings({"HEDGEROW_EMBEDDER": "lexical"}))[2](10, 55, 0) == 0
+    assert model_flops(load_settings({}))[2](10, 55, 0) == 0
 
 
 def test_the_server_starts_without_what_it_does_not_need() -> None:
