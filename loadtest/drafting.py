@@ -79,7 +79,7 @@ class Way:
         """``options`` of an engine whose policy is the target's checkpoint; the policy judges."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}
         self._target, self._options = target, options
-        self._scheduler = scheduler_for(options, target, target.forward.config)
+        self._scheduler = scheduler_for(options, target, target.forward.config, target.clock)
         judging = load_judge(replace(options, reward_format="generative"), self._scheduler)
         assert judging is not None, "the format asks a judge"
         self._judge: Bench = judging[0]

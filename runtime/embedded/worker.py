@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -328,8 +328,16 @@ class Worker:
         self._unchecked = False
 
 
-def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) -> Scheduler:
-    """The branches of a policy model with this configuration, none as yet."""
+def scheduler_for(
+    options: EngineOptions,
+    model: Forwards,
+    config: ModelConfig,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Scheduler:
+    """The branches of a policy model with this configuration, none as yet.
+
+    ``clock``: in seconds, what drafting is paced by.
+    """
     text = Text(options.policy)
     return Scheduler(
         model,
@@ -342,7 +350,7 @@ def scheduler_for(options: EngineOptions, model: Forwards, config: ModelConfig) 
         flops=config.flops,
         kv_policy=options.kv_policy,
         worth=options.worth(),
-        speculation=load_speculation(options, text),
+        speculation=load_speculation(options, text, clock),
         speculate=options.speculate,
         visits=options.order,
         unison=options.unison,

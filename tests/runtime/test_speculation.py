@@ -11,7 +11,7 @@ import torch
 
 from runtime.embedded.drafting.drafter import Drafter
 from runtime.embedded.drafting.guesses import Guesses
-from runtime.embedded.drafting.pace import Pace, Share
+from runtime.embedded.drafting.pace import Pace, Share, Trust
 from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.branches import Run
 from runtime.embedded.drawing.draws import Taken
@@ -230,7 +230,7 @@ class TestPace:
             pace.target.add(rows, 10.0)
             pace.draft.add(rows, draft_seconds)
         for _ in range(100):
-            pace.own.add(100, round(100 * acceptance))
+            pace.took(1000, 100, round(100 * acceptance), ended=False)
         return pace
 
     def test_the_length_that_pays_most(self) -> None:
@@ -239,17 +239,60 @@ class TestPace:
         pace = self.measured(1.0, 0.8)
         assert pace.own.value == pytest.approx(0.8, abs=0.01)
         assert pace.yields()[5] == pytest.approx(3.69, abs=0.05)
-        assert pace.best(1, 1) in (5, 6, 7)
+        assert pace.plan(1, 1, 1)[0] in (5, 6, 7)
 
     def test_a_dear_or_a_wrong_draft_pauses(self) -> None:
         """Nothing is drafted but for a trial now and then, which get rarer."""
         for pace in (self.measured(9.0, 0.8), self.measured(1.0, 0.02)):
-            assert pace.best(8, 8) == 0
             plans = [pace.plan(8, 8, 8) for _ in range(500)]
             trials = [i for i, plan in enumerate(plans) if plan != (0, 0)]
             assert trials == [63, 63 + 128, 63 + 128 + 256]
             assert {plans[i] for i in trials} == {(3, 4)}
             assert pace.pauses == 1
+
+    def test_a_step_that_ends_takes_no_more_guesses(self) -> None:
+        """Steps of ten tokens: the guess after the next is of use in 0.9 x 0.8 of all passes."""
+        pace = self.measured(1.0, 0.8)
+        for _ in range(200):
+            pace.took(10, 10, 8, ended=True)
+        assert pace.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
+
+    @staticmethod
+    def rounds(pace: Pace, kept: float, number: int) -> list[tuple[int, int]]:
+        """The plans of so many rounds of 8 branches, of which the drafted ones take 1/``kept``
+        times as long as promised: a pass of 10 seconds, and one for each drafted token."""
+        plans = []
+        for _ in range(number):
+            length, branches = pace.plan(8, 8, 8)
+            plans.append((length, branches))
+            promised = 8 * pace.yields()[length], 10.0 + 1.0 * length
+            pace.came(round(promised[0]), promised[1] / (kept if length else 1.0))
+        return plans
+
+    def test_a_promise_that_is_not_kept_pauses(self) -> None:
+        """2.46 times plain decoding is promised. If a quarter of that comes of it, drafting is over
+        within four rounds; after a pause of 64 and a trial it is believed anew, and the next pause
+        is twice as long."""
+        plans = self.rounds(self.measured(1.0, 0.8), 0.25, 210)
+        drafted = [i for i, (_, branches) in enumerate(plans) if branches == 8]
+        trials = [i for i, (_, branches) in enumerate(plans) if branches == 4]
+        assert trials == [4 + 63, 4 + 64 + 4 + 127]
+        assert drafted == [*range(4), *range(68, 72), *range(200, 204)]
+
+    def test_a_promise_that_is_kept_by_and_large_holds(self) -> None:
+        """Drafting that wins goes on, even if it wins less than was promised."""
+        for kept in (0.7, 1.0, 1.3):
+            plans = self.rounds(self.measured(1.0, 0.8), kept, 100)
+            assert all(branches == 8 for _, branches in plans)
+
+    def test_a_stray_round_costs_little_trust(self) -> None:
+        """A round that took a thousand times as long as promised counts as five."""
+        trust = Trust()
+        for _ in range(30):
+            trust.add(1.0, 1.0)
+        assert trust.value == 1.0
+        trust.add(1.0, 1000.0)
+        assert 0.7 < trust.value < 0.9
 
     def test_who_follows_counts_too(self) -> None:
         """A branch takes 0.8 of its guesses, the two that follow it a half: at length 2 a pass
@@ -259,11 +302,11 @@ class TestPace:
         for _ in range(100):
             pace.following.add(100, 50)
         assert pace.yields(company=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
-        assert pace.best(1, 1, company=0.0) > 0
+        assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
         for _ in range(100):
             pace.following.add(100, 1)
-        assert pace.best(1, 1, company=0.0) > 0
-        assert pace.best(1, 1, company=15.0) == 0
+        assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
+        assert pace.plan(1, 1, 1, company=15.0) == (0, 0)
 
     def test_it_hears_of_those_who_follow(self) -> None:
         """Of two guesses, both right: who follows to the end has taken two, who parts at the second
@@ -282,7 +325,6 @@ class TestPace:
         for rows in (1, 16, 64, 256) * 10:
             pace.target.add(rows, 1.0 * rows)
             pace.draft.add(rows, 0.1 * rows)
-        assert pace.best(64, 64) == 0
         assert pace.plan(64, 64, 64) == (0, 0)
 
     def test_a_stray_measurement_counts_little(self) -> None:

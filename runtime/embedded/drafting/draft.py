@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from runtime.embedded.drafting.drafter import Drafter
 from runtime.embedded.drafting.pace import Pace
@@ -12,7 +13,9 @@ from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 
 
-def load_speculation(options: EngineOptions, policy: Text) -> Speculation | None:
+def load_speculation(
+    options: EngineOptions, policy: Text, clock: Callable[[], float] = time.perf_counter
+) -> Speculation | None:
     """None where nothing is to draft. Raises ValueError for a draft with another tokenizer.
 
     The draft's arithmetic need not be exact: what it says is never part of an answer.
@@ -32,7 +35,7 @@ def load_speculation(options: EngineOptions, policy: Text) -> Speculation | None
         eos=policy.eos,
         flops=forward.config.flops,
         timed=pace.draft.add,
-        clock=time.perf_counter,
+        clock=clock,
         rule=options.draft_rule,
     )
     return Speculation(
@@ -40,5 +43,5 @@ def load_speculation(options: EngineOptions, policy: Text) -> Speculation | None
         pace,
         serial=options.draft == "serial",
         verify_batch=options.verify_batch,
-        clock=time.perf_counter,
+        clock=clock,
     )

@@ -1,8 +1,10 @@
 """How far to draft ahead: from measured times and measured acceptance, the length that pays most.
 
 With acceptance a, a pass over k proposals yields 1 + a + ... + a^k tokens on average (Leviathan et
-al., equation 1) and costs k draft passes more. Where no length beats plain decoding, drafting
-pauses and is tried again now and then. Only time follows from any of this.
+al., equation 1) and costs k draft passes more; a here is the chance that a token is foreseen and
+does not end its step. That is a promise: what came of it, drafted and plain, is held against it.
+Where no length beats plain decoding, drafting pauses and is tried again now and then. Only time
+follows from any of this.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 64, 4096
 """Rounds without drafting before it is tried again; doubled each time it does not pay."""
 TRIED = 3
 """Passes of a model to see before its times are believed."""
+BELIEVED = 4
+"""Rounds that a promise is believed to have been kept for before there were any."""
 
 
 class Line:
@@ -87,6 +91,29 @@ class Share:
         self._right = fade * self._right + right
 
 
+class Trust:
+    """How much of the tokens a second that were promised came of it, the old fading."""
+
+    FADE = 0.97
+    OUTLIER = 5.0
+
+    def __init__(self) -> None:
+        self._due = self._taken = 0.0
+
+    @property
+    def value(self) -> float:
+        """1: as promised; 0.5: it took twice as long."""
+        return self._due / self._taken if self._taken else 1.0
+
+    def add(self, due: float, taken: float) -> None:
+        """What was promised in ``due`` seconds has ``taken`` so many. A stray round counts as one
+        that took OUTLIER times as long as promised."""
+        if not self._taken:
+            self._due = self._taken = BELIEVED * due
+        self._due = self.FADE * self._due + due
+        self._taken = self.FADE * self._taken + min(taken, self.OUTLIER * due)
+
+
 class Pace:
     """The draft length of the moment.
 
@@ -102,7 +129,10 @@ class Pace:
         self.pauses = 0
         self._fixed = fixed
         self.own, self.following = Share(), Share()
-        self._pause = self._wait = 0
+        self._going_on = Share()
+        self._drafted, self._plain = Trust(), Trust()
+        self._promise: tuple[Trust, float] | None = None
+        self._pause = self._wait = self._paid = 0
 
     def widths(self, length: int) -> tuple[int, ...]:
         """How many tokens to guess at each depth."""
@@ -112,35 +142,58 @@ class Pace:
         """(tokens to draft, branches to draft for) with ``ready`` branches, ``together`` of which
         are verified at once; plain decoding would take ``alone`` at once. ``company``: branches
         that follow each, on average. (0, 0): do not draft."""
+        self._promise = None
         if self._fixed:
             return self._fixed, ready
         if min(self.target.seen, self.draft.seen) < TRIED:
             return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
-        length = self.best(together, alone, company)
-        if length:
-            self._pause = 0
+        rate, length = self._fastest(together, company)
+        plain = alone / self.target.at(alone)
+        if rate * self._drafted.value > GAIN * plain * self._plain.value:
+            self._paid += 1
+            if self._paid >= self._pause:
+                self._pause = 0
+            self._promise = self._drafted, rate * (1 + company)
             return length, ready
-        if not self._pause:
-            self.pauses += 1
-            self._pause = self._wait = SHORTEST_PAUSE
+        self._promise = self._plain, plain * (1 + company)
+        return self._paused(ready)
+
+    def took(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
+        """A branch was given so many tokens, of whose draws so many were tested and foreseen."""
+        self.own.add(tested, accepted)
+        self._going_on.add(tokens, tokens - ended)
+
+    def came(self, tokens: int, seconds: float) -> None:
+        """What the round planned last gave all branches, and how long it took."""
+        if self._promise is not None and tokens:
+            trust, rate = self._promise
+            trust.add(tokens / rate, seconds)
+
+    def _paused(self, ready: int) -> tuple[int, int]:
+        """No draft, or at the end of a pause a trial: then all is promised and believed anew."""
+        if not self._wait:
+            self.pauses += not self._pause
+            self._pause = self._wait = min(2 * self._pause, LONGEST_PAUSE) or SHORTEST_PAUSE
         self._wait -= 1
-        if self._wait > 0:
+        if self._wait:
             return 0, 0
-        self._pause = self._wait = min(2 * self._pause, LONGEST_PAUSE)
+        self._promise = None
+        self._drafted, self._paid = Trust(), 0
         return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
 
-    def best(self, together: int, alone: int, company: float = 0.0) -> int:
-        """The length with the most tokens a second, 0 if plain decoding has about as many."""
-        plain = alone / self.target.at(alone)
+    def _fastest(self, together: int, company: float) -> tuple[float, int]:
+        """The most tokens a second that a draft length promises, and the least such length."""
         yields, seconds = self.yields(company), self._seconds(together)
         rate, length = max((yields[k] / seconds[k], -k) for k in range(1, LONGEST + 1))
-        return -length if together * rate > GAIN * plain else 0
+        return together * rate, -length
 
     def yields(self, company: float = 0.0) -> list[float]:
         """Tokens that a pass over so many proposals, from none, gives a branch on average, be it
         one that is drafted for or one of the ``company`` that follow each of these."""
         own, theirs = (
-            accumulate(accumulate(repeat(share.value, LONGEST), mul, initial=1.0))
+            accumulate(
+                accumulate(repeat(share.value * self._going_on.value, LONGEST), mul, initial=1.0)
+            )
             for share in (self.own, self.following)
         )
         return [(a + company * b) / (1 + company) for a, b in zip(own, theirs, strict=True)]

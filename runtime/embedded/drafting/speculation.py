@@ -40,12 +40,15 @@ class Speculation:
         self._clock = clock
         self._queue: dict[Run, Guesses] = {}
         self._pass: tuple[int, float] | None = None
+        self._begun = 0.0
+        self._tokens = 0
 
     def advance(self, batch: Batch, running: Sequence[Run]) -> list[Advance]:
         """One pass of the target, in which those whose turn it is have their proposals checked.
 
         ``running``: the branches that have a lane, oldest first.
         """
+        self._begun, self._tokens = self._clock(), 0
         turns = running[:1] if self._serial else running
         ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
         served = self._serve(ready) if ready else []
@@ -61,8 +64,15 @@ class Speculation:
     def drawn(self) -> None:
         """The tokens of the pass have been drawn: it is over."""
         if self._pass is not None and self._pass[0]:
-            rows, start = self._pass
-            self.pace.target.add(rows, self._clock() - start)
+            (rows, start), end = self._pass, self._clock()
+            self.pace.target.add(rows, end - start)
+            self.pace.came(self._tokens, end - self._begun)
+
+    def took(self, taken: Taken) -> None:
+        """A branch was given tokens."""
+        self._tokens += len(taken.tokens)
+        ended = taken.finish is not None
+        self.pace.took(len(taken.tokens), taken.tested, taken.accepted, ended=ended)
 
     @property
     def rejects(self) -> bool:
@@ -71,6 +81,7 @@ class Speculation:
 
     def followed(self, taken: Taken, followed: Followed) -> None:
         """Branches that share the lane of one that has ``taken`` guesses went along with it."""
+        self._tokens += sum(followed.given)
         for given, agreed in zip(followed.given, followed.agreed, strict=True):
             tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
             self.pace.following.add(tested, accepted)

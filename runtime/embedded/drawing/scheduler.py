@@ -329,7 +329,7 @@ class Scheduler:
         self.cache.prune(taken.guesses.forks)
         self.accounts[run.call.tree].take(taken)
         if self.speculation:
-            self.speculation.pace.own.add(taken.tested, taken.accepted)
+            self.speculation.took(taken)
         if taken.finish is not None:
             self._close(run, taken.finish)
 
