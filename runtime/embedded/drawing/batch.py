@@ -131,15 +131,19 @@ class Batch:
         """Take a parked lane in again."""
         insort(self.lanes, lane, key=_order)
 
-    def advance(self, held: Set[Lane] = frozenset()) -> list[Advance]:
+    def advance(
+        self, held: Set[Lane] = frozenset(), begins: Callable[[], None] = lambda: None
+    ) -> list[Advance]:
         """One forward pass over the next rows of the lanes but for those ``held`` back; empty if
-        there is nothing to run."""
+        there is nothing to run. ``begins`` is called when all that had to give way has and the
+        model is about to compute."""
         plan = self._plan(held)
         if not plan:
             return []
         self.cache.keep_budget()
         self.cache.note_peaks()
         spans = [span for lane, rows in plan for span in _spans(lane, rows)]
+        begins()
         logits = self._forward.run(spans, self._store)
         advances, at = [], 0
         for lane, rows in plan:
