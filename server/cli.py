@@ -274,6 +274,8 @@ def plan(
     else:
         for name, fraction in found["mem_fraction_static"].items():
             print(f"{name}: --mem-fraction-static {fraction}")
+        if "draft_args" in found:
+            print(f"policy: {found['draft_args']}")
 
 
 @config.command()

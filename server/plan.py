@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from kvpolicy.split import Device, Load, Model, Split, even, roofline
@@ -13,6 +15,9 @@ from server.settings import Settings, SettingsError
 
 PASSES_SHARE = 0.12
 """Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
+
+DRAFT_TOKENS = 3
+"""Drafted at a time where nothing is set: SEED's k_config (1, 1, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +43,26 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
     """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
 
     The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together, or on a GPU its
-    memory without both models' weights and ``PASSES_SHARE`` of it. Raises SettingsError without a
-    reward model, ValueError without room or for a checkpoint that cannot be read.
+    memory without the models' weights and ``PASSES_SHARE`` of it. On a GPU a ``draft`` has SGLang
+    draft too: ``draft_args`` are its server's flags for that, and a token of the policy's costs the
+    draft's layers beside its own. Raises SettingsError without a reward model, ValueError without
+    room or for a checkpoint that cannot be read.
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
         raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
-    policy = footprint(ModelConfig.from_checkpoint(settings.policy_model), machine.number_bytes)
+    config = ModelConfig.from_checkpoint(settings.policy_model)
+    policy = footprint(config, machine.number_bytes)
+    draft, beside = _draft(settings, machine), 0.0
+    if draft is not None:
+        beside = footprint(draft, machine.number_bytes).weight_bytes
+        layers = config.layers + draft.layers  # SGLang counts one of the draft like the target's
+        policy = replace(policy, kv_bytes=policy.kv_bytes * layers // config.layers)
     prm = footprint(ModelConfig.from_checkpoint(settings.reward_model), machine.number_bytes)
     if machine.memory is None:
         budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
     else:
         usable = (1 - PASSES_SHARE) * machine.memory
-        budget = int(usable - policy.weight_bytes - prm.weight_bytes)
+        budget = int(usable - policy.weight_bytes - prm.weight_bytes - beside)
     chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
     halves = even(policy, prm, machine.device, load, budget)
     found = {
@@ -62,6 +75,8 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
     }
     if machine.memory is not None:
         found["mem_fraction_static"] = _fractions(chosen, policy, prm, machine.memory)
+    if draft is not None:
+        found["draft_args"] = _draft_args(settings, chosen.generator_batch)
     return found
 
 
@@ -82,6 +97,31 @@ def _fractions(split: Split, policy: Model, prm: Model, memory: float) -> dict[s
         "policy": int(1e4 * first / memory) / 1e4,
         "reward_model": int(1e4 * min(1.0, second / (memory - first))) / 1e4,
     }
+
+
+def _draft(settings: Settings, machine: Machine) -> ModelConfig | None:
+    """What SGLang is to draft with on a GPU. Raises SettingsError if no model is named."""
+    if machine.memory is None or settings.draft == "off":
+        return None
+    if settings.draft_model is None:
+        raise SettingsError(
+            f"HEDGEROW_DRAFT_MODEL: none; HEDGEROW_DRAFT = {settings.draft} needs one"
+        )
+    return ModelConfig.from_checkpoint(settings.draft_model)
+
+
+def _draft_args(settings: Settings, sequences: int) -> str:
+    """SGLang's flags for a draft of its own. ``sequences`` at once; 48 if that were not said."""
+    widths = settings.k_config or (1,) * (settings.draft_tokens or DRAFT_TOKENS)
+    flags = {
+        "algorithm": "STANDALONE",
+        "draft-model-path": settings.draft_model,
+        "num-steps": len(widths),
+        "eagle-topk": max(widths),
+        "num-draft-tokens": 1 + sum(accumulate(widths, mul)),
+    }
+    named = " ".join(f"--speculative-{name} {value}" for name, value in flags.items())
+    return f"{named} --max-running-requests {sequences}"
 
 
 def _reasons(chosen: Split, halves: Split, load: Load, device: Device, budget: int) -> list[str]:

@@ -52,6 +52,28 @@ def test_a_gpus_plan_is_two_fractions() -> None:
     assert "Peaks: 100000 GFLOP/s, 1000 GB/s." in words
 
 
+def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
+    """SEED's three tokens in a chain, or a tree of 1 + 2 + 4 + 4; a token of KV costs the layers of
+    both models, so that fewer fit."""
+    drafted = json.loads(run("--json", *GPU, "--draft", "scheduled"))
+    draft = BUNDLED / "draft"
+    batch = drafted["roofline"]["generator_batch"]
+    assert drafted["draft_args"] == (
+        f"--speculative-algorithm STANDALONE --speculative-draft-model-path {draft} "
+        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
+        f"--max-running-requests {batch}"
+    )
+    assert f"policy: {drafted['draft_args']}" in run(*GPU, "--draft", "scheduled")
+    plain = json.loads(run("--json", *GPU))
+    assert "draft_args" not in plain
+    assert drafted["budget_bytes"] < plain["budget_bytes"]
+    assert drafted["roofline"]["kv_tokens"] < plain["roofline"]["kv_tokens"]
+    tree = {"HEDGEROW_K_CONFIG": "2,2,1", "HEDGEROW_DRAFT": "scheduled"}
+    machine = Machine(Device(1e14, 1e12), 1e8, 2)
+    found = make_plan(load_settings(tree), Load(4, 100, 10), machine)["draft_args"]
+    assert "num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 11 " in found
+
+
 def test_what_cannot_be_planned_is_one_line() -> None:
     """No reward model, or no room."""
     load, machine = Load(4, 100, 10), Machine(Device(1e12, 1e11), None, 4)
