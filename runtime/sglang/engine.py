@@ -46,7 +46,6 @@ from search.engine import (
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-TESTED = ("0.5.23",)
 
 
 class SglangEngine:

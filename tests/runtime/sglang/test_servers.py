@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -36,7 +37,9 @@ from search.seed import node_seed
 from search.spec import SearchSpec
 from search.tree import Finish
 from server.settings import BUNDLED
-from tests.runtime.sglang.yard import KV_TOKENS, ROOT, Yard
+from tests.runtime.sglang.yard import KV_TOKENS, ROOT, START_SECONDS, STOCK, Yard
+from tests.runtime.test_reward_models import QUESTION, QWEN, QWEN_SPECIALS, trajectory
+from tests.runtime.tiny_models import make_reward_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -284,6 +287,40 @@ async def test_rewards_without_a_reward_model(yard: Yard) -> None:
         assert (cost.decoded_tokens, cost.prm_tokens > 0) == (0, True)
     finally:
         await judging.close()
+
+
+async def test_a_classifiers_rewards_are_the_embedded_engines(yard: Yard, tmp_path: Path) -> None:
+    """Two outputs of a head of its own at every step's tag; its tokenizer is not the policy's."""
+
+    def made(kind: str) -> Path:
+        head = {"score.weight": (2, 64), "score.bias": (2,)}
+        return make_reward_model(
+            tmp_path / kind, head, kind, seed=6, specials=QWEN_SPECIALS, template=QWEN
+        )
+
+    form = tmp_path / "form.json"
+    form.write_text(json.dumps({"extends": "qwen2.5-math-prm", "head": ["score"]}))
+    scored = prompt_of(QUESTION), QUESTION, [trajectory(n) for n in (1, 2, 3)]
+    served = made("Qwen2ForSequenceClassification")
+    (policy,) = await yard.have("policy")
+    reward = Server(replace(STOCK, model=served, classifies=True, kv_tokens=2_000))
+    try:
+        reward.start()
+        await reward.ready(START_SECONDS)
+        changes = {"prm": served, "reward_format": str(form)}
+        ours = await SglangEngine.start(options([policy], [reward], **changes))
+        rewards = await ours.score("oak", *scored)
+        await ours.close()
+    finally:
+        await asyncio.to_thread(reward.stop)
+    local = EngineOptions(POLICY, made("Qwen2ForTokenClassification"), str(form), threads=1)
+    embedded = await EmbeddedEngine.start(local)
+    try:
+        wanted = await embedded.score("oak", *scored)
+    finally:
+        await embedded.close()
+    assert rewards == pytest.approx(wanted, abs=1e-3)
+    assert max(wanted) - min(wanted) > 0.02
 
 
 async def test_the_command_line_on_running_servers(yard: Yard) -> None:

@@ -30,6 +30,14 @@ LAUNCH = {
     "HEDGEROW_POLICY_ARGS": "--random-seed 1",
     "HEDGEROW_REWARD_ARGS": "--random-seed 1",
 }
+STOCK = ServerOptions(
+    model=BUNDLED / "policy",
+    python=PYTHON,
+    device="cpu",
+    memory=MEMORY,
+    kv_tokens=KV_TOKENS,
+    args=("--random-seed", "1"),
+)
 
 
 class Yard:
@@ -40,16 +48,7 @@ class Yard:
     def __init__(self) -> None:
         self._ends = AsyncExitStack()
         self._parts: Parts | None = None
-        self._stock = Server(
-            ServerOptions(
-                model=BUNDLED / "policy",
-                python=PYTHON,
-                device="cpu",
-                memory=MEMORY,
-                kv_tokens=KV_TOKENS,
-                args=("--random-seed", "1"),
-            )
-        )
+        self._stock = Server(STOCK)
 
     async def launched(self) -> Parts:
         """What ``--launch`` has made: the engine and its servers."""
