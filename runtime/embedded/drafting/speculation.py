@@ -102,7 +102,7 @@ class Speculation:
         self._queue.pop(run, None)
         self.drafter.end(run, publish=publish)
 
-    def _serve(self, ready: Sequence[Run]) -> tuple[list[Run], dict[Run, Sequence[int]]]:
+    def _serve(self, ready: Sequence[Run]) -> tuple[list[Run], Mapping[Run, Sequence[int]]]:
         """Give their proposals to the first in the queue; those who have none are drafted for now,
         unless others can be checked meanwhile: then here is what to draft for them."""
         together = min(self._most or len(ready), len(ready))
