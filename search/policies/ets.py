@@ -25,11 +25,11 @@ class Ets:
     whole remaining width to the kept ones. What it keeps depends on ``budget_weight`` (0: all, so
     that ETS is REBASE) and ``diversity_weight`` (0: steps are not compared, the paper's ETS-KV).
 
-    Ties: in REBASE the lower id; between equal optima of the program the solver's own, which is the
-    same for the same tree. Leaves with the same token path share their KV, so they are kept or
-    given up together. If the program is not solved within ``node_limit`` branch-and-bound nodes,
-    all leaves are kept: the round is REBASE's, and says so. It is REBASE's too where the embedder
-    fails.
+    Ties: in REBASE the lower id; between equal optima of a small program the lower ids, of a large
+    one the solver's own, which is the same for the same tree. Leaves with the same token path share
+    their KV, so they are kept or given up together. If the program is not solved within
+    ``node_limit`` branch-and-bound nodes, all leaves are kept: the round is REBASE's, and says so.
+    It is REBASE's too where the embedder fails.
     """
 
     width: int
