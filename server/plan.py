@@ -76,7 +76,7 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
     if machine.memory is not None:
         found["mem_fraction_static"] = _fractions(chosen, policy, prm, machine.memory)
     if draft is not None:
-        found["draft_args"] = _draft_args(settings, chosen.generator_batch)
+        found["draft_args"] = draft_args(settings, chosen.generator_batch)
     return found
 
 
@@ -110,8 +110,9 @@ def _draft(settings: Settings, machine: Machine) -> ModelConfig | None:
     return ModelConfig.from_checkpoint(settings.draft_model)
 
 
-def _draft_args(settings: Settings, sequences: int) -> str:
-    """SGLang's flags for a draft of its own. ``sequences`` at once; 48 if that were not said."""
+def draft_args(settings: Settings, sequences: int) -> str:
+    """SGLang's flags for the draft that ``settings`` name. ``sequences`` at once; it would take 48
+    if that were not said."""
     widths = settings.k_config or (1,) * (settings.draft_tokens or DRAFT_TOKENS)
     flags = {
         "algorithm": "STANDALONE",

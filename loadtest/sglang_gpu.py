@@ -1,0 +1,208 @@
+"""ETS against REBASE on SGLang, with models of a real size: for a machine with a GPU.
+
+`python -m loadtest.sglang_gpu [--shape qwen2.5-1.5b] [--draft] [--json]` starts two servers, of a
+policy and of a reward model, and grows the same questions by both policies, some at once. Weights
+are random: they cost what trained ones do, and say nothing, so steps have a fixed length and trees
+little in common. `--shape sprig` takes the bundled models, `--device cpu --shape tiny` tries it out
+without a GPU. With `--draft` all is done once more with a draft model beside the policy
+(`STANDALONE`, see `hedgerow plan`): random too, so what it wins is next to nothing and what it
+costs is seen; the bundled draft is a real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from loadtest.budget_weight import spec_for
+from loadtest.on_sglang import PYTHON, engine_on, started, to_its_end
+from loadtest.report import publish, say, shown
+from loadtest.searches import Item, Method, grow_all, items_of
+from models.deepen import WEIGHTS
+from runtime.sglang.launch import Server, ServerOptions, split_args
+from search.digest import combined_digest
+from search.outcome import Outcome
+from search.spec import PolicyName
+from server.plan import draft_args
+from server.settings import BUNDLED, load_settings
+
+TASK = "blocksworld"
+POLICIES: tuple[PolicyName, ...] = ("rebase", "ets")
+STEP_TOKENS, DEPTH = 32, 8
+MEMORY = 0.8
+"""SGLang's own bound; pools are given in tokens."""
+COLUMNS = (
+    *("shape", "draft", "policy", "width", "n", "kv_tokens_total", "kv_reduction_vs_rebase"),
+    *("problems_per_second", "throughput_vs_rebase", "precise_goodput"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen2's sizes; the vocabulary is the bundled tokenizer's."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+
+
+SHAPES = {
+    "qwen2.5-1.5b": Shape(1536, 28, 12, 2, 8960),
+    "qwen2.5-0.5b": Shape(896, 24, 14, 2, 4864),
+    "tiny": Shape(64, 2, 4, 2, 96),
+}
+DRAFTS = {"qwen2.5-1.5b": "qwen2.5-0.5b", "qwen2.5-0.5b": "tiny", "tiny": "tiny"}
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Checkpoints of a policy, a reward model and a draft, and how the first are searched with."""
+
+    policy: Path
+    prm: Path
+    draft: Path
+    fields: dict[str, Any]
+
+
+def random_checkpoint(folder: Path, shape: Shape, seed: int) -> Path:
+    """Write a Qwen2 with random weights, in bfloat16, that reads the bundled tokenizer's ids."""
+    bundled = BUNDLED / "policy"
+    own = Qwen2Config.from_pretrained(bundled)
+    config = Qwen2Config(
+        vocab_size=own.vocab_size,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.ffn,
+        max_position_embeddings=own.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    Qwen2ForCausalLM(config).bfloat16().save_pretrained(folder)
+    for path in bundled.iterdir():
+        if path.name not in (WEIGHTS, "config.json"):
+            shutil.copy(path, folder / path.name)
+    return folder
+
+
+def models_of(shape: str, folder: Path) -> Models:
+    """The bundled ones, or random ones below ``folder``."""
+    if shape == "sprig":
+        return Models(BUNDLED / "policy", BUNDLED / "prm", BUNDLED / "draft", {})
+    policy = random_checkpoint(folder / "policy", SHAPES[shape], 1)
+    prm = random_checkpoint(folder / "prm", SHAPES[shape], 2)
+    draft = random_checkpoint(folder / "draft", SHAPES[DRAFTS[shape]], 3)
+    steps = {"step_tokens": STEP_TOKENS, "max_step_tokens": STEP_TOKENS, "max_depth": DEPTH}
+    return Models(policy, prm, draft, steps)
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The document: a row a policy, without a draft and, if one is asked for, with it."""
+    items = items_of(TASK, "test", options.limit, 0)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        models = models_of(options.shape, Path(folder))
+        for draft in (False, True) if options.draft else (False,):
+            servers = _servers(models, options, draft=draft)
+            async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
+                found = {}
+                for policy in POLICIES:
+                    spec = spec_for(policy, options.width, TASK).model_copy(update=models.fields)
+                    await grow_all(engine, items[:1], Method(f"warm {policy}", spec), 1)
+                    start = time.perf_counter()
+                    grown = await grow_all(engine, items, Method(policy, spec), options.at_once)
+                    found[policy] = grown, time.perf_counter() - start
+            rows += _rows({"shape": options.shape, "draft": draft}, found, items)
+    return {"rows": rows, "device": options.device, "at_once": options.at_once}
+
+
+def _servers(models: Models, options: argparse.Namespace, *, draft: bool) -> list[Server]:
+    """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
+
+    def made(model: Path, args: tuple[str, ...], *, draws: bool) -> Server:
+        return Server(
+            ServerOptions(
+                model=model,
+                python=options.python,
+                device=options.device,
+                memory=MEMORY,
+                kv_tokens=options.kv_tokens,
+                seeds=draws and not draft,
+                evicts=draws,
+                args=args,
+            )
+        )
+
+    flags: tuple[str, ...] = ()
+    if draft:
+        named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
+        flags = split_args(draft_args(load_settings(named), options.width))
+    return [made(models.policy, flags, draws=True), made(models.prm, (), draws=False)]
+
+
+def _rows(
+    about: dict[str, Any],
+    found: dict[PolicyName, tuple[list[Outcome], float]],
+    items: Sequence[Item],
+) -> list[dict[str, Any]]:
+    """A row a policy, beside the first."""
+    rows: list[dict[str, Any]] = []
+    for policy, (outcomes, seconds) in found.items():
+        stats = [outcome.stats for outcome in outcomes]
+        row = about | {
+            "policy": policy,
+            "width": outcomes[0].spec.width,
+            "n": len(items),
+            "kv_tokens_total": sum(one.kv_tokens_total for one in stats),
+            "problems_per_second": len(items) / seconds,
+            "precise_goodput": sum(one.precise_goodput for one in stats) / len(stats),
+            "tree_digest": combined_digest(outcome.digest for outcome in outcomes),
+        }
+        first = rows[0] if rows else row
+        row["kv_reduction_vs_rebase"] = first["kv_tokens_total"] / row["kv_tokens_total"]
+        row["throughput_vs_rebase"] = row["problems_per_second"] / first["problems_per_second"]
+        rows.append(row)
+        say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
+    return rows
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``."""
+    publish_options = _parser().parse_args()
+    document = to_its_end(measure(publish_options))
+    publish(document, publish_options.json, "ETS on SGLang at a real size", COLUMNS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.sglang_gpu", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--shape", choices=("sprig", *SHAPES), default="qwen2.5-1.5b")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--python", type=Path, default=PYTHON, help="of SGLang's environment")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--limit", type=int, default=32, help="questions")
+    parser.add_argument("--at-once", type=int, default=8, help="searches side by side")
+    parser.add_argument("--kv-tokens", type=int, default=200_000, help="of each server")
+    parser.add_argument("--draft", action="store_true", help="once more with a draft model")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

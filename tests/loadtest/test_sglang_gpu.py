@@ -1,0 +1,50 @@
+"""`loadtest.sglang_gpu`: what it starts, and that random models are models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.sglang_gpu import DEPTH, STEP_TOKENS, _parser, _servers, models_of
+from runtime.embedded.model.config import ModelConfig
+from runtime.text import Text
+from server.settings import BUNDLED
+
+
+def test_random_models_read_the_bundled_tokenizers_ids(tmp_path: Path) -> None:
+    """Of the shape that was asked for, weights of their own; steps by length, since nothing that
+    they say ends one."""
+    models = models_of("tiny", tmp_path)
+    policy, prm = (ModelConfig.from_checkpoint(path) for path in (models.policy, models.prm))
+    assert policy == prm
+    assert (policy.hidden, policy.layers, policy.heads, policy.ffn) == (64, 2, 4, 96)
+    ours, theirs = Text(models.policy), Text(BUNDLED / "policy")
+    assert ours.pieces == theirs.pieces
+    weights = [(path / "model.safetensors").read_bytes() for path in (models.policy, models.prm)]
+    assert weights[0] != weights[1]
+    assert models.fields == {
+        "step_tokens": STEP_TOKENS,
+        "max_step_tokens": STEP_TOKENS,
+        "max_depth": DEPTH,
+    }
+    assert models_of("sprig", tmp_path).fields == {}
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_with_a_draft_draws_are_sglangs_own(draft: bool, tmp_path: Path) -> None:
+    """The plug-in decides what is evicted either way; a draft's flags go to the policy alone."""
+    options = _parser().parse_args(
+        ["--shape", "sprig", "--device", "cpu", "--python", sys.executable, "--width", "16"]
+    )
+    policy, prm = (
+        " ".join(server.options.command(1))
+        for server in _servers(models_of("sprig", tmp_path), options, draft=draft)
+    )
+    assert "--radix-cache-backend hedgerow" in policy
+    assert ("--sampling-backend pytorch" in policy) is not draft
+    flags = "--speculative-algorithm STANDALONE --speculative-draft-model-path"
+    assert (f"{flags} {BUNDLED / 'draft'}" in policy) is draft
+    assert ("--max-running-requests 16" in policy) is draft
+    assert "speculative" not in prm
