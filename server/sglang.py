@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from runtime.reward_format import reward_format
 from runtime.sglang.engine import SglangEngine
@@ -77,23 +78,20 @@ def server_options(settings: Settings) -> list[ServerOptions]:
     if settings.policy_urls or settings.reward_urls:
         raise SettingsError(f"{PREFIX}LAUNCH: starts its own servers; leave the URLs out")
     form = reward_format(_format(settings))
-    evicts = settings.kv_policy == "arborkv"
-    policy = ServerOptions(
+    plain = ServerOptions(
         model=settings.policy_model,
         python=settings.launch_python,
         device=settings.launch_device,
         memory=settings.launch_memory[0],
         kv_tokens=_kv_tokens(settings, "kv_tokens"),
         args=split_args(settings.policy_args),
-        seeds=True,
-        evicts=evicts,
     )
+    policy = replace(plain, seeds=True, evicts=settings.kv_policy == "arborkv")
     if not form.needs_model or settings.reward_model is None:
         return [policy]
-    reward = ServerOptions(
+    reward = replace(
+        plain,
         model=settings.reward_model,
-        python=settings.launch_python,
-        device=settings.launch_device,
         memory=settings.launch_memory[1],
         kv_tokens=_kv_tokens(settings, "prm_kv_tokens"),
         args=split_args(settings.reward_args),
