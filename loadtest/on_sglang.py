@@ -1,4 +1,4 @@
-"""SGLang servers on this machine's CPU for the length of a benchmark, and engines on them.
+"""SGLang servers on this machine, most on its CPU, for the length of a benchmark; engines on them.
 
 Every benchmark starts its servers here, so that they end with it: also by SIGTERM.
 """
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 
@@ -25,6 +25,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 
 T = TypeVar("T")
+Device = Literal["cuda", "cpu"]
 
 PYTHON = Path(".venv-sglang/bin/python")
 """Of the environment that ``make sglang-env`` makes."""
@@ -50,9 +51,11 @@ def policy_server(
     *,
     model: str | Path = SPRIG.policy,
     args: Sequence[str] = (),
+    device: Device = "cpu",
+    seeds: bool = True,
 ) -> Server:
-    """A policy's server, not started. All of them draw by seed."""
-    return _server(python, kv_policy, kv_tokens, model, args, seeds=True)
+    """A policy's server, not started. It draws by ``seeds`` unless it drafts."""
+    return _server(python, kv_policy, kv_tokens, model, args, device, seeds=seeds)
 
 
 def reward_server(
@@ -62,10 +65,11 @@ def reward_server(
     kv_policy: str = "lru",
     model: str | Path | None = SPRIG.prm,
     args: Sequence[str] = (),
+    device: Device = "cpu",
 ) -> Server:
     """A reward model's server, not started; as the launched one of the engine it evicts by age."""
     assert model is not None, "the bundled models have a reward model"
-    return _server(python, kv_policy, kv_tokens, model, args, seeds=False)
+    return _server(python, kv_policy, kv_tokens, model, args, device, seeds=False)
 
 
 def _server(
@@ -74,6 +78,7 @@ def _server(
     kv_tokens: int,
     model: str | Path,
     args: Sequence[str],
+    device: Device,
     *,
     seeds: bool,
 ) -> Server:
@@ -81,7 +86,7 @@ def _server(
         ServerOptions(
             model=model,
             python=python,
-            device="cpu",
+            device=device,
             memory=MEMORY,
             kv_tokens=kv_tokens,
             seeds=seeds,

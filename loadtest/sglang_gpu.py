@@ -24,11 +24,18 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from loadtest.budget_weight import spec_for
-from loadtest.on_sglang import PYTHON, engine_on, started, to_its_end
+from loadtest.on_sglang import (
+    PYTHON,
+    engine_on,
+    policy_server,
+    reward_server,
+    started,
+    to_its_end,
+)
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow_all, items_of
 from models.deepen import WEIGHTS
-from runtime.sglang.launch import Server, ServerOptions, split_args
+from runtime.sglang.launch import Server, split_args
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
@@ -38,8 +45,6 @@ from server.settings import BUNDLED, load_settings
 TASK = "blocksworld"
 POLICIES: tuple[PolicyName, ...] = ("rebase", "ets")
 STEP_TOKENS, DEPTH = 32, 8
-MEMORY = 0.8
-"""SGLang's own bound; pools are given in tokens."""
 COLUMNS = (
     *("shape", "draft", "policy", "width", "n", "kv_tokens_total", "kv_reduction_vs_rebase"),
     *("problems_per_second", "throughput_vs_rebase", "precise_goodput"),
@@ -133,26 +138,23 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _servers(models: Models, options: argparse.Namespace, *, draft: bool) -> list[Server]:
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
-
-    def made(model: Path, args: tuple[str, ...], *, draws: bool) -> Server:
-        return Server(
-            ServerOptions(
-                model=model,
-                python=options.python,
-                device=options.device,
-                memory=MEMORY,
-                kv_tokens=options.kv_tokens,
-                seeds=draws and not draft,
-                evicts=draws,
-                args=args,
-            )
-        )
-
     flags: tuple[str, ...] = ()
     if draft:
         named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
         flags = split_args(draft_args(load_settings(named), options.width))
-    return [made(models.policy, flags, draws=True), made(models.prm, (), draws=False)]
+    python, room, device = options.python, options.kv_tokens, options.device
+    return [
+        policy_server(
+            python,
+            "arborkv",
+            room,
+            model=models.policy,
+            args=flags,
+            device=device,
+            seeds=not draft,
+        ),
+        reward_server(python, room, model=models.prm, device=device),
+    ]
 
 
 def _rows(
@@ -183,9 +185,9 @@ def _rows(
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    publish_options = _parser().parse_args()
-    document = to_its_end(measure(publish_options))
-    publish(document, publish_options.json, "ETS on SGLang at a real size", COLUMNS)
+    options = _parser().parse_args()
+    document = to_its_end(measure(options))
+    publish(document, options.json, "ETS on SGLang at a real size", COLUMNS)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from operator import mul
+from shlex import quote
 from typing import Any
 
 from kvpolicy.split import Device, Load, Model, Split, even, roofline
@@ -116,7 +117,7 @@ def draft_args(settings: Settings, sequences: int) -> str:
     widths = settings.k_config or (1,) * (settings.draft_tokens or DRAFT_TOKENS)
     flags = {
         "algorithm": "STANDALONE",
-        "draft-model-path": settings.draft_model,
+        "draft-model-path": quote(str(settings.draft_model)),
         "num-steps": len(widths),
         "eagle-topk": max(widths),
         "num-draft-tokens": 1 + sum(accumulate(widths, mul)),
