@@ -37,7 +37,7 @@ from search.seed import node_seed
 from search.spec import SearchSpec
 from search.tree import Finish
 from server.settings import BUNDLED
-from tests.runtime.sglang.yard import KV_TOKENS, ROOT, START_SECONDS, STOCK, Yard
+from tests.runtime.sglang.yard import KV_TOKENS, ROOT, START_SECONDS, Yard, stock
 from tests.runtime.test_reward_models import QUESTION, QWEN, QWEN_SPECIALS, trajectory
 from tests.runtime.tiny_models import make_reward_model
 
@@ -303,7 +303,7 @@ async def test_a_classifiers_rewards_are_the_embedded_engines(yard: Yard, tmp_pa
     scored = prompt_of(QUESTION), QUESTION, [trajectory(n) for n in (1, 2, 3)]
     served = made("Qwen2ForSequenceClassification")
     (policy,) = await yard.have("policy")
-    reward = Server(replace(STOCK, model=served, classifies=True, kv_tokens=2_000))
+    reward = Server(replace(stock(), model=served, classifies=True, kv_tokens=2_000))
     try:
         reward.start()
         await reward.ready(START_SECONDS)

@@ -30,14 +30,18 @@ LAUNCH = {
     "HEDGEROW_POLICY_ARGS": "--random-seed 1",
     "HEDGEROW_REWARD_ARGS": "--random-seed 1",
 }
-STOCK = ServerOptions(
-    model=BUNDLED / "policy",
-    python=PYTHON,
-    device="cpu",
-    memory=MEMORY,
-    kv_tokens=KV_TOKENS,
-    args=("--random-seed", "1"),
-)
+
+
+def stock() -> ServerOptions:
+    """A policy's server as SGLang makes it. Refused where SGLang's environment is not made."""
+    return ServerOptions(
+        model=BUNDLED / "policy",
+        python=PYTHON,
+        device="cpu",
+        memory=MEMORY,
+        kv_tokens=KV_TOKENS,
+        args=("--random-seed", "1"),
+    )
 
 
 class Yard:
@@ -48,7 +52,7 @@ class Yard:
     def __init__(self) -> None:
         self._ends = AsyncExitStack()
         self._parts: Parts | None = None
-        self._stock = Server(STOCK)
+        self._stock = Server(stock())
 
     async def launched(self) -> Parts:
         """What ``--launch`` has made: the engine and its servers."""
