@@ -3,11 +3,13 @@
 A pair of models is two SGLang servers on the CPU. A variant has options of theirs: prefixes are
 scored whole where the reward model's server keeps nothing (`--disable-radix-cache`), siblings are
 adjacent where the policy's orders what waits by prefix (`--schedule-policy dfs-weight`), the
-roofline split gives the servers other pools. Drawing ahead is the embedded engine's: there is no
-`SMP`. Servers are started anew for every variant, which therefore runs all questions before the
-next one; their caches are emptied between searches. Seconds are wall time, of one search at a time,
-the requests on their way included. How full a pass was SGLang does not say: `slot_utilisation` is
-null. The working set is what our plug-in in both servers says that a search holds.
+roofline split gives the servers other pools. Drawing ahead goes below the rest by priority, which
+SGLang has for requests as they come alone: siblings are sent one after the other, and nothing drawn
+ahead is scored ahead. Servers are started anew for every variant, which therefore runs all
+questions before the next one; their caches are emptied between searches. Seconds are wall time, of
+one search at a time, the requests on their way included. How full a pass was SGLang does not say:
+`slot_utilisation` is null. The working set is what our plug-in in both servers says that a search
+holds.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from loadtest.searches import Item, Method, grow
 from loadtest.watched import Watched
 from runtime.embedded.model.config import ModelConfig
 from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server
+from runtime.sglang.launch import BY_PRIORITY, Server
 from runtime.text import Text
 from search.spec import SearchSpec
 
@@ -44,9 +46,7 @@ SCHEDULES = {"fcfs": "fcfs", "prefix": "dfs-weight"}
 class SglangBench:
     """A pair of models on servers of their own, and searches there."""
 
-    variants: ClassVar[Mapping[str, Variant]] = {
-        name: variant for name, variant in VARIANTS.items() if not variant.ahead
-    }
+    variants: ClassVar[Mapping[str, Variant]] = VARIANTS
     settles: ClassVar[bool] = True
 
     def __init__(
@@ -93,7 +93,9 @@ class SglangBench:
         plug-in in both, for a search with room for everything."""
         if self._up != (variant, whole, pools) or self._engine is None:
             await self.close()
-            schedule = ("--schedule-policy", SCHEDULES[variant.order])
+            schedule: tuple[str, ...] = ("--schedule-policy", SCHEDULES[variant.order])
+            if variant.ahead:
+                schedule = BY_PRIORITY
             policy = policy_server(
                 PYTHON,
                 "arborkv" if whole else variant.kv_policy,
@@ -111,7 +113,7 @@ class SglangBench:
             )
             self._servers = policy, reward
             await self._ends.enter_async_context(started(self._servers))
-            on = engine_on([policy], [reward])
+            on = engine_on([policy], [reward], speculate=variant.ahead)
             self._engine = await self._ends.enter_async_context(on)
             self._up = variant, whole, pools
         return self._engine

@@ -1,12 +1,13 @@
 """ETS against REBASE on SGLang, with models of a real size: for a machine with a GPU.
 
-`python -m loadtest.sglang_gpu [--shape qwen2.5-1.5b] [--draft] [--json]` starts two servers, of a
-policy and of a reward model, and grows the same questions by both policies, some at once. Weights
-are random: they cost what trained ones do, and say nothing, so steps have a fixed length and trees
-little in common. `--shape sprig` takes the bundled models, `--device cpu --shape tiny` tries it out
-without a GPU. With `--draft` all is done once more with a draft model beside the policy
-(`STANDALONE`, see `hedgerow plan`): random too, so what it wins is next to nothing and what it
-costs is seen; the bundled draft is a real one.
+`python -m loadtest.sglang_gpu [--shape qwen2.5-1.5b] [--speculate] [--draft] [--json]` starts two
+servers, of a policy and of a reward model, and grows the same questions by both policies, some at
+once. Weights are random: they cost what trained ones do, and say nothing, so steps have a fixed
+length and trees little in common. `--shape sprig` takes the bundled models, `--device cpu --shape
+tiny` tries it out without a GPU. With `--speculate` all is done once more with the next steps drawn
+early, where the policy waits for scores. With `--draft` all is done once more with a draft model
+beside the policy (`STANDALONE`, see `hedgerow plan`): random too, so what it wins is next to
+nothing and what it costs is seen; the bundled draft is a real one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from loadtest.on_sglang import (
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow_all, items_of
 from models.deepen import WEIGHTS
-from runtime.sglang.launch import Server, split_args
+from runtime.sglang.launch import BY_PRIORITY, Server, split_args
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
@@ -44,9 +45,10 @@ from server.settings import BUNDLED, load_settings
 
 TASK = "blocksworld"
 POLICIES: tuple[PolicyName, ...] = ("rebase", "ets")
+WAYS = ("speculate", "draft")
 STEP_TOKENS, DEPTH = 32, 8
 COLUMNS = (
-    *("shape", "draft", "policy", "width", "n", "kv_tokens_total", "kv_reduction_vs_rebase"),
+    *("shape", "way", "policy", "width", "n", "kv_tokens_total", "kv_reduction_vs_rebase"),
     *("problems_per_second", "throughput_vs_rebase", "precise_goodput"),
 )
 
@@ -117,14 +119,15 @@ def models_of(shape: str, folder: Path) -> Models:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The document: a row a policy, without a draft and, if one is asked for, with it."""
+    """The document: a row a policy, in each way that is asked for."""
     items = items_of(TASK, "test", options.limit, 0)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         models = models_of(options.shape, Path(folder))
-        for draft in (False, True) if options.draft else (False,):
-            servers = _servers(models, options, draft=draft)
-            async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
+        for way in ("plain", *(way for way in WAYS if getattr(options, way))):
+            servers = _servers(models, options, way)
+            on = engine_on(servers[:1], servers[1:], speculate=way == "speculate")
+            async with started(servers), on as engine:
                 found = {}
                 for policy in POLICIES:
                     spec = spec_for(policy, options.width, TASK).model_copy(update=models.fields)
@@ -132,14 +135,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     start = time.perf_counter()
                     grown = await grow_all(engine, items, Method(policy, spec), options.at_once)
                     found[policy] = grown, time.perf_counter() - start
-            rows += _rows({"shape": options.shape, "draft": draft}, found, items)
+            rows += _rows({"shape": options.shape, "way": way}, found, items)
     return {"rows": rows, "device": options.device, "at_once": options.at_once}
 
 
-def _servers(models: Models, options: argparse.Namespace, *, draft: bool) -> list[Server]:
+def _servers(models: Models, options: argparse.Namespace, way: str) -> list[Server]:
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
-    flags: tuple[str, ...] = ()
-    if draft:
+    flags = BY_PRIORITY if way == "speculate" else ()
+    if way == "draft":
         named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
         flags = split_args(draft_args(load_settings(named), options.width))
     python, room, device = options.python, options.kv_tokens, options.device
@@ -151,7 +154,7 @@ def _servers(models: Models, options: argparse.Namespace, *, draft: bool) -> lis
             model=models.policy,
             args=flags,
             device=device,
-            seeds=not draft,
+            seeds=way != "draft",
         ),
         reward_server(python, room, model=models.prm, device=device),
     ]
@@ -201,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, default=32, help="questions")
     parser.add_argument("--at-once", type=int, default=8, help="searches side by side")
     parser.add_argument("--kv-tokens", type=int, default=200_000, help="of each server")
+    parser.add_argument("--speculate", action="store_true", help="once more with early steps")
     parser.add_argument("--draft", action="store_true", help="once more with a draft model")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser

@@ -181,6 +181,8 @@ class Usage:
     target_passes_total: int = 0
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0
+    speculated_used_tokens_total: int = 0
+    speculated_wasted_tokens_total: int = 0
 
 
 Reproducible = Literal["exact", "seeded", "no"]

@@ -39,6 +39,8 @@ ENGINE_COUNTERS = {
     "target_passes": "Passes of the policy model that drew for a branch, each branch's counted.",
     "drafted_tokens": "Tokens the draft model proposed and the policy model checked.",
     "accepted_tokens": "Proposed tokens that were what the policy model drew.",
+    "speculated_used_tokens": "Tokens drawn before a round asked for them.",
+    "speculated_wasted_tokens": "Tokens drawn early that no round asked for.",
     "rehydrations": "Prefills that brought dropped KV back.",
     "retractions": "Branches that gave way for want of KV, to go on later.",
     "kv_policy_seconds": "Time spent on deciding which KV goes.",

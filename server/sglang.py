@@ -64,6 +64,7 @@ def sglang_options(
         reward_urls=settings.reward_urls if reward_urls is None else reward_urls,
         reward_format=form,
         embedder=_embedder(settings),
+        speculate=settings.speculate,
         encoder=settings.encoder,
         endpoint=endpoint_options(settings),
         version=own_version(),
@@ -86,7 +87,8 @@ def server_options(settings: Settings) -> list[ServerOptions]:
         kv_tokens=_kv_tokens(settings, "kv_tokens"),
         args=split_args(settings.policy_args),
     )
-    policy = replace(plain, seeds=True, evicts=settings.kv_policy == "arborkv")
+    evicts = settings.kv_policy == "arborkv"
+    policy = replace(plain, seeds=True, evicts=evicts, schedules=settings.speculate)
     if not form.needs_model or settings.reward_model is None:
         return [policy]
     reward = replace(
@@ -121,8 +123,6 @@ def _format(settings: Settings) -> str:
             f"{PREFIX}DRAFT = {settings.draft!r}: SGLang drafts by itself; give its own options to "
             "the policy's server"
         )
-    if settings.speculate:
-        raise SettingsError(f"{PREFIX}SPECULATE: drawing ahead is the embedded engine's alone")
     if settings.kv_policy == "full":
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
     if settings.kv_theta is not None and "kv_theta" in settings.model_fields_set:

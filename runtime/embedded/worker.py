@@ -296,6 +296,8 @@ class Worker:
             target_passes_total=policy.target_passes,
             drafted_tokens_total=policy.drafted_tokens,
             accepted_tokens_total=policy.accepted_tokens,
+            speculated_used_tokens_total=policy.speculated_used,
+            speculated_wasted_tokens_total=policy.speculated_wasted,
         )
         counters = {
             "trims": cache.retention.trims,
@@ -304,8 +306,6 @@ class Worker:
             "retractions": scheduler.retractions,
             "tested_tokens": policy.tested_tokens,
             "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
-            "speculated_used_tokens": policy.speculated_used,
-            "speculated_wasted_tokens": policy.speculated_wasted,
             "unison_tokens": policy.unison_tokens,
             "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
             "verdicts": self._judge.verdicts if self._judge else 0,

@@ -38,6 +38,8 @@ class Account:
     unparsed_verdicts: int = 0
     model_calls: int = 0
     flops: float = 0.0
+    speculated_used: int = 0
+    speculated_wasted: int = 0
     peak: int = 0
     _held: int = 0
     _paths: dict[int, Path] = field(default_factory=dict)
@@ -101,6 +103,8 @@ class Account:
             unparsed_verdicts=self.unparsed_verdicts,
             rehydrated_tokens=self.rehydrated_tokens,
             rehydrations=self.rehydrations,
+            speculated_used=self.speculated_used,
+            speculated_wasted=self.speculated_wasted,
         )
 
 

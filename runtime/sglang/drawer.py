@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.embedded.drawing.stops import Stops
 from runtime.sglang.account import Flops, Path
+from runtime.sglang.early import EarlySteps
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
 from runtime.sglang.replica import Json, Replica
@@ -24,9 +25,20 @@ class Drawer:
     once for all of them before they start.
     """
 
-    def __init__(self, fleet: Fleet, text: Text, *, context: int, flops: Flops, top: int) -> None:
-        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        text: Text,
+        *,
+        context: int,
+        flops: Flops,
+        top: int,
+        speculate: bool = False,
+    ) -> None:
+        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token;
+        ``speculate``: idle places draw what rounds may ask for next."""
         self.fleet = fleet
+        self.early = EarlySteps(fleet, self._book, top=top, on=speculate)
         self._text = text
         self._context = context
         self._flops = flops
@@ -53,17 +65,31 @@ class Drawer:
             self._must_fit(branch)
         stops = self._stops_of(sampling.stop)
         drawings = [Drawing(branch, sampling, stops, self._text.eos) for branch in branches]
+        search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
+        await self.early.take(search, drawings)
         forks: dict[Path, list[Drawing]] = defaultdict(list)
         for drawing in drawings:
-            forks[drawing.branch.tokens].append(drawing)
-        search.prompt = search.prompt or min(forks, key=len)
-        await search.together([self._fork(search, *fork) for fork in forks.items()])
+            if drawing.finish is None:
+                forks[drawing.branch.tokens].append(drawing)
+        whole = [drawing for drawing in drawings if drawing.finish is not None]
+        await search.together(
+            [self._fork(search, *fork) for fork in forks.items()]
+            + [self._whole(search, drawing) for drawing in whole]
+        )
         return drawings
 
-    async def read(self, search: Growing, path: Path, start: int, node: int | None = None) -> Json:
+    async def read(
+        self,
+        search: Growing,
+        path: Path,
+        start: int,
+        node: int | None = None,
+        step: tuple[int, int] | None = None,
+    ) -> Json:
         """A path's own log-probabilities from position ``start`` on, with nothing drawn.
 
-        ``node``: where it ends, if children are to be drawn from there.
+        ``node``: where it ends, if children are to be drawn from there; ``step``: the node and its
+        parent, if the server is to hear that its step is drawn.
         """
 
         async def ask(replica: Replica) -> Json:
@@ -77,13 +103,13 @@ class Drawer:
                         "logprob_start_len": start,
                         "sampling_params": {
                             "max_new_tokens": 0,
-                            **search.notes.on(replica, len(search.prompt), None),
+                            **search.notes.on(replica, len(search.prompt), step),
                         },
                     }
                 )
 
         answer = await self.fleet.ask(search.tree, search.prompt, ask)
-        self._book(search, path, answer)
+        self._read(search, path, answer)
         return answer
 
     async def _fork(self, search: Growing, prefix: Path, drawings: Sequence[Drawing]) -> None:
@@ -102,12 +128,20 @@ class Drawer:
                 return await replica.generate(body | ranked)
 
         while drawing.finish is None:
-            before = (*drawing.branch.tokens, *drawing.tokens)
+            before = drawing.path
             answer = await self.fleet.ask(search.tree, search.prompt, ask)
-            self._book(search, before, answer)
             drawing.take(answer)
-            drawn = len(drawing.branch.tokens) + len(drawing.tokens) - len(before)
-            search.account.drew(self._flops, len(before), drawn)
+            self._book(search, before, answer, drawing)
+        self.early.offer(search, drawing)
+
+    async def _whole(self, search: Growing, drawing: Drawing) -> None:
+        """A step that was drawn early to its end: a server with our plug-in hears whose it is."""
+        branch = drawing.branch
+        if self.fleet.place(search.tree, search.prompt).plugged:
+            search.on(self.fleet.place(search.tree, search.prompt))
+            step = branch.node, branch.parent
+            await self.read(search, drawing.path, -1, branch.parent, step)
+        self.early.offer(search, drawing)
 
     def _note(self, search: Growing, replica: Replica, branch: Branch) -> dict[str, Any]:
         """What the server is told of the search; nothing for a verdict, which is no step of it."""
@@ -115,7 +149,12 @@ class Drawer:
             return {}
         return search.notes.on(replica, len(search.prompt), (branch.node, branch.parent))
 
-    def _book(self, search: Growing, prefix: Path, answer: Json) -> None:
+    def _book(self, search: Growing, before: Path, answer: Json, drawing: Drawing) -> None:
+        """What a request has cost that drew a step on from ``before``."""
+        self._read(search, before, answer)
+        search.account.drew(self._flops, len(before), len(drawing.path) - len(before))
+
+    def _read(self, search: Growing, prefix: Path, answer: Json) -> None:
         """What a request's prefix has cost."""
         meta, known = answer["meta_info"], prefix in search.read
         cached = int(meta.get("cached_tokens") or 0)

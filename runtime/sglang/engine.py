@@ -22,13 +22,13 @@ from runtime.sglang.account import Flops, free
 from runtime.sglang.drawer import Drawer
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
+from runtime.sglang.launch import BY_PRIORITY
 from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
 from runtime.sglang.reading import asking_of
 from runtime.sglang.replica import Json, NotSglang, Replica
 from runtime.sglang.report import report
 from runtime.sglang.scorer import Bench, Likelihood, Scorer
-from runtime.sglang_plugin.wire import figures
 from runtime.text import Text
 from search.engine import (
     Branch,
@@ -142,6 +142,7 @@ class SglangEngine:
         search = self._growing(tree)
         search.account.bury(hint.dead)
         search.notes.take(hint)
+        self._drawer.early.bury(search, hint.dead)
 
     async def release(self, tree: str) -> TreeCost:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""
@@ -149,6 +150,7 @@ class SglangEngine:
         if search is None:
             return TreeCost()
         await search.stop()
+        await self._drawer.early.end(search)
         await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
         cost = search.account.cost()
         self._past = _sum(self._past, cost)
@@ -194,6 +196,8 @@ class SglangEngine:
             prm_kv_tokens_peak=self._prm_peak,
             prm_evicted_tokens_total=reward.evicted,
             kv_policy_seconds_total=policy.evicting,
+            speculated_used_tokens_total=own.speculated_used,
+            speculated_wasted_tokens_total=own.speculated_wasted,
         )
 
     async def health(self) -> None:
@@ -203,8 +207,10 @@ class SglangEngine:
 
     async def close(self) -> None:
         """Stop what is under way and close all connections; the servers go on."""
-        await asyncio.gather(*(search.stop() for search in self._searches.values()))
+        searches = list(self._searches.values())
         self._searches.clear()
+        await asyncio.gather(*(search.stop() for search in searches))
+        await asyncio.gather(*(self._drawer.early.end(search) for search in searches))
         await self._policy.close()
         await self._rewards.close()
         if self._endpoint is not None:
@@ -240,11 +246,13 @@ class SglangEngine:
         )
         self._infos = dict(zip((replica.url for replica in both), infos, strict=True))
         for replica, info in zip(both, infos, strict=True):
-            told = figures(info)
-            replica.plugged = told is not None and bool(told["evicts"])
-            replica.seeds = told is not None and bool(told["seeds"])
-            by_priority = info.get("radix_eviction_policy") == "priority"
-            replica.ranks = by_priority and not replica.plugged
+            replica.learn(info)
+        for replica in self._policy.replicas:
+            if options.speculate and not replica.schedules:
+                raise ValueError(
+                    f"speculate: True; {replica.url} does not let in by priority; it is to run "
+                    f"with {' '.join(BY_PRIORITY)}"
+                )
         if not all(replica.seeds for replica in self._policy.replicas):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
         if options.embedder == "encoder" and options.encoder is not None:
@@ -254,7 +262,12 @@ class SglangEngine:
             self._embed_texts = encoder.embed_texts
         context = self._context(self._policy, self._text)
         self._drawer = Drawer(
-            self._policy, self._text, context=context, flops=_flops(self._text), top=options.top
+            self._policy,
+            self._text,
+            context=context,
+            flops=_flops(self._text),
+            top=options.top,
+            speculate=options.speculate,
         )
         self._scoring = self._scoring_of(self._form)
         self._capabilities = Capabilities(

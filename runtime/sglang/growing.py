@@ -75,9 +75,9 @@ class Growing:
         except asyncio.CancelledError:
             raise  # the server does not know yet: whoever cancelled is to stop it
         except BaseException:
-            del self.requests[rid]
+            self.requests.pop(rid, None)
             raise
-        del self.requests[rid]
+        self.requests.pop(rid, None)
 
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """What all of them come to, in order; when one fails, the others are given up.

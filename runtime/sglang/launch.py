@@ -19,6 +19,7 @@ from typing import Literal
 
 import httpx
 
+from runtime.sglang.priority import UNITS
 from runtime.sglang_plugin.wire import NAME
 from search.engine import EngineDown
 
@@ -44,6 +45,12 @@ ON_CPU = (
 An idle server sleeps until a request comes: awake it would take a core from those at work.
 """
 
+BY_PRIORITY = (
+    *("--enable-priority-scheduling", "--retraction-policy", "priority"),
+    *("--priority-scheduling-preemption-threshold", str(UNITS)),
+)
+"""What nobody asked for yet gives way to all else; what was asked for only waits for its like."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -51,8 +58,9 @@ class ServerOptions:
 
     ``memory``: share of the device's memory that is free when the server starts, for weights and
     KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``, ``evicts``:
-    what our plug-in does there, which is installed in the same environment then. ``args``: more of
-    SGLang's own options. ``log``: a file for what it says; None: our stderr.
+    what our plug-in does there, which is installed in the same environment then. ``schedules``: it
+    lets in by priority, so that it can draw early. ``args``: more of SGLang's own options.
+    ``log``: a file for what it says; None: our stderr.
     """
 
     model: str | Path
@@ -64,6 +72,7 @@ class ServerOptions:
     seeds: bool = False
     evicts: bool = False
     classifies: bool = False
+    schedules: bool = False
     log: Path | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +97,7 @@ class ServerOptions:
             *(("--sampling-backend", "pytorch") if self.seeds else ()),
             *(("--radix-cache-backend", NAME) if self.evicts else ()),
             *(("--is-embedding",) if self.classifies else ()),
+            *(BY_PRIORITY if self.schedules else ()),
             *self.args,
         ]
 

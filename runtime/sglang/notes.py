@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.sglang.priority import UNITS
 from runtime.sglang.replica import Replica
 from runtime.sglang_plugin.wire import Note, custom_params
 from search.engine import Hint
 from search.tree import ROOT
-
-UNITS = 1000
-"""The highest priority; priorities are whole numbers."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,9 @@ class SglangOptions:
     Seconds: ``connect_seconds`` to reach a server, ``answer_seconds`` for one request,
     ``probe_seconds`` for a sign of life, ``start_seconds`` for the servers to be there at start.
     ``embedder``: what embeds steps: letters alone, the checkpoint ``encoder``, or the server
-    ``endpoint``; SGLang gives no hidden states away. ``version`` goes into the fingerprint.
+    ``endpoint``; SGLang gives no hidden states away. ``speculate``: what rounds may ask for next is
+    drawn where places are idle, on policy servers that let in by priority. ``version`` goes into
+    the fingerprint.
     """
 
     policy: str | Path
@@ -30,6 +32,7 @@ class SglangOptions:
     reward_urls: tuple[str, ...] = ()
     reward_format: str = "math-shepherd"
     embedder: EmbedderName = "lexical"
+    speculate: bool = False
     encoder: str | Path | None = None
     endpoint: EndpointOptions | None = None
     top: int = 16

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
+from runtime.sglang.priority import EARLY
+from runtime.sglang_plugin.wire import figures
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,10 @@ class Replica:
         self.plugged = False
         self.seeds = False
         self.ranks = False
+        self.schedules = False
+        self.places = 0
+        self.kv_tokens = 0
+        self.under_way = 0
         self._probe = probe
         self._client = httpx.AsyncClient(
             base_url=self.url,
@@ -66,11 +72,35 @@ class Replica:
         self._revival: asyncio.Task[None] | None = None
         self._sent_again: set[str] = set()
 
-    async def generate(self, body: Json) -> Json:
-        """The answer of ``/generate``. Raises ReplicaLost, or EngineError with what is wrong."""
-        answer = await self._post("/generate", body)
+    def learn(self, info: Json) -> None:
+        """Take what ``/server_info`` says."""
+        told = figures(info)
+        self.plugged = told is not None and bool(told["evicts"])
+        self.seeds = told is not None and bool(told["seeds"])
+        self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
+        self.schedules = bool(info.get("enable_priority_scheduling")) and not (
+            info.get("schedule_low_priority_values_first")
+            or info.get("disable_priority_preemption")
+        )
+        states = info.get("internal_states", ())
+        self.places = sum(int(state["effective_max_running_requests_per_dp"]) for state in states)
+        self.kv_tokens = int(info.get("max_total_num_tokens") or 0)
+
+    async def generate(self, body: Json, *, early: bool = False) -> Json:
+        """The answer of ``/generate``. Raises ReplicaLost, or EngineError with what is wrong.
+
+        ``early``: nobody asked for it yet: all else goes before it, it may be stopped, and a server
+        that is full need not draw it.
+        """
+        if self.schedules:
+            body = {"priority": 0, **body} | ({"priority": EARLY} if early else {})
+        self.under_way += not early
+        try:
+            answer = await self._post("/generate", body, () if early else FULL_WAITS)
+        finally:
+            self.under_way -= not early
         finish = answer["meta_info"].get("finish_reason") or {}
-        if finish.get("type") == "abort":
+        if finish.get("type") == "abort" and not early:
             raise EngineError(f"SGLang ended a request: {finish.get('message', 'aborted')}")
         return answer
 
@@ -138,10 +168,10 @@ class Replica:
         except httpx.HTTPError as error:
             raise self._lose(error) from error
 
-    async def _post(self, path: str, body: Json) -> Json:
+    async def _post(self, path: str, body: Json, waits: Sequence[float] = FULL_WAITS) -> Json:
         """Send a request, again while the server is full and so has not begun it."""
         response = await self._send(path, body)
-        for wait in FULL_WAITS:
+        for wait in waits:
             if response.status_code not in FULL:
                 break
             await asyncio.sleep(wait)

@@ -17,7 +17,7 @@ from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Drawing:
     """A step on its way: its branch, and what has been drawn of it.
 
@@ -33,11 +33,21 @@ class Drawing:
     entropy: float = 0.0
     finish: Finish | None = None
 
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The prefix and what has been drawn of the step."""
+        return (*self.branch.tokens, *self.tokens)
+
+    def go_on_from(self, early: Drawing) -> None:
+        """Take what was drawn early of the same step."""
+        self.tokens, self.logprob = early.tokens, early.logprob
+        self.entropy, self.finish = early.entropy, early.finish
+
     def request(self, top: int, said: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``said``: more sampling parameters."""
         sampling = self.sampling
         return {
-            "input_ids": [*self.branch.tokens, *self.tokens],
+            "input_ids": list(self.path),
             "return_logprob": True,
             "top_logprobs_num": top,
             "sampling_params": {

@@ -169,7 +169,7 @@ def test_what_is_the_embedded_engines_alone_is_refused(
 
 
 def test_the_plans_there() -> None:
-    """The same switches; every way to evict that SGLang has; no variant that draws ahead."""
+    """The same switches; every way to evict that SGLang has and every variant of goodput."""
     parsed = kv._parser().parse_args(["--engine", "sglang", "--quick", "--rho", "0.5"])
     plan = kv._plan(parsed)
     assert (plan.engine, plan.policies, plan.rhos) == ("sglang", ON_SGLANG, [0.5])
@@ -178,7 +178,7 @@ def test_the_plans_there() -> None:
     parsed = goodput._parser().parse_args(["--engine", "sglang", "--quick", "--width", "4"])
     found = goodput._plan(parsed)
     assert (found.engine, found.widths) == ("sglang", [4])
-    assert found.variants == ("paper_baseline", "baseline", "P", "MP")
+    assert found.variants == ("paper_baseline", "baseline", "P", "MP", "SMP")
     parsed = policies._parser().parse_args(["--engine", "sglang", "--quick", "--limit", "3"])
     assert (policies._plan(parsed).engine, policies._plan(parsed).questions) == ("sglang", 3)
 

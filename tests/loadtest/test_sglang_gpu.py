@@ -32,19 +32,22 @@ def test_random_models_read_the_bundled_tokenizers_ids(tmp_path: Path) -> None:
     assert models_of("sprig", tmp_path).fields == {}
 
 
-@pytest.mark.parametrize("draft", [False, True])
-def test_with_a_draft_draws_are_sglangs_own(draft: bool, tmp_path: Path) -> None:
-    """The plug-in decides what is evicted either way; a draft's flags go to the policy alone."""
+@pytest.mark.parametrize("way", ["plain", "speculate", "draft"])
+def test_each_ways_flags_go_to_the_policy_alone(way: str, tmp_path: Path) -> None:
+    """The plug-in decides what is evicted in each; with a draft draws are SGLang's own."""
     options = _parser().parse_args(
         ["--shape", "sprig", "--device", "cpu", "--python", sys.executable, "--width", "16"]
     )
     policy, prm = (
         " ".join(server.options.command(1))
-        for server in _servers(models_of("sprig", tmp_path), options, draft=draft)
+        for server in _servers(models_of("sprig", tmp_path), options, way)
     )
     assert "--radix-cache-backend hedgerow" in policy
+    draft = way == "draft"
     assert ("--sampling-backend pytorch" in policy) is not draft
+    assert ("--enable-priority-scheduling" in policy) is (way == "speculate")
     flags = "--speculative-algorithm STANDALONE --speculative-draft-model-path"
     assert (f"{flags} {BUNDLED / 'draft'}" in policy) is draft
     assert ("--max-running-requests 16" in policy) is draft
     assert "speculative" not in prm
+    assert "priority" not in prm

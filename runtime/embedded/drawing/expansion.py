@@ -21,6 +21,7 @@ from runtime.embedded.drawing.batch import Batch, Refusal
 from runtime.embedded.drawing.branches import Call, Prefix, Run
 from runtime.embedded.drawing.steps import Steps
 from runtime.embedded.kv.lane import Lane
+from runtime.luck import lucky
 from search.engine import Ahead, Branch, Trajectory
 from search.tree import Finish
 
@@ -28,10 +29,6 @@ IDLE_PLACES = 16
 """Rows up to which a pass costs little more than with one."""
 SHARE = 0.25
 """Of the KV store, the most that speculated steps may take, all searches together."""
-TRIAL_TOKENS = 512
-"""Speculated tokens after which a search's luck is known."""
-LEAST_LUCK = 0.25
-"""Share of its speculated tokens that a search must have used to go on speculating."""
 
 _NOBODY = -1
 _LAST = 1 << 62
@@ -247,8 +244,7 @@ class SpeculativeExpansion:
         account = self._accounts.get(tree)
         if account is None:
             return False
-        settled = account.speculated_used + account.speculated_wasted
-        if settled >= TRIAL_TOKENS and account.speculated_used < LEAST_LUCK * settled:
+        if not lucky(account.speculated_used, account.speculated_wasted):
             return False
         held = sum(len(run.lane.private) for run in self.runs(tree) if run.lane is not None)
         return held < SHARE * self._batch.cache.capacity / len(self._beams)

@@ -16,7 +16,7 @@ from runtime.embedded.drawing.stops import Stops
 from runtime.sglang.account import Account
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
-from runtime.sglang.launch import ServerOptions
+from runtime.sglang.launch import BY_PRIORITY, ServerOptions
 from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
 from runtime.sglang.replica import Replica, ReplicaLost
@@ -220,8 +220,7 @@ def test_settings_say_which_servers() -> None:
     assert options.embedder == "lexical"
     with pytest.raises(SettingsError, match="no hidden states"):
         sglang_options(load_settings(urls | {"HEDGEROW_EMBEDDER": "hidden"}))
-    with pytest.raises(SettingsError, match="SPECULATE: drawing ahead is the embedded engine's"):
-        sglang_options(load_settings(urls | {"HEDGEROW_SPECULATE": "true"}))
+    assert sglang_options(load_settings(urls | {"HEDGEROW_SPECULATE": "true"})).speculate
     theta = {"HEDGEROW_KV_THETA": "tests/kvpolicy/all_signals.json"}
     with pytest.raises(SettingsError, match="SGLang's plug-in goes by the search's value alone"):
         sglang_options(load_settings(urls | theta))
@@ -241,6 +240,10 @@ def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
     policy, reward = server_options(load_settings(launch | {"HEDGEROW_KV_TOKENS": "5000"}))
     assert (policy.memory, reward.memory) == (0.6, 0.75)
     assert (policy.kv_tokens, reward.kv_tokens) == (5000, None)
+    assert not set(BY_PRIORITY) & {*policy.command(1), *reward.command(1)}
+    early, reward = server_options(load_settings(launch | {"HEDGEROW_SPECULATE": "true"}))
+    assert set(BY_PRIORITY) <= set(early.command(1))
+    assert not set(BY_PRIORITY) & set(reward.command(1))
     more = {"HEDGEROW_LAUNCH_MEMORY": "0.8,0.5", "HEDGEROW_REWARD_FORMAT": "none"}
     (alone,) = server_options(load_settings(launch | more))
     assert alone.memory == 0.8

@@ -213,6 +213,25 @@ async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
     assert cost.prm_tokens <= len(prompt) + steps + 16
 
 
+async def test_steps_drawn_early_leave_trees_alone(engine: SglangEngine, yard: Yard) -> None:
+    """Some are used, all are told, none is left at work; the servers were launched for it."""
+    policy, reward = await yard.have("policy", "reward")
+    early = await SglangEngine.start(options([policy], [reward], speculate=True))
+    try:
+        outcomes = [await grown(early, question, width=8) for question in QUESTIONS[:2]]
+        usage = await early.usage()
+        assert usage.speculated_used_tokens_total > 0
+        cost = sum(outcome.stats.engine.decoded_tokens for outcome in outcomes)
+        drawn = sum(outcome.stats.generated_tokens for outcome in outcomes)
+        assert cost == drawn + usage.speculated_wasted_tokens_total
+        await until_idle(policy)
+    finally:
+        await early.close()
+    for outcome, question in zip(outcomes, QUESTIONS[:2], strict=True):
+        plain = await grown(engine, question, width=8)
+        assert [n.tokens for n in outcome.tree.nodes] == [n.tokens for n in plain.tree.nodes]
+
+
 async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None:
     """What one key's trees have read is read again for another key's."""
     prompt = prompt_of("Use 2 2 6 9 to make 24.")
@@ -377,6 +396,8 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: Yard) -
         told = figures((await client.get("/server_info")).json())
     assert len(answer["output_ids"]) == 4
     assert told is None
+    with pytest.raises(ValueError, match=r"speculate: .* --enable-priority-scheduling"):
+        await SglangEngine.start(options([stock], [], speculate=True))
 
 
 async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: Yard) -> None:

@@ -27,6 +27,7 @@ LAUNCH = {
     "HEDGEROW_LAUNCH_MEMORY": f"{MEMORY},{MEMORY}",
     "HEDGEROW_KV_TOKENS": str(KV_TOKENS),
     "HEDGEROW_PRM_KV_TOKENS": str(KV_TOKENS),
+    "HEDGEROW_SPECULATE": "true",
     "HEDGEROW_POLICY_ARGS": "--random-seed 1",
     "HEDGEROW_REWARD_ARGS": "--random-seed 1",
 }
