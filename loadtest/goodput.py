@@ -7,7 +7,9 @@ roofline split), `SMP` (and speculative expansion with look-ahead verification).
 models, a policy, a number of beams and a pool: a share of the KV bytes that both models hold at
 most when there is room for all. Ratios are of pairs of one item within one run. `rebase` is the
 paper's dynamic branching, `steps` its varying granularity: beam search by steps of a fixed length.
-With `--clock cpu` seconds are the processor's, for a machine with other work to do.
+With `--clock cpu` seconds are the processor's, for a machine with other work to do. `ahead_bound`
+is what speculation could win where a pass costs the same however full: the bundled policy's steps
+are nearly of one length, so it leaves little to win, unless it draws hotter (`--temperature 2`).
 
 `--engine sglang`: the variants that SGLang has, on two servers on the CPU
 (`loadtest.goodput_sglang`).
@@ -67,6 +69,7 @@ class Plan:
     batch_limit: int = 64
     questions: int = 16
     repeats: int = 1
+    temperature: float = 1.0
     seed: int = 0
     threads: int = 1
     clock: str = "wall"
@@ -94,16 +97,18 @@ class Cell:
     policy: str
     width: int
     pool: float
+    temperature: float = 1.0
 
     @property
     def spec(self) -> SearchSpec:
         """The search itself."""
         policy = "beam" if self.policy == STEPS else self.policy
         found = spec_for(policy, self.width, self.task)
-        longest = {"max_step_tokens": STEP_TOKENS[self.task]}
+        longest: dict[str, Any] = {"max_step_tokens": STEP_TOKENS[self.task]}
         if self.policy == STEPS:
             longest = {"max_step_tokens": GRANULARITY, "step_tokens": GRANULARITY}
-        return SearchSpec.model_validate(found.model_dump(exclude_unset=True) | longest)
+        drawn = {"temperature": self.temperature}
+        return SearchSpec.model_validate(found.model_dump(exclude_unset=True) | longest | drawn)
 
 
 def cells_of(plan: Plan) -> Iterator[Cell]:
@@ -111,7 +116,7 @@ def cells_of(plan: Plan) -> Iterator[Cell]:
     for pair, task, policy, width, pool in itertools.product(
         plan.pairs, plan.tasks, plan.policies, plan.widths, plan.pools
     ):
-        yield Cell(pair, task, policy, width, pool)
+        yield Cell(pair, task, policy, width, pool, plan.temperature)
 
 
 async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
@@ -140,6 +145,7 @@ async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
         "left_out": left_out,
         "engine": plan.engine,
         "clock": plan.clock,
+        "temperature": plan.temperature,
         "batch_limit": plan.batch_limit,
         "seconds": time.monotonic() - start,
     }
@@ -263,6 +269,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-limit", type=_above_0, help="places in a batch")
     parser.add_argument("--limit", type=_above_0, dest="questions", help="questions a cell")
     parser.add_argument("--repeats", type=_above_0, help="of every search by every variant")
+    parser.add_argument(
+        "--temperature", type=float, help="the bundled policy's steps are of one length at 1"
+    )
     parser.add_argument("--seed", type=int, help="of questions and searches")
     parser.add_argument("--threads", type=_above_0, help="of the arithmetic")
     parser.add_argument("--clock", choices=CLOCKS, help="cpu: on a machine with other work to do")

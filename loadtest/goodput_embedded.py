@@ -6,6 +6,7 @@ that of the calls to it. Every run has scheduler, scorer and stores of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -104,6 +105,8 @@ class Bench:
             pools=pools,
             slots=engine.slots,
             whole_tokens=engine.whole_tokens,
+            passes=engine.clocked.passes,
+            full_passes=math.ceil(engine.clocked.spans / self._models.options.batch_limit),
         )
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from loadtest.searches import Item
 from models.tasks import TASKS
 from search.digest import combined_digest
 from search.outcome import Outcome
+from search.stats import path_length
 from server.evaluate import judge
 
 PAPER, BASELINE = "paper_baseline", "baseline"
@@ -34,6 +35,7 @@ COLUMNS = (
     "generator_seconds",
     "verifier_seconds",
     "slot_utilisation",
+    "ahead_bound",
     "identical_trees",
 )
 SUMMARY_COLUMNS = (
@@ -44,6 +46,7 @@ SUMMARY_COLUMNS = (
     "latency_vs_paper_baseline",
     "generator_vs_paper_baseline",
     "verifier_vs_paper_baseline",
+    "ahead_bound",
     "cells_below",
     "identical_trees",
 )
@@ -57,7 +60,9 @@ class Run:
     (FlashTTS, section 6.1). ``slots``: of each round, the mean share of the batch's places that a
     pass of the generator filled; empty where the engine does not tell. ``held_bytes``: KV that both
     models held at most; ``path_tokens``: the longest path with its next step. ``kv_tokens`` and
-    ``prm_kv_tokens``: the two pools.
+    ``prm_kv_tokens``: the two pools. ``passes``: of the generator; ``least_passes``: without which
+    no order of work could draw as much, since a path's tokens follow each other and a pass has so
+    many places. Both are 0 where the engine does not tell.
     """
 
     digest: str
@@ -76,6 +81,8 @@ class Run:
     rehydrated_tokens: int = 0
     speculated_used: int = 0
     speculated_wasted: int = 0
+    passes: int = 0
+    least_passes: int = 0
 
     @classmethod
     def of(
@@ -89,9 +96,14 @@ class Run:
         pools: tuple[int, int],
         slots: Sequence[float] = (),
         whole_tokens: int = 0,
+        passes: int = 0,
+        full_passes: int = 0,
     ) -> Run:
         """What a search came to. ``seconds``: of the calls, by their names; ``whole_tokens``: read
-        by the verifier beside what the engine booked."""
+        by the verifier beside what the engine booked; ``full_passes``: with no place empty would
+        have been so many."""
+        tree = outcome.tree
+        longest = max(path_length(tree, node.id) for node in tree.nodes)
         cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
         return cls(
             digest=outcome.digest,
@@ -110,6 +122,8 @@ class Run:
             rehydrated_tokens=cost.rehydrated_tokens,
             speculated_used=cost.speculated_used,
             speculated_wasted=cost.speculated_wasted,
+            passes=passes,
+            least_passes=max(longest, full_passes) if passes else 0,
         )
 
 
@@ -143,6 +157,8 @@ def _row(
         **_ratios("generator", mine, runs, "generator_seconds"),
         **_ratios("verifier", mine, runs, "verifier_seconds"),
         "slot_utilisation": math.fsum(shares) / len(shares) if shares else None,
+        "passes": mean("passes") if mine[0].passes else None,
+        "ahead_bound": ahead_bound(mine, runs[BASELINE]),
         "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
         "accuracy": mean("correct"),
         "pass_at_n": mean("any_correct"),
@@ -171,6 +187,21 @@ def _ratios(
     return found
 
 
+def ahead_bound(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
+    """How many times as fast drawing ahead could make the generator if a pass cost the same however
+    full: 1 / (1 - slack x hit rate).
+
+    Slack: the share of the baseline's passes that a perfect order would save; hit rate: of what was
+    drawn ahead, the share that was used, 1 if nothing was. None where passes are not told.
+    """
+    passes, least = sum(run.passes for run in base), sum(run.least_passes for run in base)
+    if not passes:
+        return None
+    used, wasted = (sum(getattr(r, f"speculated_{of}") for r in mine) for of in ("used", "wasted"))
+    hits = used / (used + wasted) if used + wasted else 1.0
+    return 1 / (1 - hits * (1 - min(1.0, least / passes)))
+
+
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, list[float]] | tuple:
     """The geometric mean of (mine / base) over the items and its 95 % interval, by a bootstrap over
     the items. Pairs with a zero (nothing finished) count for nothing; (None, None) if all are."""
@@ -195,11 +226,13 @@ def _summed(name: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             key = f"{what}_vs_{base}"
             known = [row[key] for row in cells if row[key] is not None]
             means[key] = math.fsum(known) / len(known) if known else None
+    bounds = [row["ahead_bound"] for row in cells if row["ahead_bound"] is not None]
     below = {base: sum(_below(row[f"goodput_vs_{base}_ci95"]) for row in cells) for base in _BASES}
     return {
         "variant": name,
         "cells": len(cells),
         **means,
+        "ahead_bound": math.fsum(bounds) / len(bounds) if bounds else None,
         "cells_below": max(below.values()),
         "cells_below_paper_baseline": below[PAPER],
         "cells_below_baseline": below[BASELINE],

@@ -14,7 +14,15 @@ import pytest
 from loadtest import goodput
 from loadtest.goodput import STEPS, Cell, Plan, _turns, cells_of, measure
 from loadtest.goodput_embedded import VARIANTS, Sided
-from loadtest.goodput_rows import COLUMNS, SUMMARY_COLUMNS, Run, paired_ratio, rows, summary
+from loadtest.goodput_rows import (
+    COLUMNS,
+    SUMMARY_COLUMNS,
+    Run,
+    ahead_bound,
+    paired_ratio,
+    rows,
+    summary,
+)
 from loadtest.in_process import Models
 from runtime.embedded.options import EngineOptions
 from search.engine import Trajectory
@@ -73,6 +81,16 @@ def test_rows_by_hand() -> None:
     assert (first["accuracy"], first["pass_at_n"]) == (0.5, 1.0)
     assert first["slot_utilisation"] == pytest.approx(0.375)
     assert first["tree_digest"] == second["tree_digest"] != third["tree_digest"]
+
+
+def test_what_drawing_ahead_could_win_by_hand() -> None:
+    """Of 20 passes 16 are the longest path's: a fifth is slack. Half of what is drawn is used."""
+    base = [replace(RUN, passes=20, least_passes=16)]
+    half = [replace(RUN, speculated_used=5, speculated_wasted=5)]
+    assert ahead_bound(half, base) == pytest.approx(1 / 0.9)
+    assert ahead_bound([RUN], base) == pytest.approx(1 / 0.8)
+    assert ahead_bound(half, [replace(RUN, passes=20, least_passes=20)]) == 1.0
+    assert ahead_bound(half, [RUN]) is None
 
 
 def test_a_summary_by_hand() -> None:
