@@ -39,10 +39,11 @@ class Hindsight:
         sure: float | None = None,
         attention: Sequence[float] = (),
     ) -> None:
-        """A block closed. ``attention``: what its end pays to each block of its path, the prompt
-        first, as ``attention_shares``; empty where it was not read."""
+        """A block closed, unless it has died before. ``attention``: what its end pays to each block
+        of its path, the prompt first, as ``attention_shares``; empty where it was not read."""
         self._forest.boundary(_TREE, node, parent, tokens, sure)
-        chain = self._forest[_TREE].chain(node) if attention else ()
+        blocks = self._forest[_TREE]
+        chain = blocks.chain(node) if attention and node in blocks else ()
         for block, share in zip(chain, attention, strict=False):
             self._forest.attend(_TREE, block, share, 1)
 

@@ -3,8 +3,9 @@
 Searches are gone through once more, draw by draw: a draw needs its whole prefix cached, reads what
 is missing of it, and leaves its step behind. What goes is what is needed again latest or never, a
 token at a time from the tips; what a draw needs stays, beside nothing else if it alone is more than
-the pool. Draws are taken one after the other, so that
-a server, which has several at work and holds all of their prefixes, can but need more.
+the pool. Draws are taken one after the other, and searches in turn, fork by fork. A server that has
+several draws of one search at work holds all of their prefixes and needs more, but for one thing:
+a round that forks many nodes (`ets`) is drawn at once there, and what its paths share is read once.
 """
 
 from __future__ import annotations

@@ -61,6 +61,17 @@ def test_a_block_is_left_again_each_time() -> None:
     assert rows.v.tolist() == [0.5] * 4
 
 
+def test_a_block_that_died_before_it_closed_says_nothing() -> None:
+    """Neither of its own coming back nor of what its end attended to."""
+    search, other = followed(), followed()
+    for one in (search, other):
+        one.transition({}, [4], [9])
+    search.boundary(9, 4, 10, 0.5, (0.9, 0.9, 0.9))
+    for one in (search, other):
+        one.transition({}, [3], [])
+    assert repr(search.rows()) == repr(other.rows())
+
+
 def test_a_search_that_leaves_nothing_has_no_rows() -> None:
     """And there is nothing to fit to."""
     search = Hindsight(5)

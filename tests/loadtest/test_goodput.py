@@ -117,6 +117,8 @@ def test_cells() -> None:
     spec = Cell("equal", "game24", STEPS, 8, 1.0).spec
     assert (spec.policy, spec.width, spec.step_tokens, spec.max_step_tokens) == ("beam", 8, 32, 32)
     assert Cell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
+    hot = [cell.spec.temperature for cell in cells_of(Plan(pairs=("equal",), temperature=2.0))]
+    assert set(hot) == {2.0}
 
 
 def test_where_a_variant_is_dear_to_go_over_to_it_runs_every_item_first() -> None:
