@@ -136,9 +136,9 @@ class Drawer:
 
     async def _whole(self, search: Growing, drawing: Drawing) -> None:
         """A step that was drawn early to its end: a server with our plug-in hears whose it is."""
-        branch = drawing.branch
-        if self.fleet.place(search.tree, search.prompt).plugged:
-            search.on(self.fleet.place(search.tree, search.prompt))
+        branch, server = drawing.branch, self.fleet.place(search.tree, search.prompt)
+        if server.plugged and drawing.finish is not Finish.END:
+            search.on(server)
             step = branch.node, branch.parent
             await self.read(search, drawing.path, -1, branch.parent, step)
         self.early.offer(search, drawing)

@@ -21,7 +21,7 @@ from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.step import Drawing
-from search.engine import Branch, EngineError
+from search.engine import Branch, EngineDown, EngineError
 from search.tree import Finish
 
 log = logging.getLogger(__name__)
@@ -136,21 +136,24 @@ class EarlySteps:
         wanting = [search for search, beams in self._beams.items() if beams.queue]
         while wanting:
             search = min(wanting, key=self._running)
-            if not self._may(search):
-                wanting.remove(search)
-                continue
-            self._begin(search)
-            if not self._beams[search].queue:
+            replica = self._room(search)
+            if replica is not None:
+                self._begin(search, replica)
+            if replica is None or not self._beams[search].queue:
                 wanting.remove(search)
 
     def _running(self, search: Growing) -> int:
         return sum(early.running for early in self._beams[search].begun.values())
 
-    def _may(self, search: Growing) -> bool:
-        """Whether one more of a search may begin: there is a place, memory, and luck."""
-        account, replica = search.account, self._fleet.place(search.tree, search.prompt)
+    def _room(self, search: Growing) -> Replica | None:
+        """Where one more of a search may begin: there is a place, memory, and luck."""
+        account = search.account
         if not lucky(account.speculated_used, account.speculated_wasted):
-            return False
+            return None
+        try:
+            replica = self._fleet.place(search.tree, search.prompt)
+        except EngineDown:  # the search hears of it where it asks
+            return None
         here = [
             early
             for beams in self._beams.values()
@@ -158,12 +161,12 @@ class EarlySteps:
             if early.replica is replica and early.running
         ]
         if replica.under_way + len(here) >= min(IDLE_PLACES, replica.places):
-            return False
+            return None
         own = self._beams[search].begun.values()
         held = sum(e.drawing.branch.limit if e.running else len(e.drawing.tokens) for e in own)
-        return held < SHARE * replica.kv_tokens / len(self._beams)
+        return replica if held < SHARE * replica.kv_tokens / len(self._beams) else None
 
-    def _begin(self, search: Growing) -> None:
+    def _begin(self, search: Growing, replica: Replica) -> None:
         """Draw a search's likeliest child; its next sibling takes its turn."""
         beams = self._beams[search]
         (rest, arrival, child), parent = heappop(beams.queue)
@@ -174,9 +177,10 @@ class EarlySteps:
         seed, path = ahead.child_seed(child), parent.path
         branch = Branch(parent.branch.node, child, path, seed, _limit(parent), _NOBODY)
         drawing = Drawing(branch, parent.sampling, parent.stops, parent.eos)
-        early = Early(drawing, self._fleet.place(search.tree, search.prompt))
+        early = Early(drawing, replica)
         beams.begun[branch.parent, child] = early
         early.task = asyncio.create_task(self._draw(search, early))
+        early.task.add_done_callback(lambda _: self._fill())
 
     async def _draw(self, search: Growing, early: Early) -> None:
         """Until the step is complete, or the request is stopped. A failure is none of the search's:

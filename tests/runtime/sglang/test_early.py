@@ -126,6 +126,25 @@ async def test_the_likeliest_children_begin_first(server: Told, early: EarlyStep
     await early.end(search)
 
 
+async def test_a_place_that_is_free_again_is_filled(server: Told, early: EarlySteps) -> None:
+    """By the next in line, while nothing else ends."""
+    search, beam = searching("a"), ended(1, children=2)
+    server.under_way = 2
+    early.offer(search, beam)
+    assert await server.seeds_asked() == [seed_of(beam, 0)]
+    await server.tell(0, STOP)
+    assert await server.seeds_asked() == [seed_of(beam, 1)]
+    await early.end(search)
+
+
+async def test_nothing_begins_where_no_server_is_left(server: Told, early: EarlySteps) -> None:
+    """And the step that is complete stays so."""
+    search, beam = searching("a"), ended(1)
+    server.up = False
+    early.offer(search, beam)
+    assert await server.seeds_asked() == []
+
+
 async def test_places_are_shared(server: Told, early: EarlySteps) -> None:
     """The search that draws least early comes next, however likely another's children are."""
     first, second = searching("a"), searching("b")
