@@ -95,10 +95,9 @@ class EmbeddedEngine:
         ``held_evicted_tokens``: of the evicted ones, those of searches in flight; ``trims``: how
         often room was made, ``kv_policy_us``: time spent to decide and do so; ``retractions``:
         branches that gave way; ``tested_tokens``: drafted ones that were compared with a draw,
-        ``draft_pauses``: how often drafting did not pay;
-        ``unison_tokens``: drawn from a row that another branch had computed;
-        ``prm_evicted_tokens``; ``verdicts`` of a judge, and ``unparsed_verdicts`` among them that
-        held no number; ``wrong_books``: failed checks.
+        ``draft_pauses``: how often drafting did not pay; ``unison_tokens``: drawn from a row that
+        another branch had computed; ``prm_evicted_tokens``; ``verdicts`` of a judge, and
+        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks.
         """
         return dict(self._report.counters) if self._report else {}
 
