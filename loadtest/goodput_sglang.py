@@ -93,9 +93,9 @@ class SglangBench:
         plug-in in both, for a search with room for everything."""
         if self._up != (variant, whole, pools) or self._engine is None:
             await self.close()
-            schedule: tuple[str, ...] = ("--schedule-policy", SCHEDULES[variant.order])
-            if variant.ahead:
-                schedule = BY_PRIORITY
+            schedule = (
+                BY_PRIORITY if variant.ahead else ("--schedule-policy", SCHEDULES[variant.order])
+            )
             policy = policy_server(
                 PYTHON,
                 "arborkv" if whole else variant.kv_policy,

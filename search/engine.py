@@ -67,6 +67,24 @@ class Branch:
     node: int
     ahead: Ahead | None = None
 
+    def early_limit(self, drawn: int, most: int) -> int:
+        """The most tokens of a child's step after ``drawn`` of this one, ``most`` in any case.
+
+        Below 1 where none may be drawn before a round asks for it.
+        """
+        return 0 if self.ahead is None else min(most, self.ahead.room - drawn)
+
+    def early_child(self, child: int, drawn: Sequence[int], most: int) -> Branch:
+        """What a round would ask for below this branch's step ``drawn``; it has no node yet, -1."""
+        assert self.ahead is not None, "no child may be drawn early"
+        limit = self.early_limit(len(drawn), most)
+        tokens, seed = (*self.tokens, *drawn), self.ahead.child_seed(child)
+        return Branch(self.node, child, tokens, seed, limit, -1)
+
+    def draws_as(self, other: Branch) -> bool:
+        """Whether it gets the other one's step, by the same sampling."""
+        return (self.seed, self.limit, self.tokens) == (other.seed, other.limit, other.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -21,7 +21,7 @@ from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.step import Drawing
-from search.engine import Branch, EngineDown, EngineError
+from search.engine import EngineDown, EngineError
 from search.tree import Finish
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ AGAIN_SECONDS = 0.05
 LAST_SECONDS = 5.0
 """To learn what an ended search has wasted."""
 
-_NOBODY = -1
-
 Key = tuple[int, int]
 """A parent's node and a child's index."""
 Place = tuple[int, int, int]
@@ -48,18 +46,18 @@ Book = Callable[[Growing, Path, Json, Drawing], None]
 
 @dataclass(slots=True, eq=False)
 class Early:
-    """A child's step, begun early; ``at``: the request that draws it, and its server."""
+    """A child's step, begun early; ``rid``: of the request that draws it, once there is one."""
 
     drawing: Drawing
     replica: Replica
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
     rid: str = ""
     stopped: bool = False
 
     @property
     def running(self) -> bool:
         """Whether it is being drawn."""
-        return self.task is not None and not self.task.done()
+        return not self.task.done()
 
 
 @dataclass(slots=True)
@@ -86,11 +84,13 @@ class EarlySteps:
 
     def offer(self, search: Growing, drawing: Drawing) -> None:
         """A branch's step is complete: its children may begin."""
-        if not self._on or drawing.finish is Finish.END or _limit(drawing) < 1:
+        ahead, most = drawing.branch.ahead, drawing.sampling.max_step_tokens
+        if not self._on or ahead is None or drawing.finish is Finish.END:
             return
-        assert drawing.branch.ahead is not None, "there is no limit without it"
+        if drawing.branch.early_limit(len(drawing.tokens), most) < 1:
+            return
         self._arrivals += 1
-        place = (-drawing.branch.ahead.children, self._arrivals, 0)
+        place = (-ahead.children, self._arrivals, 0)
         heappush(self._beams.setdefault(search, Beams()).queue, (place, drawing))
         search.read.add(drawing.path)
         self._fill()
@@ -127,8 +127,7 @@ class EarlySteps:
             async with asyncio.timeout(LAST_SECONDS):
                 await self._stop(beams.begun.values())
         for early in beams.begun.values():
-            if early.task is not None:
-                early.task.cancel()
+            early.task.cancel()
         _waste(search, beams, list(beams.begun))
 
     def _fill(self) -> None:
@@ -174,8 +173,7 @@ class EarlySteps:
         assert ahead is not None, "only those with children to come are offered"
         if child + 1 < ahead.children:
             heappush(beams.queue, ((rest + 1, arrival, child + 1), parent))
-        seed, path = ahead.child_seed(child), parent.path
-        branch = Branch(parent.branch.node, child, path, seed, _limit(parent), _NOBODY)
+        branch = parent.branch.early_child(child, parent.tokens, parent.sampling.max_step_tokens)
         drawing = Drawing(branch, parent.sampling, parent.stops, parent.eos)
         early = Early(drawing, replica)
         beams.begun[branch.parent, child] = early
@@ -205,7 +203,7 @@ class EarlySteps:
 
     async def _stop_one(self, early: Early) -> None:
         early.stopped = True
-        while early.task is not None and not early.task.done():
+        while early.running:
             if early.rid:
                 await early.replica.abort(early.rid)
             await asyncio.wait({early.task}, timeout=AGAIN_SECONDS)
@@ -216,17 +214,6 @@ def _waste(search: Growing, beams: Beams, keys: Sequence[Key]) -> None:
         search.account.speculated_wasted += len(beams.begun.pop(key).drawing.tokens)
 
 
-def _limit(parent: Drawing) -> int:
-    """The most tokens of a child's step; none where no child may begin early."""
-    ahead = parent.branch.ahead
-    if ahead is None:
-        return 0
-    return min(parent.sampling.max_step_tokens, ahead.room - len(parent.tokens))
-
-
 def _same(early: Drawing, asked: Drawing) -> bool:
     """Whether what was drawn early is what a round asks for."""
-    left, right = early.branch, asked.branch
-    return (left.seed, left.limit, left.tokens) == (right.seed, right.limit, right.tokens) and (
-        early.sampling == asked.sampling
-    )
+    return early.branch.draws_as(asked.branch) and early.sampling == asked.sampling

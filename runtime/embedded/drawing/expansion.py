@@ -22,7 +22,7 @@ from runtime.embedded.drawing.branches import Call, Prefix, Run
 from runtime.embedded.drawing.steps import Steps
 from runtime.embedded.kv.lane import Lane
 from runtime.luck import lucky
-from search.engine import Ahead, Branch, Trajectory
+from search.engine import Ahead, Trajectory
 from search.tree import Finish
 
 IDLE_PLACES = 16
@@ -30,7 +30,6 @@ IDLE_PLACES = 16
 SHARE = 0.25
 """Of the KV store, the most that speculated steps may take, all searches together."""
 
-_NOBODY = -1
 _LAST = 1 << 62
 
 
@@ -38,14 +37,12 @@ _LAST = 1 << 62
 class Beam:
     """A step that has ended, and its children begun early, by child index.
 
-    ``run`` is the branch whose step it was; ``limit``: most tokens of a child's step.
+    ``run`` is the branch whose step it was.
     """
 
     run: Run
     ahead: Ahead
     prefix: Prefix
-    tokens: tuple[int, ...]
-    limit: int
     children: dict[int, Run] = field(default_factory=dict)
 
 
@@ -86,11 +83,9 @@ class SpeculativeExpansion:
         ahead, tree = run.branch.ahead, run.call.tree
         if not self._on or ahead is None:
             return
-        limit = min(run.call.sampling.max_step_tokens, ahead.room - len(run.drawn))
-        if limit < 1:
+        if run.branch.early_limit(len(run.drawn), run.call.sampling.max_step_tokens) < 1:
             return
-        tokens = (*run.branch.tokens, *run.drawn)
-        beam = Beam(run, ahead, Prefix(path, known=True), tokens, limit)
+        beam = Beam(run, ahead, Prefix(path, known=True))
         self._beams.setdefault(tree, {})[run.branch.node] = beam
         self._arrivals += 1
         heappush(self._queues.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
@@ -283,8 +278,7 @@ class SpeculativeExpansion:
     @staticmethod
     def _child(beam: Beam, place: Place) -> Run:
         child, run = place[2], beam.run
-        seed = beam.ahead.child_seed(child)
-        branch = Branch(run.branch.node, child, beam.tokens, seed, beam.limit, _NOBODY)
+        branch = run.branch.early_child(child, run.drawn, run.call.sampling.max_step_tokens)
         call = Call(0, 0, run.call.tree, run.call.sampling, run.call.stops, [])
         order = (_LAST + place[0], place[1], child)
         return Run(call, 0, branch, beam.prefix, order, early=True)
@@ -310,7 +304,4 @@ class SpeculativeExpansion:
 
 def _same(early: Run, run: Run) -> bool:
     """Whether what was drawn early is what the branch asks for."""
-    left, right = early.branch, run.branch
-    return (left.seed, left.limit, left.tokens) == (right.seed, right.limit, right.tokens) and (
-        early.call.sampling == run.call.sampling
-    )
+    return early.branch.draws_as(run.branch) and early.call.sampling == run.call.sampling
