@@ -11,9 +11,14 @@ Bp * S * k_ver + Bd * (S + L) * k_gen <= M, k being KV bytes a token (FlashTTS, 
 
 There both read every sequence anew. An engine that *keeps* KV from round to round reads again only
 what it had no room for: of the verifier's N sequences the share Bp / N has all but its L new tokens
-kept, and all but the first of the generator's batches are prefilled before they decode. [our
-extension: by the paper's formula a verifier bound by arithmetic never gets room for a second
-sequence, however much is left]
+kept, and all but the first of the generator's batches are prefilled before they decode. Where what
+sequences begin alike is stored once, each takes only the tokens of its *own*. [our extensions: by
+the paper's formula a verifier bound by arithmetic never gets room for a second sequence, however
+much is left, and a generator gets room for every copy of a prompt]
+
+With host memory beside the device, the KV of whichever model rests can go there: each then has all
+of M to itself, and 2 * (verifier's KV + generator's KV) / host bandwidth seconds go by (section
+4.3.2).
 """
 
 from __future__ import annotations
@@ -42,25 +47,36 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Peaks: ``flops`` and ``bandwidth`` (bytes) a second."""
+    """Peaks: ``flops`` and ``bandwidth`` (bytes) a second; ``host_bandwidth``: to host memory, None
+    where the models lie there anyway."""
 
     flops: float
     bandwidth: float
+    host_bandwidth: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """``sequences`` at once, of ``length`` tokens that the verifier reads, and ``new`` tokens that
-    each is to grow by."""
+    each is to grow by. ``own``: of its length, what a sequence takes where beginnings are shared,
+    on average; 0: all of it."""
 
     sequences: int
     length: int
     new: int
+    own: int = 0
 
     def __post_init__(self) -> None:
         for field in ("sequences", "length", "new"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
+        if not 0 <= self.own <= self.length:
+            raise ValueError(f"own: {self.own}; from 0 to the length, {self.length}, is needed")
+
+    @property
+    def stored(self) -> int:
+        """Tokens that a sequence takes."""
+        return self.own or self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,7 @@ def roofline(
     """
     best = None
     for batch in range(1, load.sequences + 1):
-        held = batch * load.length * verifier.kv_bytes
+        held = batch * load.stored * verifier.kv_bytes
         found = _split(generator, verifier, device, load, budget, held, batch, keeps)
         if found is None:
             break
@@ -116,11 +132,37 @@ def even(generator: Model, verifier: Model, device: Device, load: Load, budget: 
     """Half of ``budget`` bytes for each, with the largest batches that fit. Raises
     TooLittleMemory."""
     half = budget // 2
-    batch = min(load.sequences, half // (load.length * verifier.kv_bytes))
+    batch = min(load.sequences, half // (load.stored * verifier.kv_bytes))
     found = _split(generator, verifier, device, load, budget, half, batch) if batch else None
     if found is None:
         raise TooLittleMemory(_needed(generator, verifier, load, budget))
     return found
+
+
+def offloaded(
+    generator: Model,
+    verifier: Model,
+    device: Device,
+    load: Load,
+    budget: int,
+    *,
+    keeps: bool = False,
+) -> float | None:
+    """Seconds where each model has all ``budget`` bytes while it computes and the other's KV is in
+    host memory; None where there is none, or no room for a sequence of each in turn."""
+    if device.host_bandwidth is None:
+        return None
+    n = load.sequences
+    batch = min(n, budget // (load.stored * verifier.kv_bytes))
+    held = batch * load.stored * verifier.kv_bytes
+    found = None
+    if batch:
+        # beside a verifier that is not there: the generator's rest is the whole budget
+        found = _split(generator, verifier, device, load, budget + held, held, batch, keeps)
+    if found is None:
+        return None
+    drawing = found.generator_batch * (load.stored + load.new) * generator.kv_bytes
+    return found.seconds + 2 * (held + drawing) / device.host_bandwidth
 
 
 def prefill_seconds(
@@ -151,14 +193,15 @@ def _split(
 ) -> Split | None:
     """``verifier_bytes`` for a verifier batch, the rest for the generator; None if it cannot be."""
     rest, n = budget - verifier_bytes, load.sequences
-    decoding = min(n, rest // ((load.length + load.new) * generator.kv_bytes))
+    decoding = min(n, rest // ((load.stored + load.new) * generator.kv_bytes))
     if decoding < 1:
         return None
-    kept = batch / n * max(0, load.length - load.new) if keeps else 0.0
+    shared = load.length - load.stored
+    kept = shared + (batch / n * max(0, load.stored - load.new) if keeps else 0.0)
     prefill, prefill_bound = prefill_seconds(verifier, device, batch, load.length, kept)
     decode, decode_bound = decode_seconds(generator, device, decoding, load.length + load.new / 2)
     batches = -(-n // decoding)
-    again = (batches - 1) * prefill_seconds(generator, device, decoding, load.length)[0]
+    again = (batches - 1) * prefill_seconds(generator, device, decoding, load.length, shared)[0]
     return Split(
         verifier_batch=batch,
         generator_batch=decoding,
@@ -177,6 +220,6 @@ def _slower(flops: float, traffic: float, device: Device) -> tuple[float, str]:
 
 
 def _needed(generator: Model, verifier: Model, load: Load, budget: int) -> str:
-    reads = load.length * verifier.kv_bytes
-    draws = (load.length + load.new) * generator.kv_bytes
+    reads = load.stored * verifier.kv_bytes
+    draws = (load.stored + load.new) * generator.kv_bytes
     return f"budget: {budget} bytes; one sequence needs {reads} to verify and {draws} to generate"

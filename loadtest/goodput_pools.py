@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvpolicy.split import Device, Load, Model, even, roofline
+from kvpolicy.split import Device, Load, Model
+from runtime.embedded.kv.split import Shared
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from search.spec import SearchSpec
@@ -49,9 +50,16 @@ class Pools:
         if budget is None:
             ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
             return ample, ample
+        shared, load = self.shared(budget, path_tokens), self.load(spec, path_tokens)
+        return shared.even(load) if way == "even" else shared.tokens(shared.plan(load))
+
+    def shared(self, budget: int, path_tokens: int) -> Shared:
+        """So many bytes of both, with room for a path in each."""
+        least = path_tokens, path_tokens
+        return Shared(self.generator, self.verifier, self.device, budget, least)
+
+    @staticmethod
+    def load(spec: SearchSpec, path_tokens: int) -> Load:
+        """What is known of a search before it begins."""
         new = min(spec.max_step_tokens, path_tokens - 1)
-        load = Load(spec.width, path_tokens - new, new)
-        of = (self.generator, self.verifier, self.device, load, budget)
-        split = even(*of) if way == "even" else roofline(*of, keeps=True)
-        generator = split.generator_bytes // self.generator.kv_bytes
-        return generator, max(path_tokens, split.verifier_bytes // self.verifier.kv_bytes)
+        return Load(spec.width, path_tokens - new, new)

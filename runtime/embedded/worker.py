@@ -22,7 +22,8 @@ from runtime.embedded.drawing.batch import Forwards
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.kv.split import split_pools
+from runtime.embedded.kv.resplit import Resplit
+from runtime.embedded.kv.split import Shared, split_pools
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -81,7 +82,9 @@ class Worker:
         context = min(Text(path).context for path in models.values() if path is not None)
         counts = (options.threads,) if options.threads else thread_counts(options.cores)
         forward = Forward(options.policy, exact=options.exact, threads=options.cores, counts=counts)
-        options = split_pools(replace(options, threads=fastest_threads(forward, counts)))
+        options = replace(options, threads=fastest_threads(forward, counts))
+        by_roofline, shared = options.kv_split == "roofline", Shared.of(options)
+        options = split_pools(options, shared)
         self._pipe = pipe
         self._options = options
         self._scheduler = scheduler_for(options, forward, forward.config)
@@ -89,6 +92,10 @@ class Worker:
         self._scorer = scorer[0] if scorer else None
         self._judge = judge[0] if judge else None
         scoring = scorer or judge
+        self._resplit: Resplit | None = None
+        if shared and by_roofline and self._scorer:
+            stores = self._scheduler.batch, self._scorer.batch
+            self._resplit = Resplit(shared, *stores, step=options.kv_load.new)
         self._embedder = self._steps_embedder(forward)
         self._reported = 0.0
         self._wrong_books = 0
@@ -109,8 +116,12 @@ class Worker:
         """Answer until told to stop."""
         self._send(Ready(self._capabilities, self._report()))
         while self._listen():
+            if self._resplit:
+                self._resplit.settle()
             if self._scheduler.busy:
                 for drawn in self._scheduler.step():
+                    if self._resplit:
+                        self._resplit.drew(drawn.steps)
                     ruled = self._judge.rule(drawn) if self._judge else None
                     if ruled is not None:
                         self._answer(drawn.call, ruled.rewards)
@@ -118,7 +129,7 @@ class Worker:
                     said = Done(drawn.call, drawn.steps, self._report(), drawn.tree, drawn.moved)
                     self._send(said)
                 for call in self._scheduler.starved():
-                    said = f"kv_tokens: {self._options.kv_tokens} are all held for searches"
+                    said = f"kv_tokens: {self._scheduler.cache.capacity} are all held for searches"
                     self._send(Failed(call, KvFull(said), self._report()))
             if self._scorer is not None and self._scorer.busy:
                 for scored in self._scorer.step():
@@ -166,6 +177,8 @@ class Worker:
         match message:
             case Expand(call, tree, branches, sampling):
                 self._scheduler.expand(call, tree, branches, sampling)
+                if self._resplit:
+                    self._resplit.asked(tree, branches)
             case Score():
                 self._score(message)
             case Embed(call, tree, steps):
@@ -210,6 +223,8 @@ class Worker:
     def _stop(self, tree: str) -> TreeCost:
         """End everything of a tree; what it cost."""
         stopped = self._scheduler.abort(tree)
+        if self._resplit:
+            self._resplit.ended(tree)
         if self._embedder is not None:
             stopped += self._embedder.abort(tree)
         prm, judged, unparsed = None, None, 0
@@ -311,6 +326,7 @@ class Worker:
             "verdicts": self._judge.verdicts if self._judge else 0,
             "unparsed_verdicts": self._judge.unparsed_verdicts if self._judge else 0,
             "wrong_books": self._wrong_books,
+            "kv_splits": self._resplit.moves if self._resplit else 0,
         }
         return Report(usage, counters)
 

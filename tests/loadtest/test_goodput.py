@@ -173,12 +173,12 @@ def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Pa
 
 
 def test_a_small_run(models: tuple[Path, Path]) -> None:
-    """Every key; the same trees by every variant, each with KV for less than there is to hold."""
+    """Every key; the same trees by every variant, each in the same bytes of KV."""
     plan = Plan(
         tasks=("game24",),
         policies=("beam",),
         widths=(3,),
-        pools=(0.5,),
+        pools=(1.0,),
         pairs=("verifier-heavy",),
         questions=1,
         batch_limit=2,

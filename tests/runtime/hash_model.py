@@ -39,6 +39,18 @@ class Letters:
         return b"".join(self.pieces[t] for t in tokens if t != END).decode()
 
 
+class HashStore:
+    """A hash a slot."""
+
+    def __init__(self, slots: int) -> None:
+        self.hashes = np.zeros(slots, dtype=np.uint64)
+
+    def resize(self, slots: int, old: np.ndarray, new: np.ndarray) -> None:
+        """As ``KVStore.resize``."""
+        before, self.hashes = self.hashes, np.zeros(slots, dtype=np.uint64)
+        self.hashes[new] = before[old]
+
+
 class HashModel:
     """A stand-in for ``Forward``. ``rows`` counts the token positions computed so far."""
 
@@ -46,22 +58,22 @@ class HashModel:
         self.rows = 0
         self.largest = 0
 
-    def new_store(self, slots: int) -> np.ndarray:
-        """A hash a slot."""
-        return np.zeros(slots, dtype=np.uint64)
+    def new_store(self, slots: int) -> HashStore:
+        """Room for so many tokens."""
+        return HashStore(slots)
 
-    def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
+    def run(self, spans: Sequence[Span], store: HashStore) -> torch.Tensor:
         """Write the new positions' hashes, return the logits asked for."""
-        asked = []
+        asked, hashes = [], store.hashes
         for span in spans:
             assert len(span.slots) == span.start + len(span.tokens)
             assert len(set(span.slots.tolist())) == len(span.slots)
             for i, token in enumerate(span.tokens.tolist()):
                 at = span.start + i
-                above = int(store[span.slots[at - 1]]) if at else 0
-                store[span.slots[at]] = _mix(above, token, at)
+                above = int(hashes[span.slots[at - 1]]) if at else 0
+                hashes[span.slots[at]] = _mix(above, token, at)
                 if i >= span.logits_from:
-                    asked.append(_logits(store[span.slots[: at + 1]]))
+                    asked.append(_logits(hashes[span.slots[: at + 1]]))
             self.rows += len(span.tokens)
         self.largest = max(self.largest, len(spans))
         return torch.from_numpy(np.stack(asked)) if asked else torch.empty(0, VOCAB)

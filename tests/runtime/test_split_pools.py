@@ -11,7 +11,7 @@ import pytest
 
 from kvpolicy.split import Device, Load, TooLittleMemory
 from loadtest.in_process import InProcess, Models
-from runtime.embedded.kv.split import split_pools
+from runtime.embedded.kv.split import Shared, split_pools
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint
 from runtime.embedded.options import EngineOptions
@@ -47,16 +47,21 @@ def each(options: EngineOptions) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
+def shared_out(options: EngineOptions) -> EngineOptions:
+    """On a GPU."""
+    return split_pools(options, Shared.of(options, GPU))
+
+
 def test_even_halves_are_of_bytes(options: EngineOptions) -> None:
     """A reward model with twice the KV a token: 3,000 units are 1,500 tokens and 750."""
-    found = split_pools(replace(options, kv_split="even"), GPU)
+    found = shared_out(replace(options, kv_split="even"))
     assert (found.kv_tokens, found.prm_kv_tokens) == (1_500, 750)
 
 
 def test_the_roofline_gives_out_the_same_bytes(options: EngineOptions) -> None:
     """All of them but less than a token's, and room in each pool for a sequence of 320."""
     policy, prm = each(options)
-    found = split_pools(replace(options, kv_split="roofline"), GPU)
+    found = shared_out(replace(options, kv_split="roofline"))
     budget = GIVEN * (policy + prm)
     assert budget - prm - policy < found.kv_tokens * policy + found.prm_kv_tokens * prm <= budget
     assert found.kv_tokens >= 320 <= found.prm_kv_tokens
@@ -65,16 +70,16 @@ def test_the_roofline_gives_out_the_same_bytes(options: EngineOptions) -> None:
 
 def test_what_is_given_stays(options: EngineOptions) -> None:
     """As set, or where there is no reward model to share with."""
-    assert split_pools(options, GPU) is options
+    assert shared_out(options) is options
     alone = replace(options, prm=None, reward_format="none", kv_split="roofline")
-    assert split_pools(alone, GPU) is alone
+    assert shared_out(alone) is alone
 
 
 def test_too_little_to_share_is_said(options: EngineOptions) -> None:
     """Not one sequence of each fits."""
     tight = replace(options, kv_tokens=100, prm_kv_tokens=50, kv_split="even")
     with pytest.raises(TooLittleMemory, match="one sequence needs"):
-        split_pools(tight, GPU)
+        shared_out(tight)
 
 
 def test_a_wrong_split_is_refused(options: EngineOptions) -> None:
@@ -100,7 +105,7 @@ def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
 
     pools = {(4_000, 4_000)}
     for split in ("given", "even", "roofline"):
-        found = split_pools(replace(tight, kv_split=split), GPU)
+        found = shared_out(replace(tight, kv_split=split))
         pools.add((found.kv_tokens, found.prm_kv_tokens))
     assert len(pools) >= 3
     assert len({asyncio.run(grow(*sizes)) for sizes in pools}) == 1

@@ -86,6 +86,11 @@ class Batch:
         self._give_way = give_way
         self._starve = starve
 
+    def resize(self, capacity: int) -> None:
+        """Have room for so many tokens from now on, between two passes; see ``Cache.resize``."""
+        old, new = self.cache.resize(capacity)
+        self._store.resize(self.cache.capacity, old, new)
+
     def enter(
         self,
         tree: str,

@@ -135,7 +135,7 @@ class Scheduler:
 
         ``fresh``: its prefixes do not follow from what was drawn here before.
         """
-        rooms = {"context": self._context, "kv_tokens": self.cache.capacity}
+        rooms = {"context": self._context, "kv_tokens": self.cache.least}
         must_be_drawable(branches, sampling, self._vocab, rooms)
         account = self._account(tree)
         self._arrivals += 1

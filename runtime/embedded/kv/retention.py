@@ -74,6 +74,10 @@ class Retention:
         self.attends = policy == "arborkv" and (worth.attends or "a" in worth.theta.signals)
         self._attention: Attention | None = None
         self._victims = Victims(radix, self._forest) if self._forest is not None else None
+        self.resize(capacity)
+
+    def resize(self, capacity: int) -> None:
+        """The KV store has so many slots from now on."""
         self._margin = min(MOST_MARGIN, int(MARGIN * capacity))
 
     def listen(self, attention: Attention) -> None:

@@ -25,15 +25,33 @@ class KVStore:
         if slots < 1:
             raise ValueError(f"slots: {slots}; at least 1 is needed")
         self._config = config
-        self.slots = slots
-        self.padding = slots
-        self.rows = slots + 1
         self.kv_heads = config.kv_heads
-        each = config.kv_heads * self.rows
-        self.both = [torch.zeros(2 * each, config.head_dim) for _ in range(config.layers)]
-        self.keys = [layer[:each] for layer in self.both]
-        self.values = [layer[each:] for layer in self.both]
+        self.slots = self.padding = slots
+        self.rows = slots + 1
+        width = 2 * config.kv_heads * self.rows
+        self.both = [torch.zeros(width, config.head_dim) for _ in range(config.layers)]
+        self.keys, self.values = self._parted()
         self.slice: AttentionSlice | None = None
+
+    def resize(self, slots: int, old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+        """Hold ``slots`` tokens from now on, those at the slots ``old`` (n,) at ``new`` (n,).
+
+        Layer by layer, and nothing but these tokens is touched: memory that no token has lain in
+        is none of the machine's yet.
+        """
+        taken, given = torch.from_numpy(old), torch.from_numpy(new)
+        heads, before = 2 * self.kv_heads, self.rows
+        self.slots = self.padding = slots
+        self.rows = slots + 1
+        self.keys, self.values = [], []  # or no layer's old ones could go before all are new
+        with torch.inference_mode():
+            for number, layer in enumerate(self.both):
+                made = torch.zeros(heads, self.rows, layer.shape[1])
+                made.index_copy_(1, given, layer.view(heads, before, -1).index_select(1, taken))
+                self.both[number] = made.flatten(0, 1)
+            if self.slice is not None:
+                self.slice.resize(self.rows, taken, given)
+            self.keys, self.values = self._parted()
 
     def watch(self) -> None:
         """From now on keep what ``attention`` needs; the passes compute what they would."""
@@ -57,3 +75,8 @@ class KVStore:
         """Bytes held, padding included."""
         watched = 0 if self.slice is None else self.slice.nbytes
         return sum(layer.nbytes for layer in self.both) + watched
+
+    def _parted(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer."""
+        each = self.kv_heads * self.rows
+        return [layer[:each] for layer in self.both], [layer[each:] for layer in self.both]

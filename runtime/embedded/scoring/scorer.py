@@ -206,7 +206,7 @@ class Scorer:
     def _must_fit(self, path: np.ndarray) -> None:
         must_fit(
             len(path),
-            {"context": self._context, "prm_kv_tokens": self.cache.capacity},
+            {"context": self._context, "prm_kv_tokens": self.cache.least},
             f"a trajectory of {len(path)} tokens does not fit the reward model's",
         )
 
@@ -239,7 +239,7 @@ class Scorer:
     def _look_ahead(self, reading: Reading, node: int, path: np.ndarray) -> None:
         """Read a path along with the one before it, if it goes on from there and fits."""
         before = len(reading.path)
-        fits = before < len(path) <= min(self._context, self.cache.capacity)
+        fits = before < len(path) <= min(self._context, self.cache.least)
         if not fits or int(path.max()) >= self._vocab:
             return
         if np.array_equal(path[:before], reading.path):

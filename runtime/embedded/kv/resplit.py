@@ -1,0 +1,139 @@
+"""Shares the KV bytes of both models anew when the searches under way ask for it.
+
+What a round is like says more than what was expected of searches before the first one came: how
+many branches, how long, how much of them alike, how far a step goes. The roofline is asked again
+(FlashTTS, section 4.3.1) when one of the stores lacks what its batch would take; slots then go from
+one store to the other between two passes. Trees do not depend on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvpolicy.split import Load, TooLittleMemory
+from runtime.embedded.drawing.batch import Batch
+from runtime.embedded.kv.split import Shared
+from search.engine import Branch, Step
+
+WEIGHT = 0.5
+"""Of a round's mean step against those before it."""
+SLACK = 0.1
+"""Of what a store is to have, what it may lack, and of what it has, the least that it is given:
+to move slots costs a copy."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The branches of one: how many, their tokens, and those of their tree, each counted once."""
+
+    branches: int
+    tokens: int
+    distinct: int
+
+    @classmethod
+    def of(cls, branches: Sequence[Branch]) -> Round:
+        """What a round asks for."""
+        ways = sorted({branch.tokens for branch in branches})
+        distinct, before = 0, ()
+        for way in ways:
+            distinct += len(way) - _alike(before, way)
+            before = way
+        return cls(len(branches), sum(len(branch.tokens) for branch in branches), distinct)
+
+
+def load_of(rounds: Sequence[Round], step: float) -> Load | None:
+    """What all rounds under way ask for together, with steps of ``step`` tokens; None for none.
+
+    The verifier reads each branch with its new step.
+    """
+    branches = sum(one.branches for one in rounds)
+    if not branches:
+        return None
+    new = max(1, round(step))
+    length = round(sum(one.tokens for one in rounds) / branches)
+    own = min(length, -(-sum(one.distinct for one in rounds) // branches))
+    return Load(branches, length + new, new, own + new)
+
+
+class Resplit:
+    """Both models' stores, of which one gives slots to the other; ``moves``: how often so far."""
+
+    def __init__(self, shared: Shared, policy: Batch, prm: Batch, step: float) -> None:
+        """``step``: the tokens of a step until there are some."""
+        self.moves = 0
+        self._shared = shared
+        self.stores = policy, prm
+        self._rounds: dict[str, Round] = {}
+        self._step = step
+        self._new = False
+        for batch, least in zip(self.stores, shared.least, strict=True):
+            batch.cache.least = least
+
+    def asked(self, tree: str, branches: Sequence[Branch]) -> None:
+        """A search asks for a round."""
+        self._rounds[tree] = Round.of(branches)
+        self._new = True
+
+    def drew(self, steps: Sequence[Step]) -> None:
+        """A round has been drawn."""
+        if steps:
+            mean = sum(len(step.tokens) for step in steps) / len(steps)
+            self._step += WEIGHT * (mean - self._step)
+
+    def ended(self, tree: str) -> None:
+        """A search is over."""
+        self._rounds.pop(tree, None)
+
+    def settle(self) -> None:
+        """Move slots if a store lacks some for the rounds under way."""
+        load = load_of(list(self._rounds.values()), self._step) if self._new else None
+        self._new = False
+        if load is None:
+            return
+        try:
+            split = self._shared.plan(load)
+        except TooLittleMemory as error:
+            log.info("KV stays as it is shared: %s", error)
+            return
+        needs = (
+            split.generator_batch * (load.stored + load.new),
+            split.verifier_batch * load.stored,
+        )
+        planned = self._shared.tokens(split)
+        if any(map(_worth_moving, self.stores, needs, planned)):
+            self._move(*planned)
+
+    def _move(self, kv_tokens: int, prm_kv_tokens: int) -> None:
+        """First one gives, then the other gets what has come free of what it was to get."""
+        policy, prm = self.stores
+        if kv_tokens > policy.cache.capacity:
+            prm.resize(prm_kv_tokens)
+            left = self._shared.budget - prm.cache.capacity * self._shared.prm.kv_bytes
+            policy.resize(left // self._shared.policy.kv_bytes)
+        else:
+            policy.resize(kv_tokens)
+            left = self._shared.budget - policy.cache.capacity * self._shared.policy.kv_bytes
+            prm.resize(left // self._shared.prm.kv_bytes)
+        self.moves += 1
+
+
+def _worth_moving(batch: Batch, need: int, planned: int) -> bool:
+    """Whether a store lacks what its batch takes and would get a good part of it."""
+    have = batch.cache.capacity
+    return have < (1 - SLACK) * need and planned > (1 + SLACK) * have
+
+
+def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """How many leading tokens two have in common, by halves."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
