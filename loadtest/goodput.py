@@ -3,13 +3,15 @@
 `python -m loadtest.goodput [--quick] [--json]`. Every search is run by every variant of the engine,
 in turns, forwards and backwards: `paper_baseline` (even pools, first come first served, prefixes
 scored whole), `baseline` (our engine without the parts), `P` (siblings adjacent), `MP` (and the
-roofline split), `SMP` (and speculative expansion with look-ahead verification). A cell is a pair of
-models, a policy, a number of beams and a pool: a share of the KV bytes that both models hold at
-most when there is room for all. Ratios are of pairs of one item within one run. `rebase` is the
-paper's dynamic branching, `steps` its varying granularity: beam search by steps of a fixed length.
-With `--clock cpu` seconds are the processor's, for a machine with other work to do. `ahead_bound`
-is what speculation could win where a pass costs the same however full: the bundled policy's steps
-are nearly of one length, so it leaves little to win, unless it draws hotter (`--temperature 2`).
+roofline split, live), `SMP` (and speculative expansion with look-ahead verification). A cell is a
+pair of models, a policy, a number of beams and a pool: a share of the KV bytes that both models
+hold at most when there is room for all, though at least a path for each. Ratios are of pairs of one
+item and repeat within one run; where `same_work` is 1, both did the same passes over the same
+tokens and a ratio says what order and luck make of time. `rebase` is the paper's dynamic branching,
+`steps` its varying granularity: beam search by steps of a fixed length. With `--clock cpu` seconds
+are the processor's, for a machine with other work to do. `ahead_bound` is what speculation could
+win where a pass costs the same however full: the bundled policy's steps are nearly of one length,
+so it leaves little to win, unless it draws hotter (`--temperature 2`).
 
 `--engine sglang`: the variants that SGLang has, on two servers on the CPU
 (`loadtest.goodput_sglang`).
@@ -170,7 +172,10 @@ async def _cell(
     for number, name in _turns(plan, len(items), settles=bench.settles):
         run = await bench.run(bench.variants[name], cell.spec, items[number], budget, path)
         made[name][number].append(run)
-    runs = {name: [_median(of_item) for of_item in by_item] for name, by_item in made.items()}
+    runs = {
+        name: [of_item[repeat] for repeat in range(plan.repeats) for of_item in by_item]
+        for name, by_item in made.items()
+    }
     about = _name(cell) | {
         "seed": plan.seed,
         "working_set_bytes": working_set,
@@ -196,11 +201,6 @@ def _turns(plan: Plan, items: int, *, settles: bool) -> Iterator[tuple[int, str]
         for repeat in range(plan.repeats):
             order = forwards[::-1] if (number + repeat) % 2 else forwards
             yield from ((number, name) for name in order)
-
-
-def _median(runs: Sequence[Run]) -> Run:
-    """By goodput."""
-    return sorted(runs, key=lambda run: run.goodput)[len(runs) // 2]
 
 
 def _name(cell: Cell) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ COLUMNS = (
     "verifier_seconds",
     "slot_utilisation",
     "ahead_bound",
+    "same_work",
     "identical_trees",
 )
 SUMMARY_COLUMNS = (
@@ -48,6 +50,7 @@ SUMMARY_COLUMNS = (
     "verifier_vs_paper_baseline",
     "ahead_bound",
     "cells_below",
+    "same_work",
     "identical_trees",
 )
 
@@ -128,8 +131,8 @@ class Run:
 
 
 def rows(runs: Mapping[str, Sequence[Run]], grown: Sequence[str]) -> list[dict[str, Any]]:
-    """A row a variant, means over the items. ``runs`` holds each variant's, in the items' order;
-    ``grown``: the digests of the same trees with room for everything."""
+    """A row a variant, means over items and repeats. ``runs`` holds each variant's, all items and
+    then all again; ``grown``: the digests of the items' trees with room for everything."""
     return [{"variant": name} | _row(mine, runs, grown) for name, mine in runs.items()]
 
 
@@ -162,14 +165,15 @@ def _row(
         "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
         "accuracy": mean("correct"),
         "pass_at_n": mean("any_correct"),
-        "identical_trees": sum(a == b for a, b in zip(digests, grown, strict=True)) / n,
+        "same_work": sum(map(_same_work, mine, runs[BASELINE])) / n,
+        "identical_trees": sum(a == b for a, b in zip(digests, cycle(grown), strict=False)) / n,
         "speculated_used": mean("speculated_used"),
         "speculated_wasted": mean("speculated_wasted"),
         "prm_tokens": mean("prm_tokens"),
         "rehydrated_tokens": mean("rehydrated_tokens"),
         "kv_tokens": mine[0].kv_tokens,
         "prm_kv_tokens": mine[0].prm_kv_tokens,
-        "tree_digest": combined_digest(digests),
+        "tree_digest": combined_digest(digests[: len(grown)]),
     }
 
 
@@ -185,6 +189,12 @@ def _ratios(
         ]
         found[f"{name}_vs_{base}"], found[f"{name}_vs_{base}_ci95"] = paired_ratio(pairs)
     return found
+
+
+def _same_work(mine: Run, base: Run) -> bool:
+    """Whether two took the same passes over the same tokens, drawn, scored and read again."""
+    fields = ("passes", "prm_tokens", "rehydrated_tokens", "speculated_wasted")
+    return all(getattr(mine, field) == getattr(base, field) for field in fields)
 
 
 def ahead_bound(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
@@ -203,8 +213,8 @@ def ahead_bound(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, list[float]] | tuple:
-    """The geometric mean of (mine / base) over the items and its 95 % interval, by a bootstrap over
-    the items. Pairs with a zero (nothing finished) count for nothing; (None, None) if all are."""
+    """The geometric mean of (mine / base) over the pairs and its 95 % interval, by a bootstrap over
+    them. Pairs with a zero (nothing finished) count for nothing; (None, None) if all are."""
     logs = [math.log(mine / base) for mine, base in pairs if mine > 0 and base > 0]
     if not logs:
         return None, None
@@ -236,6 +246,7 @@ def _summed(name: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "cells_below": max(below.values()),
         "cells_below_paper_baseline": below[PAPER],
         "cells_below_baseline": below[BASELINE],
+        "same_work": math.fsum(row["same_work"] for row in cells) / len(cells),
         "identical_trees": math.fsum(row["identical_trees"] for row in cells) / len(cells),
     }
 

@@ -238,9 +238,16 @@ def plan(
     sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
     length: Annotated[int, typer.Option(min=1, help="Tokens that a sequence has.")] = 256,
     new: Annotated[int, typer.Option(min=1, help="Tokens that it is to grow by.")] = 64,
+    stored: Annotated[
+        int, typer.Option("--own", min=0, help="Of its tokens, those no other one has; 0: all.")
+    ] = 0,
     gpu: Annotated[
         tuple[float, float, float] | None,
         typer.Option(help="Plan for SGLang: a GPU's TFLOP/s, GB/s and GB, bfloat16."),
+    ] = None,
+    host: Annotated[
+        float | None,
+        typer.Option("--host-bandwidth", help="GB/s between the GPU and host memory."),
     ] = None,
     model: Model = None,
     reward_model: RewardModel = None,
@@ -249,18 +256,14 @@ def plan(
     switches: dict[str, Any],
 ) -> None:
     """Share KV between policy and reward model by the roofline, and say why."""
-    from kvpolicy.split import Device, Load
-    from server.plan import Machine, make_plan, this_machine
+    from kvpolicy.split import Load
+    from server.plan import make_plan, on_gpu, this_machine
 
     own = {"reward_format": reward_format} | models_of(model, reward_model)
     settings = settings_of(**switches, **own)
     try:
-        if gpu is None:
-            machine = this_machine(settings)
-        else:
-            tera, giga, memory = gpu
-            machine = Machine(Device(1e12 * tera, 1e9 * giga), 1e9 * memory, number_bytes=2)
-        found = make_plan(settings, Load(sequences, length, new), machine)
+        machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
+        found = make_plan(settings, Load(sequences, length, new, stored), machine)
     except (ValueError, OSError) as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -276,6 +279,9 @@ def plan(
             print(f"{name}: --mem-fraction-static {fraction}")
         if "draft_args" in found:
             print(f"policy: {found['draft_args']}")
+        for name in found["mem_fraction_static"]:
+            if found.get("offload", {}).get(name, {}).get("args"):
+                print(f"{name}: {found['offload'][name]['args']} (without our plug-in's eviction)")
 
 
 @config.command()

@@ -84,7 +84,8 @@ KvTheta = Annotated[
     str | None, typer.Option(help="What arborkv's signals weigh: a file of hedgerow calibrate.")
 ]
 KvSplit = Annotated[
-    KvSplitName | None, typer.Option(help="How both models' KV bytes are shared at the start.")
+    KvSplitName | None,
+    typer.Option(help="How both models share KV bytes; roofline: by what is asked."),
 ]
 BatchLimit = Annotated[int | None, typer.Option(help="Most branches decoding at once.")]
 Draft = Annotated[DraftName | None, typer.Option(help="Draft ahead of the policy model.")]

@@ -8,7 +8,7 @@ from operator import mul
 from shlex import quote
 from typing import Any
 
-from kvpolicy.split import Device, Load, Model, Split, even, roofline
+from kvpolicy.split import Device, Load, Model, Split, even, offloaded, roofline
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from runtime.reward_format import reward_format
@@ -40,13 +40,22 @@ def this_machine(settings: Settings) -> Machine:
     return Machine(measured_peaks(settings.threads or os.cpu_count() or 1), None, 4)
 
 
+def on_gpu(tera: float, giga: float, memory: float, host: float | None = None) -> Machine:
+    """A GPU of so many TFLOP/s, GB/s and GB, in bfloat16; ``host``: GB/s to host memory."""
+    if host is not None and not host > 0:
+        raise ValueError(f"host bandwidth: {host}; more than 0 GB/s is needed")
+    to_host = None if host is None else 1e9 * host
+    return Machine(Device(1e12 * tera, 1e9 * giga, to_host), 1e9 * memory, number_bytes=2)
+
+
 def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any]:
     """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
 
     The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together, or on a GPU its
     memory without the models' weights and ``PASSES_SHARE`` of it. On a GPU a ``draft`` has SGLang
     draft too: ``draft_args`` are its server's flags for that, and a token of the policy's costs the
-    draft's layers beside its own. Raises SettingsError without a reward model, ValueError without
+    draft's layers beside its own. With a bandwidth to host memory ``offload`` says what KV there
+    would win. Raises SettingsError without a reward model, ValueError without
     room or for a checkpoint that cannot be read.
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
@@ -78,6 +87,11 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
         found["mem_fraction_static"] = _fractions(chosen, policy, prm, machine.memory)
     if draft is not None:
         found["draft_args"] = draft_args(settings, chosen.generator_batch)
+    if machine.device.host_bandwidth is not None:
+        apart = offloaded(policy, prm, machine.device, load, budget, keeps=True)
+        found["offload"] = _offload(policy, prm, machine.device, machine.device.host_bandwidth)
+        found["offload"]["apart_seconds"] = apart
+        found["reasons"] += _offload_reasons(found["offload"], chosen.seconds)
     return found
 
 
@@ -98,6 +112,37 @@ def _fractions(split: Split, policy: Model, prm: Model, memory: float) -> dict[s
         "policy": int(1e4 * first / memory) / 1e4,
         "reward_model": int(1e4 * min(1.0, second / (memory - first))) / 1e4,
     }
+
+
+def _offload(policy: Model, prm: Model, device: Device, bandwidth: float) -> dict[str, Any]:
+    """For each model the microseconds in which a token's KV comes back from host memory, and those
+    in which it is computed again by a large prefill; where the first is less, SGLang's flag."""
+    found: dict[str, Any] = {}
+    for name, model in {"policy": policy, "reward_model": prm}.items():
+        copied, computed = model.kv_bytes / bandwidth, model.token_flops / device.flops
+        found[name] = {
+            "copied_us": 1e6 * copied,
+            "computed_us": 1e6 * computed,
+            "args": "--enable-hierarchical-cache" if copied < computed else "",
+        }
+    return found
+
+
+def _offload_reasons(offload: dict[str, Any], seconds: float) -> list[str]:
+    said = []
+    for name in ("policy", "reward_model"):
+        one = offload[name]
+        said.append(
+            f"A token that the {name.replace('_', ' ')} has dropped comes back from host memory in "
+            f"{one['copied_us']:.3g} us and is computed again in {one['computed_us']:.3g} us."
+        )
+    apart = offload["apart_seconds"]
+    if apart is not None:
+        better = "faster than" if apart < seconds else "no faster than"
+        said.append(
+            f"With the KV of whichever model rests in host memory: {apart:.3g} s, {better} shared."
+        )
+    return said
 
 
 def _draft(settings: Settings, machine: Machine) -> ModelConfig | None:

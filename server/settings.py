@@ -122,10 +122,11 @@ class Settings(BaseModel):
     )
     prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
     kv_split: Literal["given", "even", "roofline"] = Field(
-        default="given", description="how the KV bytes of both models are shared at the start"
+        default="given", description="how the KV bytes of both models are shared"
     )
     kv_load: Load = Field(
-        default=(64, 256, 64), description="what roofline is for: sequences, tokens each, new ones"
+        default=(64, 256, 64),
+        description="shared for at first: sequences, tokens each, new ones",
     )
     batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
     draft: Literal["off", "serial", "scheduled"] = Field(

@@ -16,6 +16,7 @@ from kvpolicy.split import (
     TooLittleMemory,
     decode_seconds,
     even,
+    offloaded,
     prefill_seconds,
     roofline,
 )
@@ -84,6 +85,47 @@ def test_what_was_dropped_between_batches_is_read_again() -> None:
     assert found.decode_seconds == pytest.approx(1.6 + 6.0)
     long = roofline(light, light, device, Load(4, 10, 20), 130, keeps=True)
     assert long.prefill_seconds == pytest.approx(4 * 10 * 0.2)
+
+
+def test_beginnings_that_are_shared_take_no_room_of_their_own() -> None:
+    """N = 4 sequences of 10 tokens, 4 of them each one's own, L = 2: 4 bytes for the verifier and 6
+    for the generator, so that 40 bytes hold all that 88 would if nothing were shared.
+
+    All kept, each reads its 2 new tokens: one pass of 4 x 2 x 0.2 = 1.6 s. With 31 bytes, Bp = 1
+    leaves 27, Bd = 4: a quarter of the sequences have 2 of their 4 tokens kept, so 4 x (4 - 0.5) x
+    0.2 = 2.8 s. With 13 bytes, Bd = 1: 4 x 2 x 0.2 s, and 4 tokens read again before three of them.
+    """
+    light = Model(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
+    device, load = Device(flops=100.0, bandwidth=1e9), Load(4, 10, 2, own=4)
+    whole = roofline(light, light, device, load, 40, keeps=True)
+    assert (whole.verifier_batch, whole.generator_batch) == (4, 4)
+    assert whole.prefill_seconds == pytest.approx(1.6)
+    tight = roofline(light, light, device, load, 31, keeps=True)
+    assert (tight.verifier_batch, tight.generator_batch) == (1, 4)
+    assert tight.prefill_seconds == pytest.approx(2.8)
+    short = roofline(light, light, device, load, 13, keeps=True)
+    assert (short.verifier_batch, short.generator_batch) == (1, 1)
+    assert short.decode_seconds == pytest.approx(1.6 + 3 * 4 * 0.2)
+    assert even(light, light, device, load, 40).verifier_batch == 4
+    with pytest.raises(TooLittleMemory, match="4 to verify and 6"):
+        roofline(light, light, device, load, 9)
+    with pytest.raises(ValueError, match="own: 11; from 0 to the length, 10"):
+        Load(4, 10, 2, own=11)
+
+
+def test_offloading_by_hand() -> None:
+    """30 bytes for each in turn: three sequences of 10 are read at once, Bd = 1 draws in 20, and
+    2 x (30 + 20) bytes go over at 10 a second. Reading takes 2 x (100 + 30) / 100 s, drawing 4 x 10
+    x 1.15 s; shared, the 30 bytes hold one of each."""
+    device = replace(DEVICE, host_bandwidth=10.0)
+    load = Load(4, 10, 10)
+    assert offloaded(SMALL, SMALL, DEVICE, load, 30) is None
+    assert offloaded(SMALL, SMALL, device, load, 30) == pytest.approx(2.6 + 46.0 + 10.0)
+    assert roofline(SMALL, SMALL, device, load, 30).seconds == pytest.approx(4 * 1.1 + 46.0)
+    assert offloaded(SMALL, SMALL, device, load, 15) is None
+    assert offloaded(SMALL, SMALL, device, load, 9) is None
+    # Room for all in each turn: what goes over is what they hold, not what they could.
+    assert offloaded(SMALL, SMALL, device, load, 1_000) == pytest.approx(1.4 + 16.0 + 2 * 12.0)
 
 
 def test_a_pass_by_hand() -> None:

@@ -83,6 +83,18 @@ def test_rows_by_hand() -> None:
     assert first["tree_digest"] == second["tree_digest"] != third["tree_digest"]
 
 
+def test_repeats_are_pairs_of_their_own() -> None:
+    """An item twice: 1.2 and 0.8 times as fast, the second time after one more token was read."""
+    base = [replace(RUN, passes=9, least_passes=9, prm_tokens=5)] * 2
+    mine = [replace(base[0], goodput=24.0), replace(base[1], goodput=16.0, prm_tokens=6)]
+    (row,) = rows({"paper_baseline": base, "baseline": base, "P": mine}, ["aa"])[2:]
+    assert (row["n"], row["identical_trees"], row["same_work"]) == (2, 1.0, 0.5)
+    assert row["goodput_vs_baseline"] == pytest.approx(math.sqrt(1.2 * 0.8))
+    assert row["goodput_vs_baseline_ci95"] == pytest.approx([0.8, 1.2])
+    (once,) = rows({"paper_baseline": base[:1], "baseline": base[:1]}, ["aa"])[:1]
+    assert once["tree_digest"] == row["tree_digest"]
+
+
 def test_what_drawing_ahead_could_win_by_hand() -> None:
     """Of 20 passes 16 are the longest path's: a fifth is slack. Half of what is drawn is used."""
     base = [replace(RUN, passes=20, least_passes=16)]
@@ -181,6 +193,7 @@ def test_a_small_run(models: tuple[Path, Path]) -> None:
         pools=(1.0,),
         pairs=("verifier-heavy",),
         questions=1,
+        repeats=2,
         batch_limit=2,
     )
     document = asyncio.run(measure(plan, models))

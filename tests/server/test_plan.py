@@ -74,6 +74,37 @@ def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
     assert "num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 11 " in found
 
 
+def test_what_host_memory_would_win() -> None:
+    """At 25 GB/s KV comes back sooner than 100 TFLOP/s compute it; at a hundredth of that it does
+    not, nor where the processor's memory is the model's own."""
+    fast = json.loads(run("--json", *GPU, "--host-bandwidth", "25"))["offload"]
+    slow = json.loads(run("--json", *GPU, "--host-bandwidth", "0.25"))["offload"]
+    for name in ("policy", "reward_model"):
+        assert slow[name]["copied_us"] == pytest.approx(100 * fast[name]["copied_us"])
+        assert fast[name]["computed_us"] == slow[name]["computed_us"]
+    config = ModelConfig.from_checkpoint(BUNDLED / "policy")
+    size = 2 * config.layers * config.kv_heads * config.head_dim * 2
+    assert fast["policy"]["copied_us"] == pytest.approx(size / 25e3)
+    assert fast["apart_seconds"] < slow["apart_seconds"]
+    assert slow["policy"]["args"] == slow["reward_model"]["args"] == ""
+    quick = run("--length", "500", "--gpu", "1", "1000", "0.1", "--host-bandwidth", "25")
+    assert "policy: --enable-hierarchical-cache (without our plug-in's eviction)" in quick
+    assert "comes back from host memory in" in quick
+    assert "offload" not in json.loads(run("--json", *GPU))
+    done = CliRunner().invoke(app, ["plan", *GPU, "--host-bandwidth", "0"])
+    assert done.exit_code == 2
+    assert "host bandwidth: 0.0; more than 0 GB/s is needed" in done.stderr
+
+
+def test_beginnings_that_are_shared_leave_room_for_more() -> None:
+    """A tenth of each sequence its own: more of them draw and are read at once."""
+    small = [*GPU[:-1], "0.03"]
+    plans = [json.loads(run("--json", *small, *own)) for own in ([], ["--own", "50"])]
+    apart, shared = (plan["roofline"] for plan in plans)
+    assert shared["generator_batch"] > apart["generator_batch"]
+    assert shared["seconds"] < apart["seconds"]
+
+
 def test_what_cannot_be_planned_is_one_line() -> None:
     """No reward model, or no room."""
     load, machine = Load(4, 100, 10), Machine(Device(1e12, 1e11), None, 4)
