@@ -24,7 +24,7 @@ class AttentionSlice:
         self.layer = middle_layer(config.layers) - 1
         self._heads = config.group
         self._window = config.sliding_window
-        self._queries = torch.zeros(rows, config.group * config.head_dim)
+        self._queries = torch.empty(rows, config.group * config.head_dim)
 
     @property
     def nbytes(self) -> int:
@@ -34,7 +34,7 @@ class AttentionSlice:
     def resize(self, rows: int, old: Tensor, new: Tensor) -> None:
         """As ``KVStore.resize``; ``rows`` with the padding."""
         kept = self._queries.index_select(0, old)
-        self._queries = torch.zeros(rows, kept.shape[1]).index_copy_(0, new, kept)
+        self._queries = torch.empty(rows, kept.shape[1]).index_copy_(0, new, kept)
 
     def note(self, slots: Tensor, query: Tensor) -> None:
         """Keep the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""

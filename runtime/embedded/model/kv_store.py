@@ -28,16 +28,14 @@ class KVStore:
         self.kv_heads = config.kv_heads
         self.slots = self.padding = slots
         self.rows = slots + 1
-        width = 2 * config.kv_heads * self.rows
-        self.both = [torch.zeros(width, config.head_dim) for _ in range(config.layers)]
+        self.both = [self._empty() for _ in range(config.layers)]
         self.keys, self.values = self._parted()
         self.slice: AttentionSlice | None = None
 
     def resize(self, slots: int, old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
         """Hold ``slots`` tokens from now on, those at the slots ``old`` (n,) at ``new`` (n,).
 
-        Layer by layer, and nothing but these tokens is touched: memory that no token has lain in
-        is none of the machine's yet.
+        Layer by layer, so that no more than one is held twice.
         """
         taken, given = torch.from_numpy(old), torch.from_numpy(new)
         heads, before = 2 * self.kv_heads, self.rows
@@ -46,9 +44,10 @@ class KVStore:
         self.keys, self.values = [], []  # or no layer's old ones could go before all are new
         with torch.inference_mode():
             for number, layer in enumerate(self.both):
-                made = torch.zeros(heads, self.rows, layer.shape[1])
-                made.index_copy_(1, given, layer.view(heads, before, -1).index_select(1, taken))
-                self.both[number] = made.flatten(0, 1)
+                made = self._empty()
+                kept = layer.view(heads, before, -1).index_select(1, taken)
+                made.view(heads, self.rows, -1).index_copy_(1, given, kept)
+                self.both[number] = made
             if self.slice is not None:
                 self.slice.resize(self.rows, taken, given)
             self.keys, self.values = self._parted()
@@ -75,6 +74,13 @@ class KVStore:
         """Bytes held, padding included."""
         watched = 0 if self.slice is None else self.slice.nbytes
         return sum(layer.nbytes for layer in self.both) + watched
+
+    def _empty(self) -> Tensor:
+        """A layer without tokens. What is written before it is read is not touched here: memory
+        that no token has lain in is none of the machine's yet."""
+        made = torch.empty(2 * self.kv_heads * self.rows, self._config.head_dim)
+        made.view(2 * self.kv_heads, self.rows, -1)[:, self.padding] = 0.0
+        return made
 
     def _parted(self) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of each layer."""
