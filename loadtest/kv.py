@@ -175,6 +175,12 @@ def _parser() -> argparse.ArgumentParser:
         "--policy", help="KV policies, separated by commas; paper and ablations stand for several"
     )
     parser.add_argument("--rho", help="shares of full retention's peak, separated by commas")
+    parser.add_argument(
+        "--active",
+        action="store_true",
+        default=None,
+        help="no budget below what full retention reads at once",
+    )
     parser.add_argument("--parallel", help="leaves expanded a round, separated by commas")
     parser.add_argument("--limit", type=int, help="questions of a task")
     parser.add_argument("--split", choices=get_args(Split), help="whose questions; default test")
@@ -223,7 +229,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.split is not None:
         changes["split"] = options.split
     _check_files(options)
-    plan = replace(plan, **changes, theta=options.theta, kept_in=options.keep)
+    plan = replace(
+        plan, **changes, active=bool(options.active), theta=options.theta, kept_in=options.keep
+    )
     try:
         options_of(plan)
     except ValueError as error:
@@ -244,7 +252,7 @@ def _check_files(options: argparse.Namespace) -> None:
 
 def _refuse_on_sglang(options: argparse.Namespace) -> None:
     """What is the embedded engine's alone ends the program."""
-    for name in ("plot", "theta", "threads", "keep"):
+    for name in ("plot", "theta", "threads", "keep", "active"):
         given = getattr(options, name)
         if given is not None:
             sys.exit(f"loadtest.kv: --{name} {given}: the embedded engine's alone")

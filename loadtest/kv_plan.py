@@ -32,8 +32,9 @@ ROOMY = 16_384
 class Plan:
     """What is measured: every policy at every budget on every search of every task.
 
-    ``expansions``: in place of the configurations'; ``theta``: a file of ``hedgerow calibrate``;
-    ``kept_in``: where searches are kept.
+    ``expansions``: in place of the configurations'; ``active``: no budget is below what full
+    retention's branches read at once, so that nothing waits for room; ``theta``: a file of
+    ``hedgerow calibrate``; ``kept_in``: where searches are kept.
     """
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
@@ -44,6 +45,7 @@ class Plan:
     parallel: Sequence[int] = (1, 4)
     questions: int = 200
     expansions: int | None = None
+    active: bool = False
     seed: int = 0
     threads: int = 0
     theta: Path | None = None

@@ -50,6 +50,7 @@ class Searches:
         lossy = any(name in LOSSY for name in plan.policies)
         self._paper = LossyModel(options.policy) if lossy else None
         self._moments = moments
+        self._active = plan.active
         self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
         code = code_of(search, kvpolicy, runtime.embedded, runtime.lossy)
         made_by = f"{fingerprint(options)} {code}"
@@ -61,6 +62,8 @@ class Searches:
         """A question under a policy in rho of what ``reference``, full retention's run, held at
         most, beside what branches read; None for that run itself."""
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
+        if reference and self._active:
+            name += " or what is read"
         of = self._named(case, item, name)
         known = self._kept.get(of)
         if known is not None and (self._moments is None or name in self._moments):
@@ -69,7 +72,8 @@ class Searches:
             run, seen = await self._exact(case, item, EXACT[policy], ROOMY, ROOMY)
         else:
             assert reference.longest is not None, "full retention's run tells it"
-            budget = math.ceil(rho * reference.peak)
+            least = (reference.active or 0) if self._active else 0
+            budget = max(math.ceil(rho * reference.peak), least)
             run, seen = await self._in(case, item, policy, rho, budget, reference.longest)
         if self._moments is not None:
             self._moments.setdefault(name, seen)

@@ -203,6 +203,23 @@ def test_a_small_run() -> None:
 
 
 @pytest.mark.slow
+def test_a_budget_for_all_that_is_read_at_once() -> None:
+    """Four leaves a round read more than an eighth of what is held: nothing waits, less goes."""
+    plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.125,))
+    plan = replace(plan, policies=("arborkv",), parallel=(4,), questions=1, threads=1)
+    found = {}
+    for active in (False, True):
+        own = replace(plan, expansions=16, active=active)
+        full, found[active] = asyncio.run(measure(own, None))
+        assert found[active]["tree_digest"] == full["tree_digest"]
+        assert found[active]["within"] == 1.0
+    read = full["active_ratio_vs_full"] * full["peak_kv_tokens"]
+    assert found[True]["budget_tokens"] == pytest.approx(read)
+    assert found[False]["budget_tokens"] < found[True]["budget_tokens"]
+    assert found[False]["recomputed_tokens"] > found[True]["recomputed_tokens"]
+
+
+@pytest.mark.slow
 def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows, times included, from the file alone; another budget is run; what a figure
     wants is run anew."""
