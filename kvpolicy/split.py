@@ -78,6 +78,11 @@ class Load:
         """Tokens that a sequence takes."""
         return self.own or self.length
 
+    @property
+    def grown(self) -> int:
+        """Tokens that it takes once it has grown."""
+        return self.stored + self.new
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -150,18 +155,15 @@ def offloaded(
 ) -> float | None:
     """Seconds where each model has all ``budget`` bytes while it computes and the other's KV is in
     host memory; None where there is none, or no room for a sequence of each in turn."""
-    if device.host_bandwidth is None:
+    batch = min(load.sequences, budget // (load.stored * verifier.kv_bytes))
+    if device.host_bandwidth is None or not batch:
         return None
-    n = load.sequences
-    batch = min(n, budget // (load.stored * verifier.kv_bytes))
     held = batch * load.stored * verifier.kv_bytes
-    found = None
-    if batch:
-        # beside a verifier that is not there: the generator's rest is the whole budget
-        found = _split(generator, verifier, device, load, budget + held, held, batch, keeps)
+    # beside a verifier that is not there: the generator's rest is the whole budget
+    found = _split(generator, verifier, device, load, budget + held, held, batch, keeps)
     if found is None:
         return None
-    drawing = found.generator_batch * (load.stored + load.new) * generator.kv_bytes
+    drawing = found.generator_batch * load.grown * generator.kv_bytes
     return found.seconds + 2 * (held + drawing) / device.host_bandwidth
 
 
@@ -193,7 +195,7 @@ def _split(
 ) -> Split | None:
     """``verifier_bytes`` for a verifier batch, the rest for the generator; None if it cannot be."""
     rest, n = budget - verifier_bytes, load.sequences
-    decoding = min(n, rest // ((load.stored + load.new) * generator.kv_bytes))
+    decoding = min(n, rest // (load.grown * generator.kv_bytes))
     if decoding < 1:
         return None
     shared = load.length - load.stored
@@ -221,5 +223,5 @@ def _slower(flops: float, traffic: float, device: Device) -> tuple[float, str]:
 
 def _needed(generator: Model, verifier: Model, load: Load, budget: int) -> str:
     reads = load.stored * verifier.kv_bytes
-    draws = (load.stored + load.new) * generator.kv_bytes
+    draws = load.grown * generator.kv_bytes
     return f"budget: {budget} bytes; one sequence needs {reads} to verify and {draws} to generate"

@@ -55,8 +55,8 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
     memory without the models' weights and ``PASSES_SHARE`` of it. On a GPU a ``draft`` has SGLang
     draft too: ``draft_args`` are its server's flags for that, and a token of the policy's costs the
     draft's layers beside its own. With a bandwidth to host memory ``offload`` says what KV there
-    would win. Raises SettingsError without a reward model, ValueError without
-    room or for a checkpoint that cannot be read.
+    would win. Raises SettingsError without a reward model, ValueError without room or for a
+    checkpoint that cannot be read.
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
         raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")

@@ -25,7 +25,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish
 from tests.runtime.hash_model import HashModel
-from tests.runtime.tiny_models import make_checkpoint
+from tests.runtime.tiny_models import make_pair
 
 DEVICE = Device(flops=100.0, bandwidth=100.0)
 LIGHT = Model(token_flops=2.0, pair_flops=0.0, weight_bytes=100.0, kv_bytes=1)
@@ -118,13 +118,8 @@ def test_what_is_read_stays_and_the_other_gets_the_rest() -> None:
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
     """A tiny policy, a reward model with twice the layers, and KV for little."""
-    folder = tmp_path_factory.mktemp("models")
-    size: dict[str, Any] = {"max_position_embeddings": 320}
-    policy = make_checkpoint(folder / "policy", seed=1, num_hidden_layers=1, **size)
-    prm = make_checkpoint(folder / "prm", seed=2, num_hidden_layers=2, **size)
     return EngineOptions(
-        policy=policy,
-        prm=prm,
+        **make_pair(tmp_path_factory.mktemp("models")),
         kv_tokens=700,
         prm_kv_tokens=700,
         kv_split="roofline",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from runtime.embedded.model.footprint import footprint
 from runtime.embedded.options import EngineOptions
 from search.controller import Problem, search
 from search.spec import SearchSpec
-from tests.runtime.tiny_models import make_checkpoint
+from tests.runtime.tiny_models import make_pair
 
 GPU = Device(flops=1e14, bandwidth=1e12)
 GIVEN = 1_000
@@ -26,13 +25,8 @@ GIVEN = 1_000
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
     """A tiny policy, and a reward model with twice the layers."""
-    folder = tmp_path_factory.mktemp("models")
-    size: dict[str, Any] = {"max_position_embeddings": 320}
-    policy = make_checkpoint(folder / "policy", seed=1, num_hidden_layers=1, **size)
-    prm = make_checkpoint(folder / "prm", seed=2, num_hidden_layers=2, **size)
     return EngineOptions(
-        policy=policy,
-        prm=prm,
+        **make_pair(tmp_path_factory.mktemp("models")),
         kv_tokens=GIVEN,
         prm_kv_tokens=GIVEN,
         threads=1,

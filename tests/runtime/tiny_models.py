@@ -113,6 +113,15 @@ def make_reward_model(
     return folder
 
 
+def make_pair(folder: Path) -> dict[str, Path]:
+    """``policy``, and ``prm`` with twice its layers; both read 320 tokens."""
+    size: dict[str, Any] = {"max_position_embeddings": 320}
+    return {
+        "policy": make_checkpoint(folder / "policy", seed=1, num_hidden_layers=1, **size),
+        "prm": make_checkpoint(folder / "prm", seed=2, num_hidden_layers=2, **size),
+    }
+
+
 def make_tokenizer(specials: Sequence[str] = (), template: str = "") -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of 256 bytes, a few merges and the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -99,10 +99,7 @@ class Resplit:
         except TooLittleMemory as error:
             log.info("KV stays as it is shared: %s", error)
             return
-        needs = (
-            split.generator_batch * (load.stored + load.new),
-            split.verifier_batch * load.stored,
-        )
+        needs = split.generator_batch * load.grown, split.verifier_batch * load.stored
         planned = self._shared.tokens(split)
         if any(map(_worth_moving, self.stores, needs, planned)):
             self._move(*planned)
