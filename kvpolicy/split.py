@@ -11,10 +11,12 @@ Bp * S * k_ver + Bd * (S + L) * k_gen <= M, k being KV bytes a token (FlashTTS, 
 
 There both read every sequence anew. An engine that *keeps* KV from round to round reads again only
 what it had no room for: of the verifier's N sequences the share Bp / N has all but its L new tokens
-kept, and all but the first of the generator's batches are prefilled before they decode. Where what
-sequences begin alike is stored once, each takes only the tokens of its *own*. [our extensions: by
-the paper's formula a verifier bound by arithmetic never gets room for a second sequence, however
-much is left, and a generator gets room for every copy of a prompt]
+kept, and all but the first of the generator's batches are prefilled before they decode. As such an
+engine lets one in as another ends, N / B batches need not be whole. Where what
+sequences begin alike is stored once, each takes only the tokens of its *own*. Bytes that are left
+when both have room for all are shared as the needed ones are. [our extensions: by the paper's
+formula a verifier bound by arithmetic never gets room for a second sequence, however much is left,
+and a generator gets room for every copy of a prompt]
 
 With host memory beside the device, the KV of whichever model rests can go there: each then has all
 of M to itself, and 2 * (verifier's KV + generator's KV) / host bandwidth seconds go by (section
@@ -23,7 +25,8 @@ of M to itself, and 2 * (verifier's KV + generator's KV) / host bandwidth second
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 
 class TooLittleMemory(ValueError):
@@ -59,12 +62,13 @@ class Device:
 class Load:
     """``sequences`` at once, of ``length`` tokens that the verifier reads, and ``new`` tokens that
     each is to grow by. ``own``: of its length, what a sequence takes where beginnings are shared,
-    on average; 0: all of it."""
+    on average; 0: all of it. ``own_grown``: what it takes once it has grown; 0: ``new`` more."""
 
     sequences: int
     length: int
     new: int
     own: int = 0
+    own_grown: int = 0
 
     def __post_init__(self) -> None:
         for field in ("sequences", "length", "new"):
@@ -72,6 +76,9 @@ class Load:
                 raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
         if not 0 <= self.own <= self.length:
             raise ValueError(f"own: {self.own}; from 0 to the length, {self.length}, is needed")
+        most = self.length + self.new
+        if not 0 <= self.own_grown <= most:
+            raise ValueError(f"own_grown: {self.own_grown}; from 0 to {most} is needed")
 
     @property
     def stored(self) -> int:
@@ -81,7 +88,7 @@ class Load:
     @property
     def grown(self) -> int:
         """Tokens that it takes once it has grown."""
-        return self.stored + self.new
+        return self.own_grown or self.stored + self.new
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ def roofline(
             best = found
     if best is None:
         raise TooLittleMemory(_needed(generator, verifier, load, budget))
-    return best
+    return _sharing_the_rest(best, generator, verifier, load, budget)
 
 
 def even(generator: Model, verifier: Model, device: Device, load: Load, budget: int) -> Split:
@@ -202,18 +209,32 @@ def _split(
     kept = shared + (batch / n * max(0, load.stored - load.new) if keeps else 0.0)
     prefill, prefill_bound = prefill_seconds(verifier, device, batch, load.length, kept)
     decode, decode_bound = decode_seconds(generator, device, decoding, load.length + load.new / 2)
-    batches = -(-n // decoding)
-    again = (batches - 1) * prefill_seconds(generator, device, decoding, load.length, shared)[0]
+    reading, drawing = n / batch, n / decoding
+    if not keeps:
+        reading, drawing = math.ceil(reading), math.ceil(drawing)
+    again = (drawing - 1) * prefill_seconds(generator, device, decoding, load.length, shared)[0]
     return Split(
         verifier_batch=batch,
         generator_batch=decoding,
         verifier_bytes=verifier_bytes,
         generator_bytes=rest,
-        prefill_seconds=-(-n // batch) * prefill,
-        decode_seconds=batches * load.new * decode + (again if keeps else 0.0),
+        prefill_seconds=reading * prefill,
+        decode_seconds=drawing * load.new * decode + (again if keeps else 0.0),
         prefill_bound=prefill_bound,
         decode_bound=decode_bound,
     )
+
+
+def _sharing_the_rest(
+    split: Split, generator: Model, verifier: Model, load: Load, budget: int
+) -> Split:
+    """The split with the bytes that neither batch needs shared as the needed ones are, if both have
+    room for every sequence."""
+    if min(split.verifier_batch, split.generator_batch) < load.sequences:
+        return split
+    reads, draws = load.stored * verifier.kv_bytes, load.grown * generator.kv_bytes
+    verifier_bytes = budget * reads // (reads + draws)
+    return replace(split, verifier_bytes=verifier_bytes, generator_bytes=budget - verifier_bytes)
 
 
 def _slower(flops: float, traffic: float, device: Device) -> tuple[float, str]:

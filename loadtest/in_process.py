@@ -143,7 +143,7 @@ class InProcess:
                 if self.scheduler.starved():
                     raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
         if self.resplit:
-            self.resplit.drew(done[0].steps)
+            self.resplit.drew(tree, done[0].steps)
         self._moved[tree] = done[0].moved
         self.rounds += 1
         self.longest = max([self.longest, *(len(b.tokens) + b.limit for b in branches)])

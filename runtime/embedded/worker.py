@@ -121,7 +121,7 @@ class Worker:
             if self._scheduler.busy:
                 for drawn in self._scheduler.step():
                     if self._resplit:
-                        self._resplit.drew(drawn.steps)
+                        self._resplit.drew(drawn.tree, drawn.steps)
                     ruled = self._judge.rule(drawn) if self._judge else None
                     if ruled is not None:
                         self._answer(drawn.call, ruled.rewards)

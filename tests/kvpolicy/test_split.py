@@ -40,6 +40,8 @@ def test_a_split_worked_by_hand() -> None:
     half = even(SMALL, SMALL, DEVICE, Load(4, 10, 10), 90)
     assert (half.verifier_batch, half.generator_batch) == (4, 2)
     assert half.seconds > found.seconds
+    roomy = roofline(SMALL, SMALL, DEVICE, Load(4, 10, 10), 900)
+    assert (roomy.verifier_bytes, roomy.generator_bytes) == (300, 600), "as 10 to 20"
     for budget, batch in ((70, 3), (900, 4)):
         assert even(SMALL, SMALL, DEVICE, Load(4, 10, 10), budget).verifier_batch == batch
 
@@ -57,9 +59,9 @@ def test_a_large_prefill_is_bound_by_arithmetic_and_a_decode_by_memory() -> None
 def test_an_engine_that_keeps_kv_by_hand() -> None:
     """N = 4, S = 10, L = 2, arithmetic alone: a verifier of 10 bytes beside a generator of 12.
 
-    Of 68 bytes Bp = 2 leaves 48, Bd = 4: half of the sequences have 8 of 10 tokens kept, so 2
-    batches x 2 x (10 - 4) x 0.2 = 4.8 s, and decoding 2 x 4 x 0.2 = 1.6 s. Bp = 3 leaves Bd = 3:
-    2 x 3 x (10 - 6) x 0.2 = 4.8 s, and then 2 x 2 x 3 x 0.2 and a prefill of 6 s. The paper's
+    Of 68 bytes Bp = 2 leaves 48, Bd = 4: half of the sequences have 8 of 10 tokens kept, so 4 x
+    (10 - 4) x 0.2 = 4.8 s, and decoding 2 x 4 x 0.2 = 1.6 s. Bp = 3 leaves Bd = 3: 4 x (10 - 6) x
+    0.2 = 3.2 s and 1.6 s, but the fourth sequence is read again when it enters: 2 s. The paper's
     verifier reads all of it anew and has no use for a second sequence.
     """
     light = Model(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
@@ -91,8 +93,8 @@ def test_beginnings_that_are_shared_take_no_room_of_their_own() -> None:
     """N = 4 sequences of 10 tokens, 4 of them each one's own, L = 2: 4 bytes for the verifier and 6
     for the generator, so that 40 bytes hold all that 88 would if nothing were shared.
 
-    All kept, each reads its 2 new tokens: one pass of 4 x 2 x 0.2 = 1.6 s. With 31 bytes, Bp = 1
-    leaves 27, Bd = 4: a quarter of the sequences have 2 of their 4 tokens kept, so 4 x (4 - 0.5) x
+    All kept, each reads its 2 new tokens: one pass of 4 x 2 x 0.2 = 1.6 s. With 28 bytes, Bp = 1
+    leaves 24, Bd = 4: a quarter of the sequences have 2 of their 4 tokens kept, so 4 x (4 - 0.5) x
     0.2 = 2.8 s. With 13 bytes, Bd = 1: 4 x 2 x 0.2 s, and 4 tokens read again before three of them.
     """
     light = Model(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
@@ -100,7 +102,7 @@ def test_beginnings_that_are_shared_take_no_room_of_their_own() -> None:
     whole = roofline(light, light, device, load, 40, keeps=True)
     assert (whole.verifier_batch, whole.generator_batch) == (4, 4)
     assert whole.prefill_seconds == pytest.approx(1.6)
-    tight = roofline(light, light, device, load, 31, keeps=True)
+    tight = roofline(light, light, device, load, 28, keeps=True)
     assert (tight.verifier_batch, tight.generator_batch) == (1, 4)
     assert tight.prefill_seconds == pytest.approx(2.8)
     short = roofline(light, light, device, load, 13, keeps=True)
@@ -111,6 +113,10 @@ def test_beginnings_that_are_shared_take_no_room_of_their_own() -> None:
         roofline(light, light, device, load, 9)
     with pytest.raises(ValueError, match="own: 11; from 0 to the length, 10"):
         Load(4, 10, 2, own=11)
+    with pytest.raises(ValueError, match="own_grown: 13; from 0 to 12"):
+        Load(4, 10, 2, own=4, own_grown=13)
+    alike = Load(4, 10, 2, own=4, own_grown=5)  # half of what is new is drawn alike
+    assert roofline(light, light, device, alike, 36, keeps=True).seconds == whole.seconds
 
 
 def test_offloading_by_hand() -> None:

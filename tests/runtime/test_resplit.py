@@ -16,7 +16,7 @@ from runtime.embedded.drawing.batch import Batch
 from runtime.embedded.engine import EmbeddedEngine
 from runtime.embedded.kv.cache import Cache
 from runtime.embedded.kv.lane import Lane
-from runtime.embedded.kv.resplit import Resplit, Round, load_of
+from runtime.embedded.kv.resplit import Growth, Resplit, Round, load_of
 from runtime.embedded.kv.split import Shared
 from runtime.embedded.options import EngineOptions
 from search.controller import Problem, search
@@ -55,10 +55,25 @@ def test_what_a_round_is_like_by_hand() -> None:
     assert one == Round(branches=4, tokens=16, distinct=8)
     assert Round.of([branch(trunk), branch((*trunk, 4))]).distinct == 4
     # With steps of 6 tokens: 4 sequences of 4 + 6, of which 2 + 6 are each one's own.
-    assert load_of([one], step=6.0) == Load(4, 10, 6, own=8)
+    apart = Growth(step=6.0, own=6.0, lanes=1.0)
+    assert load_of([one], apart) == Load(4, 10, 6, own=8, own_grown=8)
     # Another search beside it, of one branch: 5 sequences, 26 tokens, 18 of them distinct.
-    assert load_of([one, Round(1, 10, 10)], step=6.0) == Load(5, 11, 6, own=10)
-    assert load_of([], step=6.0) is None
+    assert load_of([one, Round(1, 10, 10)], apart) == Load(5, 11, 6, own=10, own_grown=10)
+    # Where two of four draw alike, three sequences have 8 + 4 x 5 tokens.
+    alike = Growth(step=6.0, own=5.0, lanes=0.75)
+    assert load_of([one], alike) == Load(3, 10, 6, own=10, own_grown=10)
+    assert load_of([], apart) is None
+
+
+def test_what_a_round_grew_by_hand() -> None:
+    """Of four steps two are equal and a third has two of their three tokens; the fourth follows
+    another branch, so that it shares nothing though it says what they say."""
+    branches = [branch((1, 2), child) for child in range(3)] + [branch((1, 3))]
+    steps = [step(3), step(3), step(2), step(1)]
+    grown = Growth.of(branches, steps)
+    assert grown == Growth(step=9 / 4, own=4 / 4, lanes=3 / 4)
+    expected = Growth(step=4.0, own=4.0, lanes=1.0).towards(grown)
+    assert expected == Growth(step=3.125, own=2.5, lanes=0.875)
 
 
 def distinct(branches: int, tokens: int) -> list[Branch]:
@@ -74,24 +89,23 @@ def resplit_of(budget: int, step: float) -> Resplit:
 
 
 def test_slots_go_where_they_are_lacking_and_come_back() -> None:
-    """400 bytes. Eight branches of 20 tokens and steps of 5 draw at once in 8 x (25 + 5) tokens,
-    and 3 x 25 are left for the verifier. Two of 50 tokens and steps of 10 are read at once in 2 x
-    60, and 160 are left where 2 x (60 + 10) are needed.
+    """400 bytes. Ten branches of 20 tokens and steps of 5 draw at once in 10 x 25 tokens, and 3 x
+    25 are left for the verifier. Two of 50 tokens and steps of 10 need 2 x 60 of each, 360 bytes;
+    what is left is shared as these are, one to two.
     """
     resplit = resplit_of(400, step=5)
     policy, prm = resplit.stores
     resplit.settle()
     assert (policy.cache.capacity, prm.cache.capacity) == (200, 100)
-    resplit.asked("wide", distinct(8, 20))
+    resplit.asked("wide", distinct(10, 20))
     resplit.settle()
     assert (policy.cache.capacity, prm.cache.capacity) == (250, 75)
     resplit.settle()
+    resplit.drew("wide", [step(5), step(15)] * 5)
     resplit.ended("wide")
-    for _ in range(8):
-        resplit.drew([step(5), step(15)])
     resplit.asked("slim", distinct(2, 50))
     resplit.settle()
-    assert (policy.cache.capacity, prm.cache.capacity) == (160, 120)
+    assert (policy.cache.capacity, prm.cache.capacity) == (134, 133)
     assert resplit.moves == 2
     resplit.asked("less", distinct(1, 10))
     resplit.ended("slim")
@@ -107,7 +121,7 @@ def test_what_is_read_stays_and_the_other_gets_the_rest() -> None:
     assert isinstance(lane, Lane)
     for _ in range(2):
         prm.advance()
-    resplit.asked("t", distinct(8, 20))
+    resplit.asked("t", distinct(10, 20))
     resplit.settle()
     assert (policy.cache.capacity, prm.cache.capacity) == (220, 90)
     prm.drop(lane)
@@ -151,8 +165,8 @@ def test_a_tree_is_the_same_however_often_slots_move(options: EngineOptions) -> 
     shared = Shared.of(options, DEVICE)
     assert shared is not None
     shared = replace(shared, least=(130, 130), budget=shared.budget // 2)
-    at_first = shared.tokens(shared.plan(Load(1, 60, 5)))
-    tight = InProcess(models, kv_tokens=at_first[0], prm_kv_tokens=at_first[1])
+    rest = (shared.budget - 130 * shared.prm.kv_bytes) // shared.policy.kv_bytes
+    tight = InProcess(models, kv_tokens=rest, prm_kv_tokens=130)
     tight.resplit = Resplit(shared, tight.scheduler.batch, tight.scorer.batch, step=5)
     assert asyncio.run(grown(tight, prompt)).digest == roomy.digest
     assert tight.resplit.moves > 0

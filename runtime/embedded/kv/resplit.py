@@ -9,7 +9,8 @@ one store to the other between two passes. Trees do not depend on it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpolicy.split import Load, TooLittleMemory
@@ -37,38 +38,68 @@ class Round:
     @classmethod
     def of(cls, branches: Sequence[Branch]) -> Round:
         """What a round asks for."""
-        ways = sorted({branch.tokens for branch in branches})
-        distinct, before = 0, ()
-        for way in ways:
-            distinct += len(way) - _alike(before, way)
-            before = way
-        return cls(len(branches), sum(len(branch.tokens) for branch in branches), distinct)
+        tokens = sum(len(branch.tokens) for branch in branches)
+        return cls(len(branches), tokens, _distinct({branch.tokens for branch in branches}))
 
 
-def load_of(rounds: Sequence[Round], step: float) -> Load | None:
-    """What all rounds under way ask for together, with steps of ``step`` tokens; None for none.
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a branch comes to, on average: ``step``, its new tokens; ``own``, those of them that no
+    other one drew alike, each counted once; ``lanes``, the sequences, those alike being one."""
 
-    The verifier reads each branch with its new step.
+    step: float
+    own: float
+    lanes: float
+
+    @classmethod
+    def of(cls, branches: Sequence[Branch], steps: Sequence[Step]) -> Growth:
+        """Of a round that has been drawn: ``steps`` in the order of ``branches``, at least one."""
+        ways: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+        for branch, step in zip(branches, steps, strict=True):
+            ways.setdefault(branch.tokens, set()).add(step.tokens)
+        return cls(
+            step=sum(len(step.tokens) for step in steps) / len(steps),
+            own=sum(map(_distinct, ways.values())) / len(steps),
+            lanes=sum(map(len, ways.values())) / len(steps),
+        )
+
+    def towards(self, latest: Growth) -> Growth:
+        """As expected once ``latest`` is known."""
+        return Growth(
+            step=self.step + WEIGHT * (latest.step - self.step),
+            own=self.own + WEIGHT * (latest.own - self.own),
+            lanes=self.lanes + WEIGHT * (latest.lanes - self.lanes),
+        )
+
+
+def load_of(rounds: Sequence[Round], growth: Growth) -> Load | None:
+    """What all rounds under way ask for together, if they grow so; None for none.
+
+    The verifier reads each sequence with its new step, and the generator draws it in as much room.
     """
     branches = sum(one.branches for one in rounds)
     if not branches:
         return None
-    new = max(1, round(step))
-    length = round(sum(one.tokens for one in rounds) / branches)
-    own = min(length, -(-sum(one.distinct for one in rounds) // branches))
-    return Load(branches, length + new, new, own + new)
+    sequences = max(1, round(branches * growth.lanes))
+    new = max(1, round(growth.step))
+    length = new + round(sum(one.tokens for one in rounds) / branches)
+    held = sum(one.distinct for one in rounds) + branches * growth.own
+    own = min(length, math.ceil(held / sequences))
+    return Load(sequences, length, new, own, own_grown=own)
 
 
 class Resplit:
     """Both models' stores, of which one gives slots to the other; ``moves``: how often so far."""
 
     def __init__(self, shared: Shared, policy: Batch, prm: Batch, step: float) -> None:
-        """``step``: the tokens of a step until there are some."""
+        """``step``: the tokens of a step until there are some, all of them each branch's own."""
         self.moves = 0
         self._shared = shared
         self.stores = policy, prm
         self._rounds: dict[str, Round] = {}
-        self._step = step
+        self._asked: dict[str, Sequence[Branch]] = {}
+        self._growth = Growth(step, own=step, lanes=1.0)
+        self._known = False
         self._new = False
         for batch, least in zip(self.stores, shared.least, strict=True):
             batch.cache.least = least
@@ -76,21 +107,25 @@ class Resplit:
     def asked(self, tree: str, branches: Sequence[Branch]) -> None:
         """A search asks for a round."""
         self._rounds[tree] = Round.of(branches)
+        self._asked[tree] = branches
         self._new = True
 
-    def drew(self, steps: Sequence[Step]) -> None:
-        """A round has been drawn."""
-        if steps:
-            mean = sum(len(step.tokens) for step in steps) / len(steps)
-            self._step += WEIGHT * (mean - self._step)
+    def drew(self, tree: str, steps: Sequence[Step]) -> None:
+        """A search's round has been drawn: its steps, in order, unless it ended before all were."""
+        branches = self._asked.pop(tree, ())
+        if branches and len(branches) == len(steps):
+            latest = Growth.of(branches, steps)
+            self._growth = self._growth.towards(latest) if self._known else latest
+            self._known = True
 
     def ended(self, tree: str) -> None:
         """A search is over."""
         self._rounds.pop(tree, None)
+        self._asked.pop(tree, None)
 
     def settle(self) -> None:
         """Move slots if a store lacks some for the rounds under way."""
-        load = load_of(list(self._rounds.values()), self._step) if self._new else None
+        load = load_of(list(self._rounds.values()), self._growth) if self._new else None
         self._new = False
         if load is None:
             return
@@ -122,6 +157,15 @@ def _worth_moving(batch: Batch, need: int, planned: int) -> bool:
     """Whether a store lacks what its batch takes and would get a good part of it."""
     have = batch.cache.capacity
     return have < (1 - SLACK) * need and planned > (1 + SLACK) * have
+
+
+def _distinct(ways: Iterable[tuple[int, ...]]) -> int:
+    """Tokens of different sequences, of which what they begin alike counts once."""
+    found, before = 0, ()
+    for way in sorted(ways):
+        found += len(way) - _alike(before, way)
+        before = way
+    return found
 
 
 def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> int:
