@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.embedded.drawing.branches import Run
+from runtime.embedded.drawing.expansion import TRIAL_TOKENS, pays
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.retention import KvPolicy
 from search.engine import Ahead, Branch, Hint, Sampling
@@ -159,6 +160,42 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
     assert account.speculated_used == used
     engine.cache.check()
     assert not engine.cache.lanes
+
+
+def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
+    """Its longest step, less the most that any of its steps had left to draw when it began."""
+    engine, _ = scheduler(speculate=True)
+    asked = first_round(engine, "oak")
+    steps = finish(engine)[1]
+    assert engine.accounts["oak"].passes_saved == 0, "nothing was there early"
+    open_steps = {
+        b.node: ((*b.tokens, *s.tokens), (b.child,))
+        for b, s in zip(asked, steps, strict=True)
+        if s.finish is not Finish.END
+    }
+    early = {(run.branch.parent, run.branch.child): run for run in engine.expansion.runs()}
+    drawn = {place: len(run.drawn) for place, run in early.items()}
+    following = round_of(open_steps, 100, 2, 1)
+    engine.expand(2, "oak", following, SAMPLING)
+    lengths = [len(step.tokens) for step in finish(engine)[2]]
+    places = [(branch.parent, branch.child) for branch in following]
+    left = [n - drawn.get(place, 0) for n, place in zip(lengths, places, strict=True)]
+    saved = engine.accounts["oak"].passes_saved
+    assert saved == max(lengths) - max(left) > 0
+
+
+def test_rows_are_wasted_while_passes_saved_are_worth_them() -> None:
+    """64 are tried; a pass is worth 16. A search that has wasted more draws nothing early."""
+    assert pays(0, 63)
+    assert not pays(0, 64)
+    assert pays(5, 80)
+    assert not pays(5, 81)
+    engine, _ = scheduler(speculate=True)
+    first_round(engine, "oak")
+    engine.accounts["oak"].speculated_wasted = TRIAL_TOKENS
+    finish(engine)
+    assert early_tokens(engine) == 0
+    assert not engine.expansion.wanting()
 
 
 def until_early(engine: Scheduler, tokens: int = 4) -> None:

@@ -23,7 +23,7 @@ class Account:
     ``accepted_tokens`` equal to it.
     ``unison_tokens``: decoded from a row that another branch's draw was computed by.
     ``speculated_used`` and ``speculated_wasted``: tokens drawn before a round asked for them, and
-    that none asked for.
+    that none asked for; ``passes_saved``: what the former shortened its rounds by.
     """
 
     def __init__(self, number: int) -> None:
@@ -37,6 +37,7 @@ class Account:
         self.unison_tokens = 0
         self.speculated_used = 0
         self.speculated_wasted = 0
+        self.passes_saved = 0
         self.passes = 0
         self.target_passes = 0
         self.drafted_tokens = 0

@@ -15,7 +15,8 @@ from search.engine import Branch, Sampling, Step
 @dataclass(slots=True, eq=False)
 class Call:
     """A round asked for at once, and the steps drawn so far. ``parted``: some of its branches drew
-    in unison and then differed."""
+    in unison and then differed. ``longest``: tokens of its longest step so far, ``left``: what was
+    left to draw of that which had most left when the round began."""
 
     id: int
     number: int
@@ -24,6 +25,8 @@ class Call:
     stops: Stops
     steps: list[Step | None]
     parted: bool = False
+    longest: int = 0
+    left: int = 0
 
     @property
     def done(self) -> bool:
@@ -49,7 +52,8 @@ class Prefix:
 @dataclass(slots=True, eq=False)
 class Run:
     """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens; ``early``: no
-    round has asked for it yet; ``following``: branches that have drawn the same and use its lane.
+    round has asked for it yet; ``taken``: tokens drawn before one did; ``following``: branches that
+    have drawn the same and use its lane.
     """
 
     call: Call
@@ -62,6 +66,7 @@ class Run:
     logprob: float = 0.0
     entropy: float = 0.0
     early: bool = False
+    taken: int = 0
     following: list[Run] = field(default_factory=list)
 
     @property

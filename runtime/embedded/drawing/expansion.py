@@ -21,12 +21,15 @@ from runtime.embedded.drawing.batch import Batch, Refusal
 from runtime.embedded.drawing.branches import Call, Prefix, Run
 from runtime.embedded.drawing.steps import Steps
 from runtime.embedded.kv.lane import Lane
-from runtime.luck import lucky
 from search.engine import Ahead, Trajectory
 from search.tree import Finish
 
 IDLE_PLACES = 16
 """Rows up to which a pass costs little more than with one."""
+PASS_ROWS = 16
+"""Rows that add as much to a pass as it costs by itself."""
+TRIAL_TOKENS = 64
+"""Early tokens that a search may waste before they must have saved it passes."""
 SHARE = 0.25
 """Of the KV store, the most that speculated steps may take, all searches together."""
 
@@ -81,7 +84,7 @@ class SpeculativeExpansion:
     def offer(self, run: Run, path: np.ndarray) -> None:
         """A branch's step has ended at ``path``: its children may run ahead."""
         ahead, tree = run.branch.ahead, run.call.tree
-        if not self._on or ahead is None:
+        if not self._on or ahead is None or not self._worthwhile(tree):
             return
         if run.branch.early_limit(len(run.drawn), run.call.sampling.max_step_tokens) < 1:
             return
@@ -158,6 +161,7 @@ class SpeculativeExpansion:
             return None
         del beam.children[run.branch.child]
         run.drawn, run.logprob, run.entropy = early.drawn, early.logprob, early.entropy
+        run.taken = len(run.drawn)
         finish = self._ended.pop(early, None)
         self._lose(early, publish=finish is not Finish.END)
         self._accounts[run.call.tree].speculated_used += len(run.drawn)
@@ -235,14 +239,16 @@ class SpeculativeExpansion:
             work.lane = None
 
     def _may(self, tree: str) -> bool:
-        """Whether a search may take more: within its part of the memory, and not out of luck."""
-        account = self._accounts.get(tree)
-        if account is None:
-            return False
-        if not lucky(account.speculated_used, account.speculated_wasted):
+        """Whether a search may take more: within its part of the memory, and while the passes that
+        it saved so are worth the rows that it wasted."""
+        if not self._worthwhile(tree):
             return False
         held = sum(len(run.lane.private) for run in self.runs(tree) if run.lane is not None)
         return held < SHARE * self._batch.cache.capacity / len(self._beams)
+
+    def _worthwhile(self, tree: str) -> bool:
+        account = self._accounts.get(tree)
+        return account is not None and pays(account.passes_saved, account.speculated_wasted)
 
     def _next(self, tree: str) -> Run | None:
         """Run a search's likeliest early child that can run; None if none can."""
@@ -300,6 +306,11 @@ class SpeculativeExpansion:
         if lane is not None:
             self._running.pop(lane, None)
             (self._batch.publish if publish else self._batch.drop)(lane)
+
+
+def pays(passes: int, rows: int) -> bool:
+    """Whether ``passes`` saved are worth as much as ``rows`` wasted; True until that is known."""
+    return rows < TRIAL_TOKENS or passes * PASS_ROWS >= rows
 
 
 def _same(early: Run, run: Run) -> bool:

@@ -354,7 +354,10 @@ class Scheduler:
             sure = certainty(run.entropy, self._vocab)
             attention = retention.close(call.tree, branch.node, branch.parent, path, sure)
         call.steps[run.index] = self._steps.step(run, finish, attention)
+        call.longest = max(call.longest, len(run.drawn))
+        call.left = max(call.left, len(run.drawn) - run.taken)
         if call.done:
+            self.accounts[call.tree].passes_saved += call.longest - call.left
             del self._calls[call.id]
             self._finished.append(call)
             ends = any(step is not None and step.finish is Finish.END for step in call.steps)
