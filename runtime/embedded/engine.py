@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -21,6 +22,7 @@ from runtime.embedded.messages import (
     Refused,
     Release,
     Report,
+    Said,
     Score,
     ToEngine,
 )
@@ -229,6 +231,8 @@ class EmbeddedEngine:
                 self._settle(self._started, error)
             case Report():
                 self._report = message
+            case Said(level, logger, text):
+                logging.getLogger(logger).log(level, "%s", text)
             case Done(call, value, report, tree, moved):
                 self._report = report
                 if moved is not None and call in self._pending:

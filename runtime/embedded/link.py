@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import threading
@@ -18,6 +19,7 @@ from queue import SimpleQueue
 
 from runtime.embedded.messages import FromEngine, Hinted, Stop, ToEngine
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.outlet import LogLines, Outlet
 
 STOP_SECONDS = 5.0
 
@@ -31,7 +33,10 @@ class Link:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=_work, args=(theirs, options), name="hedgerow-engine", daemon=True
+            target=_work,
+            args=(theirs, options, logging.getLogger().getEffectiveLevel()),
+            name="hedgerow-engine",
+            daemon=True,
         )
         self.process.start()
         theirs.close()
@@ -87,10 +92,12 @@ class Link:
                 return  # the reader says that the process is gone
 
 
-def _work(pipe: Connection, options: EngineOptions) -> None:
+def _work(pipe: Connection, options: EngineOptions, log_level: int) -> None:
     """What the spawned process does; only there are torch and the models loaded."""
+    outlet = Outlet(pipe)
+    logging.basicConfig(level=log_level, handlers=[LogLines(outlet)])
     # threads that spin while they wait take the cores from the server beside them
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from runtime.embedded import worker
 
-    worker.run(pipe, options)
+    worker.run(outlet, options)

@@ -128,5 +128,14 @@ class Failed:
     report: Report
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line for the log: its level, its logger's name, its text."""
+
+    level: int
+    logger: str
+    text: str
+
+
 ToEngine = Expand | Score | Embed | Hinted | Release | Abort | Ping | Stop
-FromEngine = Ready | Refused | Done | Failed | Report
+FromEngine = Ready | Refused | Done | Failed | Report | Said

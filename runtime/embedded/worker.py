@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 from runtime.embedded.drafting.draft import load_speculation
 from runtime.embedded.drawing.account import Account
@@ -45,6 +44,7 @@ from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.threads import fastest_threads, thread_counts
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.outlet import Outlet
 from runtime.embedded.scoring.embedder import Embedder, Words
 from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.embedded.scoring.scorers import load_judge, load_scorer
@@ -58,7 +58,7 @@ REPORT_SECONDS = 0.25
 IDLE_SECONDS = 0.05
 
 
-def run(pipe: Connection, options: EngineOptions) -> None:
+def run(pipe: Outlet, options: EngineOptions) -> None:
     """The process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's process decides when to end
     try:
@@ -75,7 +75,7 @@ def run(pipe: Connection, options: EngineOptions) -> None:
 class Worker:
     """Both models, and the loop."""
 
-    def __init__(self, pipe: Connection, options: EngineOptions) -> None:
+    def __init__(self, pipe: Outlet, options: EngineOptions) -> None:
         """Loads the models. Raises what is wrong with the options."""
         self._format = reward_format(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}

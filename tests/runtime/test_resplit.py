@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
 from typing import Any
@@ -172,6 +173,17 @@ def test_a_tree_is_the_same_however_often_slots_move(options: EngineOptions) -> 
     assert tight.resplit.moves > 0
     tight.scheduler.check()
     tight.scorer.cache.check()
+
+
+async def test_how_kv_is_shared_is_said_in_the_log(
+    options: EngineOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine's process hands its lines over; the level is the server's."""
+    with caplog.at_level(logging.INFO):
+        engine = await EmbeddedEngine.start(options)
+        await engine.close()
+    said = [line for line in caplog.records if line.name == "runtime.embedded.kv.split"]
+    assert [line.getMessage().split(": policy")[0] for line in said] == ["KV split roofline"]
 
 
 async def test_an_engine_moves_slots_and_refuses_what_may_not_fit(options: EngineOptions) -> None:

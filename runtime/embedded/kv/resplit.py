@@ -151,6 +151,9 @@ class Resplit:
             left = self._shared.budget - policy.cache.capacity * self._shared.policy.kv_bytes
             prm.resize(left // self._shared.prm.kv_bytes)
         self.moves += 1
+        log.debug(
+            "KV split anew: policy %d tokens, PRM %d", *(s.cache.capacity for s in self.stores)
+        )
 
 
 def _worth_moving(batch: Batch, need: int, planned: int) -> bool:
