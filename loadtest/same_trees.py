@@ -17,7 +17,9 @@ from typing import Any
 from loadtest.listed import listed
 from loadtest.report import publish, say
 from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
+from runtime.embedded.engine import EmbeddedEngine
 from search.digest import combined_digest
+from search.engine import TreeCost
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
@@ -29,6 +31,8 @@ STEP_TOKENS = 64
 AT_ONCE = 8
 POOL = 1_000
 """KV tokens of a small pool: some paths and their next steps, not eight trees."""
+SHARED = 1_600
+"""KV tokens of each model, where one gives to the other: more than a sequence may have."""
 COLUMNS = ("change", "policy", "n", "same", "evidence", "amount")
 
 OFF: Mapping[str, object] = {
@@ -41,11 +45,17 @@ OFF: Mapping[str, object] = {
 _DRAFT: Mapping[str, object] = {"draft": "scheduled", "draft_model": BUNDLED / "draft"}
 _AHEAD: Mapping[str, object] = {"speculate": True, "lookahead": True, "batch_limit": 16}
 _SMALL: Mapping[str, object] = {"kv_policy": "arborkv", "kv_tokens": POOL}
+_SPLIT: Mapping[str, object] = {
+    "kv_split": "roofline",
+    "kv_tokens": SHARED,
+    "prm_kv_tokens": SHARED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """EngineOptions beside ``OFF``; ``evidence``: what of a tree's cost shows them at work."""
+    """EngineOptions beside ``OFF``; ``evidence``: what of a tree's cost, or of the engine's
+    counters, shows them at work."""
 
     options: Mapping[str, object]
     evidence: str
@@ -56,6 +66,7 @@ CHANGES: Mapping[str, Change] = {
     "a small pool, by age": Change({"kv_tokens": POOL}, "rehydrated_tokens"),
     "a small pool, by worth": Change(_SMALL, "rehydrated_tokens"),
     "early work": Change(_AHEAD, "speculated_used"),
+    "a split that moves": Change(_SPLIT, "kv_splits"),
     "random order": Change({"order": "random", "batch_limit": 4}, "decoded_tokens"),
     "drafts, serial": Change({**_DRAFT, "draft": "serial"}, "accepted_tokens"),
     "drafts, scheduled": Change({**_DRAFT, "unison": True}, "accepted_tokens"),
@@ -63,7 +74,7 @@ CHANGES: Mapping[str, Change] = {
         {**_DRAFT, "draft_tokens": 3, "k_config": (2, 2, 1)}, "accepted_tokens"
     ),
     "everything": Change(
-        {**_DRAFT, **_AHEAD, **_SMALL, "unison": True, "threads": 2}, "accepted_tokens"
+        {**_DRAFT, **_AHEAD, **_SMALL, **_SPLIT, "unison": True, "threads": 2}, "accepted_tokens"
     ),
 }
 
@@ -74,9 +85,14 @@ def spec_of(policy: str) -> SearchSpec:
 
 
 def row_of(
-    change: str, evidence: str, policy: str, reference: Sequence[str], outcomes: Sequence[Outcome]
+    change: str,
+    evidence: str,
+    policy: str,
+    reference: Sequence[str],
+    outcomes: Sequence[Outcome],
+    counted: int = 0,
 ) -> dict[str, Any]:
-    """How many digests are those of the reference."""
+    """How many digests are those of the reference. ``counted``: evidence that is no tree's."""
     digests = [outcome.digest for outcome in outcomes]
     return {
         "change": change,
@@ -84,7 +100,7 @@ def row_of(
         "n": len(digests),
         "same": sum(a == b for a, b in zip(digests, reference, strict=True)),
         "evidence": evidence,
-        "amount": sum(getattr(outcome.stats.engine, evidence) for outcome in outcomes),
+        "amount": counted + sum(getattr(o.stats.engine, evidence, 0) for o in outcomes),
         "tree_digest": combined_digest(digests),
     }
 
@@ -105,11 +121,18 @@ async def measure(
     for name, change in changes.items():
         async with Engines(**{**OFF, **change.options}) as engine:
             for method in methods:
+                before = _counted(engine, change.evidence)
                 grown = await grow_all(engine, items, method, AT_ONCE)
+                counted = _counted(engine, change.evidence) - before
                 known = reference[method.name]
-                rows.append(row_of(name, change.evidence, method.name, known, grown))
+                rows.append(row_of(name, change.evidence, method.name, known, grown, counted))
                 say("  ".join(f"{column} {rows[-1][column]}" for column in COLUMNS))
     return {"rows": rows, "same": all(row["same"] == row["n"] for row in rows)}
+
+
+def _counted(engine: EmbeddedEngine, evidence: str) -> int:
+    """The engine's counter of that name, unless a tree's cost has it."""
+    return 0 if hasattr(TreeCost(), evidence) else engine.counters[evidence]
 
 
 def main() -> None:
@@ -117,9 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--limit", type=int, default=100, help="questions")
     parser.add_argument("--policy", type=listed(str, POLICIES), help="by commas; all without")
+    parser.add_argument("--change", choices=CHANGES, help="one switch; all without")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args()
-    document = asyncio.run(measure(options.policy or list(POLICIES), CHANGES, options.limit))
+    changes = {options.change: CHANGES[options.change]} if options.change else CHANGES
+    document = asyncio.run(measure(options.policy or list(POLICIES), changes, options.limit))
     publish(document, options.json, "Same seed, same tree", COLUMNS)
     raise SystemExit(0 if document["same"] else 1)
 

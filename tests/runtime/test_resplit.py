@@ -63,6 +63,9 @@ def test_what_a_round_is_like_by_hand() -> None:
     # Where two of four draw alike, three sequences have 8 + 4 x 5 tokens.
     alike = Growth(step=6.0, own=5.0, lanes=0.75)
     assert load_of([one], alike) == Load(3, 10, 6, own=10, own_grown=10)
+    # Fewer sequences are expected than what they begin with has room in: there are more.
+    few = Growth(step=5.0, own=0.5, lanes=0.1)
+    assert load_of([Round(8, 80, 80)], few) == Load(6, 15, 5, own=14, own_grown=14)
     assert load_of([], apart) is None
 
 

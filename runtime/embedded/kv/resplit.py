@@ -80,10 +80,10 @@ def load_of(rounds: Sequence[Round], growth: Growth) -> Load | None:
     branches = sum(one.branches for one in rounds)
     if not branches:
         return None
-    sequences = max(1, round(branches * growth.lanes))
     new = max(1, round(growth.step))
     length = new + round(sum(one.tokens for one in rounds) / branches)
     held = sum(one.distinct for one in rounds) + branches * growth.own
+    sequences = max(round(branches * growth.lanes), math.ceil(held / length))
     own = min(length, math.ceil(held / sequences))
     return Load(sequences, length, new, own, own_grown=own)
 
