@@ -27,9 +27,11 @@ import torch
 
 from loadtest.generate_loop import GenerateLoop
 from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
+from runtime.embedded.link import let_threads_rest
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kernels import cut
-from runtime.embedded.model.threads import fastest_threads, thread_counts
+from runtime.embedded.model.thread_timing import fastest_threads
+from runtime.embedded.model.threads import thread_counts
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome
@@ -133,9 +135,9 @@ def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float
     return [statistics.median(taken[1:]) for taken in times]
 
 
-def decode_rows(threads: int, repeats: int) -> list[dict]:
-    """One row for each number of sequences; ``threads`` 0: as many as are fastest."""
-    counts = (threads,) if threads else thread_counts(os.cpu_count() or 1)
+def decode_rows(most: int, repeats: int) -> list[dict]:
+    """One row for each number of sequences; with ``most`` threads, 0: as many as are fastest."""
+    counts = (most,) if most else thread_counts(os.cpu_count() or 1)
     exact = Forward(POLICY, exact=True, threads=max(counts), counts=counts)
     threads = fastest_threads(exact, counts)
     plain = Forward(POLICY, exact=False, threads=threads)
@@ -146,7 +148,7 @@ def decode_rows(threads: int, repeats: int) -> list[dict]:
         rows.append(
             {
                 "sequences": n,
-                "threads": threads,
+                "threads": threads.at(n),
                 "decode_ms": round(decode, 3),
                 "plain_ms": round(without, 3),
                 "floor_ms": round(floor, 3),
@@ -240,7 +242,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--threads", type=int, default=0, help="0: the fastest, on both sides")
     options = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine's process
+    let_threads_rest()
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         repeats = 9 if options.quick else 31
         report: dict[str, Any] = {

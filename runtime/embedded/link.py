@@ -92,12 +92,22 @@ class Link:
                 return  # the reader says that the process is gone
 
 
+def let_threads_rest() -> None:
+    """Have idle threads of torch sleep before long, unless the environment says what they do.
+
+    One that has done its part of an operation looks out for the next for a fraction of a
+    millisecond, since waking it each time costs more than it wins; then it leaves its core to the
+    server beside it. To be called before torch is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
 def _work(pipe: Connection, options: EngineOptions, log_level: int) -> None:
     """What the spawned process does; only there are torch and the models loaded."""
     outlet = Outlet(pipe)
     logging.basicConfig(level=log_level, handlers=[LogLines(outlet)])
-    # threads that spin while they wait take the cores from the server beside them
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_threads_rest()
     from runtime.embedded import worker
 
     worker.run(outlet, options)

@@ -12,6 +12,7 @@ from kvpolicy.value import ThetaError, load_theta
 from runtime.embedded.drafting.pace import LONGEST
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy, Worth
+from runtime.embedded.model.threads import Threads
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -49,7 +50,8 @@ class EngineOptions:
     scored along with the one before it; ``order``: in which a round's branches are let in;
     ``unison``: what several branches have drawn alike is computed once (not under ``leviathan``,
     whose candidates must be each branch's own).
-    ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
+    ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core;
+    ``by_rows``: what the engine found that to be, None before it has.
     ``exact``: batch-invariant arithmetic.
     ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
     into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``
@@ -90,6 +92,7 @@ class EngineOptions:
     unison: bool = True
     order: Visits = "prefix"
     threads: int = 0
+    by_rows: Threads | None = None
     exact: bool = True
     strict: bool = False
     version: str = ""
@@ -173,3 +176,8 @@ class EngineOptions:
     def cores(self) -> int:
         """The most threads to compute with."""
         return self.threads or os.cpu_count() or 1
+
+    @property
+    def pass_threads(self) -> Threads:
+        """The threads of each pass."""
+        return self.by_rows or Threads.same(self.cores)

@@ -42,7 +42,8 @@ from runtime.embedded.messages import (
 )
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
-from runtime.embedded.model.threads import fastest_threads, thread_counts
+from runtime.embedded.model.thread_timing import fastest_threads
+from runtime.embedded.model.threads import thread_counts
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
 from runtime.embedded.scoring.embedder import Embedder, Words
@@ -82,7 +83,8 @@ class Worker:
         context = min(Text(path).context for path in models.values() if path is not None)
         counts = (options.threads,) if options.threads else thread_counts(options.cores)
         forward = Forward(options.policy, exact=options.exact, threads=options.cores, counts=counts)
-        options = replace(options, threads=fastest_threads(forward, counts))
+        threads = fastest_threads(forward, counts)
+        options = replace(options, threads=threads.most, by_rows=threads)
         by_roofline, shared = options.kv_split == "roofline", Shared.of(options)
         options = split_pools(options, shared)
         self._pipe = pipe

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.threads import Threads
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
 SPRIG = Path(__file__).parents[2] / "models/sprig/policy"
@@ -134,7 +135,8 @@ def test_one_thread_is_two(llama_forward, llama):
         forward = Forward(llama, threads=threads)
         assert torch.equal(one, forward.run(spans, forward.new_store(720)))
     forward = Forward(llama, threads=3, counts=(1, 2, 3))
-    for forward.threads in (1, 3, 2):
+    for threads in (Threads.same(1), Threads.same(3), Threads.rising([(1, 1), (64, 2)])):
+        forward.threads = threads
         assert torch.equal(one, forward.run(spans, forward.new_store(720)))
 
 

@@ -25,7 +25,7 @@ def load_speculation(
     text = Text(options.draft_model)
     if text.pieces != policy.pieces:
         raise ValueError(f"draft_model: {text.checkpoint} has another tokenizer than the policy")
-    forward = Forward(options.draft_model, exact=False, threads=options.cores)
+    forward = Forward(options.draft_model, exact=False, threads=options.pass_threads)
     pace = Pace(options.draft_tokens, options.k_config)
     drafter = Drafter(
         forward,

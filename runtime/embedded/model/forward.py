@@ -29,6 +29,7 @@ from runtime.embedded.model.kernels import (
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.plan import Plan, Span, build_plan
 from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
+from runtime.embedded.model.threads import Threads
 from runtime.embedded.model.weights import Layer, Weights
 
 __all__ = ["Forward", "Span"]
@@ -42,20 +43,19 @@ class Forward:
         checkpoint: str | Path,
         *,
         exact: bool = True,
-        threads: int,
+        threads: int | Threads,
         counts: Sequence[int] = (),
         head: bool = True,
     ) -> None:
         """Load ``checkpoint`` in float32 and fix the tiles.
 
         ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
-        ``threads``: torch's threads, set for the whole process before every pass; it may be set
-        anew to one of ``counts``. ``exact`` False: one matrix product over all rows; results then
+        ``threads``: torch's threads, set for the whole process before every pass; they may be set
+        anew to any of ``counts``. ``exact`` False: one matrix product over all rows; results then
         depend on the batch by some 1e-7.
         """
-        if threads < 1:
-            raise ValueError(f"threads: {threads}; at least 1 is needed")
-        torch.set_num_threads(threads)
+        threads = Threads.same(threads) if isinstance(threads, int) else threads
+        torch.set_num_threads(threads.most)
         self.config = ModelConfig.from_checkpoint(checkpoint)
         self.exact = exact
         self.threads = threads
@@ -63,7 +63,7 @@ class Forward:
             self._weights = Weights.load(checkpoint, self.config, head=head)
             tiles = plain_tiles()
             if exact:
-                tiles = check_tiles(self._weights, self.config, (threads, *counts))
+                tiles = check_tiles(self._weights, self.config, (*threads.counts, *counts))
             self._rotation = Rotation(self.config)
         self.tiles: Tiles = tiles
         self._space = Workspace()
@@ -79,8 +79,7 @@ class Forward:
         Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
         Raises ValueError for a span whose lengths do not fit together or that exceeds the context.
         """
-        if torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
+        self._set_threads(spans)
         with torch.inference_mode():
             plan = self._plan(spans, store)
             hidden = self._blocks(plan, store)
@@ -91,13 +90,17 @@ class Forward:
 
         Returns float32 (rows asked, hidden) in span order.
         """
-        if torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
+        self._set_threads(spans)
         with torch.inference_mode():
             plan = self._plan(spans, store)
             stream = self._blocks(plan, store, layers)
             asked = stream.index_select(0, _asked(spans, plan))
             return normalise(asked, self.config.norm_eps, torch.empty_like(asked))
+
+    def _set_threads(self, spans: Sequence[Span]) -> None:
+        count = self.threads.at(sum(len(span.tokens) for span in spans))
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
 
     def _plan(self, spans: Sequence[Span], store: KVStore) -> Plan:
         longest = max((len(s.slots) for s in spans), default=0)

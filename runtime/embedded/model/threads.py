@@ -1,74 +1,57 @@
-"""How many threads a model's passes are fastest with on this machine, found by timing some.
-
-Small passes may lose by a second thread: what a thread would do is less than waking it costs, and
-two processors may be two halves of one core. Exact arithmetic does not depend on the choice.
-"""
+"""How many threads a pass computes with: the more rows it has, the more of them may pay."""
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
 
-from runtime.embedded.model.forward import Forward, Span
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """``steps``: rows of a pass, from the fewest, and the threads from so many rows on."""
 
-_LOG = logging.getLogger(__name__)
+    steps: tuple[tuple[int, int], ...]
 
-ROWS = (1, 16, 64)
-CONTEXT = 64
-REPEATS = 3
-LONG_SECONDS = 0.1
-"""A decode pass of one row that takes this long is of a model that all threads are needed for."""
-WORTH = 1.05
-"""How much faster more threads must be: what does not need a processor leaves it to others."""
+    def __post_init__(self) -> None:
+        for _, count in self.steps:
+            if count < 1:
+                raise ValueError(f"threads: {count}; at least 1 is needed")
+
+    @classmethod
+    def same(cls, count: int) -> Self:
+        """So many for every pass."""
+        return cls(((1, count),))
+
+    @classmethod
+    def rising(cls, found: Sequence[tuple[int, int]]) -> Self:
+        """What was found, without the steps that change nothing."""
+        kept = [step for i, step in enumerate(found) if not i or step[1] != found[i - 1][1]]
+        return cls(tuple(kept))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Every number of threads that there may be, rising."""
+        return tuple(sorted({count for _, count in self.steps}))
+
+    @property
+    def most(self) -> int:
+        """The largest of them."""
+        return self.counts[-1]
+
+    def at(self, rows: int) -> int:
+        """For a pass of so many rows."""
+        count = self.steps[0][1]
+        for least, more in self.steps[1:]:
+            if rows >= least:
+                count = more
+        return count
+
+    def __str__(self) -> str:
+        first, *rest = self.steps
+        return ", ".join([str(first[1]), *(f"{count} from {rows} rows on" for rows, count in rest)])
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
     """The counts to choose from: the powers of two below ``most``, and ``most``."""
     return (*(1 << i for i in range((most - 1).bit_length())), most)
-
-
-def fastest_threads(
-    forward: Forward, counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
-) -> int:
-    """Let ``forward`` decode with each of ``counts``, in turn, and go on with the fastest.
-
-    Passes of 1, 16 and 64 sequences count alike. Returns the choice: the fewest threads that none
-    of the other counts beats by ``WORTH``. ``forward`` must have been made for these counts.
-    """
-    most, store = max(counts), forward.new_store(max(ROWS) * CONTEXT)
-    last = np.zeros(1, dtype=np.int64)
-    spans = [
-        Span(last, CONTEXT - 1, row * CONTEXT + np.arange(CONTEXT), 0) for row in range(max(ROWS))
-    ]
-
-    def seconds(rows: int) -> float:
-        before = clock()
-        forward.run(spans[:rows], store)
-        return clock() - before
-
-    forward.threads = most
-    seconds(1)
-    if len(counts) == 1 or seconds(1) > LONG_SECONDS:
-        return most
-    taken: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for _ in range(REPEATS):
-        for count in counts:
-            forward.threads = count
-            seconds(1)  # wakes the threads
-            for rows in ROWS:
-                taken[count, rows].append(seconds(rows))
-    costs = {
-        count: sum(math.log(median(taken[count, rows])) for rows in ROWS) / len(ROWS)
-        for count in counts
-    }
-    enough = min(costs.values()) + math.log(WORTH)
-    forward.threads = min(count for count in counts if costs[count] <= enough)
-    shown = ", ".join(f"{count}: {1e3 * math.exp(costs[count]):.1f}" for count in counts)
-    _LOG.info("%d threads; milliseconds a pass by threads: %s", forward.threads, shown)
-    return forward.threads

@@ -34,7 +34,8 @@ def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
         return None
     reader = Reader.of(form, Text(options.prm), Text(options.policy))
     head = not form.reads_hidden
-    return Forward(options.prm, exact=options.exact, threads=options.cores, head=head), reader
+    threads = options.pass_threads
+    return Forward(options.prm, exact=options.exact, threads=threads, head=head), reader
 
 
 def scorer_for(
