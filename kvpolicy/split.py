@@ -12,11 +12,11 @@ Bp * S * k_ver + Bd * (S + L) * k_gen <= M, k being KV bytes a token (FlashTTS, 
 There both read every sequence anew. An engine that *keeps* KV from round to round reads again only
 what it had no room for: of the verifier's N sequences the share Bp / N has all but its L new tokens
 kept, and all but the first of the generator's batches are prefilled before they decode. As such an
-engine lets one in as another ends, N / B batches need not be whole. Where what
-sequences begin alike is stored once, each takes only the tokens of its *own*. Bytes that are left
-when both have room for all are shared as the needed ones are. [our extensions: by the paper's
-formula a verifier bound by arithmetic never gets room for a second sequence, however much is left,
-and a generator gets room for every copy of a prompt]
+engine lets one in as another ends, N / B batches need not be whole. Where what sequences begin
+alike is stored once, each takes only the tokens of its *own*. Bytes that are left when both have
+room for all are shared as the needed ones are. [our extensions: by the paper's formula a verifier
+bound by arithmetic never gets room for a second sequence, however much is left, and a generator
+gets room for every copy of a prompt]
 
 With host memory beside the device, the KV of whichever model rests can go there: each then has all
 of M to itself, and 2 * (verifier's KV + generator's KV) / host bandwidth seconds go by (section

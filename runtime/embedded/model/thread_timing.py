@@ -64,7 +64,7 @@ def fastest_threads(
         f"{count}: {' '.join(f'{1e3 * costs[rows, count]:.1f}' for rows in ROWS)}"
         for count in counts
     )
-    _LOG.info("threads: %s; milliseconds of 1, 16, 64 rows by threads: %s", forward.threads, shown)
+    _LOG.info("threads: %s; ms of %s rows by threads: %s", forward.threads, ROWS, shown)
     return forward.threads
 
 
