@@ -9,9 +9,10 @@ hold at most when there is room for all, though at least a path for each. Ratios
 item and repeat within one run; where `same_work` is 1, both did the same passes over the same
 tokens and a ratio says what order and luck make of time. `rebase` is the paper's dynamic branching,
 `steps` its varying granularity: beam search by steps of a fixed length. With `--clock cpu` seconds
-are the processor's, for a machine with other work to do. `ahead_bound` is what speculation could
-win where a pass costs the same however full: the bundled policy's steps are nearly of one length,
-so it leaves little to win, unless it draws hotter (`--temperature 2`).
+are the processor's, for a machine with other work to do. `room_bound` is how much faster the
+baseline is with room for everything: order and split cannot win more. `ahead_bound` is what
+speculation could win where a pass costs the same however full: the bundled policy's steps are
+nearly of one length, so it leaves little to win, unless it draws hotter (`--temperature 2`).
 
 `--engine sglang`: the variants that SGLang has, on two servers on the CPU
 (`loadtest.goodput_sglang`).
@@ -61,7 +62,7 @@ class Plan:
     enough that a round's stragglers leave some idle, as the papers' memory does. No cell is begun
     ``seconds`` after the start."""
 
-    tasks: Sequence[str] = ("wordproblem",)
+    tasks: Sequence[str] = ("blocksworld", "wordproblem")
     policies: Sequence[str] = ("beam", "dvts", "rebase", "ets", STEPS)
     widths: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)
     pools: Sequence[float] = (0.25, 0.5, 1.0)
@@ -79,6 +80,7 @@ class Plan:
 
 
 QUICK = Plan(
+    tasks=("wordproblem",),
     policies=("beam",),
     widths=(8, 32),
     pools=(0.5,),
@@ -182,7 +184,7 @@ async def _cell(
         "pool_bytes": budget,
         "batch_limit": plan.batch_limit,
     }
-    found = [about | row for row in rows(runs, [run.digest for run in whole])]
+    found = [about | row for row in rows(runs, whole)]
     for row in found:
         say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
     return found

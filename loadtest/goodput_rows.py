@@ -37,6 +37,7 @@ COLUMNS = (
     "verifier_seconds",
     "slot_utilisation",
     "ahead_bound",
+    "room_bound",
     "same_work",
     "identical_trees",
 )
@@ -49,6 +50,7 @@ SUMMARY_COLUMNS = (
     "generator_vs_paper_baseline",
     "verifier_vs_paper_baseline",
     "ahead_bound",
+    "room_bound",
     "cells_below",
     "same_work",
     "identical_trees",
@@ -130,16 +132,16 @@ class Run:
         )
 
 
-def rows(runs: Mapping[str, Sequence[Run]], grown: Sequence[str]) -> list[dict[str, Any]]:
+def rows(runs: Mapping[str, Sequence[Run]], whole: Sequence[Run]) -> list[dict[str, Any]]:
     """A row a variant, means over items and repeats. ``runs`` holds each variant's, all items and
-    then all again; ``grown``: the digests of the items' trees with room for everything."""
-    return [{"variant": name} | _row(mine, runs, grown) for name, mine in runs.items()]
+    then all again; ``whole``: the baseline's of the items with room for everything."""
+    return [{"variant": name} | _row(mine, runs, whole) for name, mine in runs.items()]
 
 
 def _row(
-    mine: Sequence[Run], runs: Mapping[str, Sequence[Run]], grown: Sequence[str]
+    mine: Sequence[Run], runs: Mapping[str, Sequence[Run]], whole: Sequence[Run]
 ) -> dict[str, Any]:
-    n = len(mine)
+    n, grown = len(mine), [run.digest for run in whole]
 
     def mean(field: str) -> float:
         return math.fsum(getattr(run, field) for run in mine) / n
@@ -162,6 +164,7 @@ def _row(
         "slot_utilisation": math.fsum(shares) / len(shares) if shares else None,
         "passes": mean("passes") if mine[0].passes else None,
         "ahead_bound": ahead_bound(mine, runs[BASELINE]),
+        "room_bound": room_bound(runs[BASELINE], whole),
         "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
         "accuracy": mean("correct"),
         "pass_at_n": mean("any_correct"),
@@ -212,6 +215,13 @@ def ahead_bound(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
     return 1 / (1 - hits * (1 - min(1.0, least / passes)))
 
 
+def room_bound(base: Sequence[Run], whole: Sequence[Run]) -> float | None:
+    """How many times its goodput the baseline has with room for everything: what no order and no
+    split of a pool can win more than. ``whole``: by item, as in ``rows``."""
+    pairs = zip(cycle(whole), base, strict=False)
+    return paired_ratio([(roomy.goodput, tight.goodput) for roomy, tight in pairs])[0]
+
+
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, list[float]] | tuple:
     """The geometric mean of (mine / base) over the pairs and its 95 % interval, by a bootstrap over
     them. Pairs with a zero (nothing finished) count for nothing; (None, None) if all are."""
@@ -236,13 +246,14 @@ def _summed(name: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             key = f"{what}_vs_{base}"
             known = [row[key] for row in cells if row[key] is not None]
             means[key] = math.fsum(known) / len(known) if known else None
-    bounds = [row["ahead_bound"] for row in cells if row["ahead_bound"] is not None]
+    for bound in ("ahead_bound", "room_bound"):
+        known = [row[bound] for row in cells if row[bound] is not None]
+        means[bound] = math.fsum(known) / len(known) if known else None
     below = {base: sum(_below(row[f"goodput_vs_{base}_ci95"]) for row in cells) for base in _BASES}
     return {
         "variant": name,
         "cells": len(cells),
         **means,
-        "ahead_bound": math.fsum(bounds) / len(bounds) if bounds else None,
         "cells_below": max(below.values()),
         "cells_below_paper_baseline": below[PAPER],
         "cells_below_baseline": below[BASELINE],

@@ -67,7 +67,7 @@ def test_rows_by_hand() -> None:
     ours = [replace(run, goodput=2 * run.goodput, seconds=run.seconds / 2) for run in paper]
     other = [replace(ours[0], digest="cc"), replace(ours[1], verifier_seconds=0.25)]
     runs = {"paper_baseline": paper, "baseline": ours, "P": other}
-    first, second, third = rows(runs, ["aa", "bb"])
+    first, second, third = rows(runs, [replace(run, goodput=30.0) for run in paper])
     assert (first["precise_goodput"], second["precise_goodput"]) == (15.0, 30.0)
     assert first["goodput_vs_paper_baseline"] == 1.0
     assert second["goodput_vs_paper_baseline"] == pytest.approx(2.0)
@@ -80,6 +80,8 @@ def test_rows_by_hand() -> None:
     assert (second["identical_trees"], third["identical_trees"]) == (1.0, 0.5)
     assert (first["accuracy"], first["pass_at_n"]) == (0.5, 1.0)
     assert first["slot_utilisation"] == pytest.approx(0.375)
+    # With room for everything 30 tokens a second each, where our baseline has 40 and 20.
+    assert third["room_bound"] == pytest.approx(math.sqrt(30 / 40 * 30 / 20))
     assert first["tree_digest"] == second["tree_digest"] != third["tree_digest"]
 
 
@@ -87,11 +89,11 @@ def test_repeats_are_pairs_of_their_own() -> None:
     """An item twice: 1.2 and 0.8 times as fast, the second time after one more token was read."""
     base = [replace(RUN, passes=9, least_passes=9, prm_tokens=5)] * 2
     mine = [replace(base[0], goodput=24.0), replace(base[1], goodput=16.0, prm_tokens=6)]
-    (row,) = rows({"paper_baseline": base, "baseline": base, "P": mine}, ["aa"])[2:]
+    (row,) = rows({"paper_baseline": base, "baseline": base, "P": mine}, [RUN])[2:]
     assert (row["n"], row["identical_trees"], row["same_work"]) == (2, 1.0, 0.5)
     assert row["goodput_vs_baseline"] == pytest.approx(math.sqrt(1.2 * 0.8))
     assert row["goodput_vs_baseline_ci95"] == pytest.approx([0.8, 1.2])
-    (once,) = rows({"paper_baseline": base[:1], "baseline": base[:1]}, ["aa"])[:1]
+    (once,) = rows({"paper_baseline": base[:1], "baseline": base[:1]}, [RUN])[:1]
     assert once["tree_digest"] == row["tree_digest"]
 
 
@@ -111,7 +113,7 @@ def test_a_summary_by_hand() -> None:
 
     def cell(ratio: float) -> list[dict[str, Any]]:
         mine = [replace(RUN, goodput=20.0 * ratio)]
-        return rows({"paper_baseline": paper, "baseline": paper, "SMP": mine}, ["aa"])
+        return rows({"paper_baseline": paper, "baseline": paper, "SMP": mine}, [RUN])
 
     found = {row["variant"]: row for row in summary([*cell(2.0), *cell(0.9)])}
     assert found["SMP"]["cells"] == 2
@@ -125,7 +127,8 @@ def test_a_summary_by_hand() -> None:
 def test_cells() -> None:
     """Every pair with every policy, width and pool; ``steps`` is beam search by fixed lengths."""
     cells = list(cells_of(Plan(policies=("beam", STEPS), widths=(8, 512), pairs=("equal",))))
-    assert len(cells) == 2 * 2 * 3
+    assert len(cells) == 2 * 2 * 2 * 3
+    assert {cell.task for cell in cells} == {"blocksworld", "wordproblem"}
     spec = Cell("equal", "game24", STEPS, 8, 1.0).spec
     assert (spec.policy, spec.width, spec.step_tokens, spec.max_step_tokens) == ("beam", 8, 32, 32)
     assert Cell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
@@ -148,7 +151,7 @@ def test_where_a_variant_is_dear_to_go_over_to_it_runs_every_item_first() -> Non
 def test_an_engine_that_does_not_tell_how_full_a_pass_was() -> None:
     """No share, and no fault."""
     silent = [replace(RUN, slots=())]
-    (row,) = rows({"paper_baseline": silent, "baseline": silent}, ["aa"])[:1]
+    (row,) = rows({"paper_baseline": silent, "baseline": silent}, [RUN])[:1]
     assert (row["slot_utilisation"], row["slots_over_rounds"]) == (None, [[]])
 
 
@@ -219,8 +222,8 @@ def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
     plan = Plan(policies=("beam",), widths=(8,), pools=(1.0,), seconds=-1.0)
     document = asyncio.run(measure(plan, models))
     assert document["rows"] == []
-    assert len(document["left_out"]) == 3
-    assert document["left_out"][0] == "equal wordproblem beam 8 1"
+    assert len(document["left_out"]) == 2 * 3
+    assert document["left_out"][0] == "equal blocksworld beam 8 1"
 
 
 @pytest.mark.parametrize(
