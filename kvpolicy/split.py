@@ -125,7 +125,8 @@ def roofline(
     """The split of ``budget`` bytes that takes least time; ``keeps``: by an engine that keeps KV.
 
     For every verifier batch the largest generator batch that fits, which only shrinks as the other
-    grows: of equal times the first has the larger one. Raises TooLittleMemory.
+    grows: of equal times the first has the larger one. Where KV is kept, a larger verifier batch is
+    taken if it costs neither time nor generator batch. Raises TooLittleMemory.
     """
     best = None
     for batch in range(1, load.sequences + 1):
@@ -133,7 +134,7 @@ def roofline(
         found = _split(generator, verifier, device, load, budget, held, batch, keeps)
         if found is None:
             break
-        if best is None or found.seconds < best.seconds:
+        if best is None or found.seconds < best.seconds or (keeps and _costs_nothing(found, best)):
             best = found
     if best is None:
         raise TooLittleMemory(_needed(generator, verifier, load, budget))
@@ -223,6 +224,12 @@ def _split(
         prefill_bound=prefill_bound,
         decode_bound=decode_bound,
     )
+
+
+def _costs_nothing(more: Split, best: Split) -> bool:
+    """Whether ``more``, of a larger verifier batch, takes the same time and generator batch."""
+    same = math.isclose(more.seconds, best.seconds, rel_tol=1e-9)
+    return same and more.generator_batch == best.generator_batch
 
 
 def _sharing_the_rest(

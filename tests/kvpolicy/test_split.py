@@ -74,6 +74,17 @@ def test_an_engine_that_keeps_kv_by_hand() -> None:
     assert prefill_seconds(light, device, 2, 10, 8.0)[0] == pytest.approx(2 * 2 * 0.2)
 
 
+def test_room_that_costs_nothing_is_taken_where_kv_is_kept() -> None:
+    """A step longer than what a sequence holds leaves nothing to keep, so no verifier batch is
+    faster than another; with room for all, both have it, and the rest is shared as 10 to 30."""
+    light = Model(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
+    device = Device(flops=100.0, bandwidth=1e9)
+    found = roofline(light, light, device, Load(4, 10, 20), 800, keeps=True)
+    assert (found.verifier_batch, found.generator_batch) == (4, 4)
+    assert (found.verifier_bytes, found.generator_bytes) == (200, 600)
+    assert roofline(light, light, device, Load(4, 10, 20), 800).verifier_batch == 1
+
+
 def test_what_was_dropped_between_batches_is_read_again() -> None:
     """As above with 31 bytes: Bp = 1 leaves 21, Bd = 1. A quarter of the sequences have 8 of 10
     tokens kept: 4 x (10 - 2) x 0.2 = 6.4 s. Four batches decode for 2 x 0.2 each, and before three
