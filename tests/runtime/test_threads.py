@@ -41,6 +41,7 @@ def test_threads_by_rows():
     """Each number of rows has the threads of the last step that it reaches."""
     threads = Threads.rising([(1, 1), (16, 1), (64, 4)])
     assert threads.steps == ((1, 1), (64, 4))
+    assert Threads.rising([(1, 1), (16, 4), (64, 2)]).steps == ((1, 1), (16, 4))
     assert [threads.at(rows) for rows in (0, 1, 63, 64, 900)] == [1, 1, 1, 4, 4]
     assert (threads.counts, threads.most) == ((1, 4), 4)
     assert str(threads) == "1, 4 from 64 rows on"

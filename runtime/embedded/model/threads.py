@@ -25,8 +25,11 @@ class Threads:
 
     @classmethod
     def rising(cls, found: Sequence[tuple[int, int]]) -> Self:
-        """What was found, without the steps that change nothing."""
-        kept = [step for i, step in enumerate(found) if not i or step[1] != found[i - 1][1]]
+        """Of what was found, the steps to more threads: what pays for few rows pays for more."""
+        kept = [found[0]]
+        for rows, count in found[1:]:
+            if count > kept[-1][1]:
+                kept.append((rows, count))
         return cls(tuple(kept))
 
     @property
