@@ -250,7 +250,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         gc.freeze()  # what stays for good is not looked through again and again
         for own, parts in zip((settings, *further), grown, strict=True):
             if threads := parts.engine.capabilities.threads:
-                log.info("%s: the engine computes with up to %d threads", own.model, threads)
+                log.info("%s: threads of the engine: at most %d", own.model, threads)
         listener.listen(config.backlog)  # who reads the next line may connect at once
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
         for own in further:
