@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--threads", type=int, default=0, help="0: the fastest, on both sides")
     options = parser.parse_args()
-    let_threads_rest()
+    let_threads_rest()  # for the process below, as in the engine's
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         repeats = 9 if options.quick else 31
         report: dict[str, Any] = {

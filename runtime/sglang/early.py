@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from runtime.luck import lucky
 from runtime.sglang.account import Path
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
+from runtime.sglang.luck import lucky
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.step import Drawing
 from search.engine import EngineDown, EngineError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.luck import TRIAL_TOKENS, lucky
+from runtime.sglang.luck import TRIAL_TOKENS, lucky
 
 
 def test_a_search_is_tried_first() -> None:
