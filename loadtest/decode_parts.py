@@ -32,7 +32,6 @@ PARTS = {
     "products": (passes, "product"),
     "attention": (passes.Attention, "run"),
     "norms": (passes, "normalise"),
-    "gate": (passes, "gate"),
     "rotation": (passes, "rotate"),
 }
 """What is timed of a pass: where a function is looked up, and its name there."""

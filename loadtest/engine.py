@@ -29,7 +29,8 @@ from loadtest.generate_loop import GenerateLoop
 from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
 from runtime.embedded.link import let_threads_rest
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.model.kernels import cut
+from runtime.embedded.model.kernels import cut, product
+from runtime.embedded.model.matrix import Matrix
 from runtime.embedded.model.thread_timing import fastest_threads
 from runtime.embedded.model.threads import thread_counts
 from runtime.text import Text
@@ -87,7 +88,8 @@ class Floor:
         shapes = (
             (config.hidden, (heads + 2 * kv_heads) * size),
             (heads * size, config.hidden),
-            (config.hidden, 2 * config.ffn),
+            (config.hidden, config.ffn),
+            (config.hidden, config.ffn),
             (config.ffn, config.hidden),
         )
         self.products = [
@@ -101,8 +103,8 @@ class Floor:
         ]
 
     @staticmethod
-    def _product(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
-        return torch.randn(rows, inputs), torch.randn(inputs, outputs), torch.empty(rows, outputs)
+    def _product(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, Matrix]:
+        return torch.randn(rows, inputs), Matrix(torch.randn(outputs, inputs))
 
     @staticmethod
     def _attention(pairs: int, rows: int, keys: int, size: int) -> tuple[torch.Tensor, ...]:
@@ -113,15 +115,11 @@ class Floor:
         """The products of all layers and of the head."""
         with torch.inference_mode():
             for products, attention in zip(self.products, self.attention, strict=True):
-                for product in products:
-                    self._tiles(*product)
+                for x, matrix in products:
+                    product(x, self.pieces, matrix.times)
                 for query, keys, values in attention:
                     torch.bmm(torch.softmax(torch.bmm(query, keys), -1), values)
-            self._tiles(*self.head)
-
-    def _tiles(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        for start, end in self.pieces:
-            torch.mm(x[start:end], weight, out=out[start:end])
+            product(self.head[0], self.pieces, self.head[1].times)
 
 
 def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from runtime.embedded.model.matrix import PACKED
 from runtime.embedded.options import EngineOptions
 from runtime.reward_format import reward_format
 
@@ -16,7 +17,7 @@ _READ_BYTES = 2**20
 def fingerprint(options: EngineOptions) -> str:
     """``hedgerow-`` and 16 hex digits over the models' files (names, sizes, first MiB), the reward
     format, what embeds steps, exactness, the thread count where bits may depend on it, torch
-    version, instruction set and Hedgerow's version."""
+    version, instruction set, what multiplies and Hedgerow's version."""
     names = [
         options.version,
         repr(reward_format(options.reward_format)),
@@ -26,6 +27,7 @@ def fingerprint(options: EngineOptions) -> str:
         *_threads(options),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
+        "packed" if PACKED else "plain",
     ]
     digest = hashlib.sha256("\0".join(names).encode())
     for checkpoint in (options.policy, options.prm, options.encoder):

@@ -20,7 +20,7 @@ from torch import Tensor
 from kvpolicy.order import Ints
 from kvpolicy.value import Floats
 from runtime.embedded.model.config import ModelConfig, middle_layer
-from runtime.embedded.model.kernels import Rotation, gate, normalise, rotate
+from runtime.embedded.model.kernels import Rotation, normalise, rotate
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.weights import Layer, Weights
 
@@ -93,7 +93,7 @@ class SparseForward:
                 self._transform(layer, stream)
             last = self._normal(stream[plan.last])
             assert self._weights.head is not None, "loaded with its head"
-            return Read((last @ self._weights.head).numpy(), masses)
+            return Read(self._weights.head.times(last).numpy(), masses)
 
     def _attend(
         self,
@@ -106,7 +106,7 @@ class SparseForward:
     ) -> Tensor:
         """Add the layer's attention to ``stream``; its weights (readings, heads, rows, keys)."""
         config, count = self.config, len(stream)
-        qkv = self._normal(stream) @ layer.qkv
+        qkv = layer.qkv.times(self._normal(stream))
         if layer.qkv_bias is not None:
             qkv += layer.qkv_bias
         heads = qkv.view(count, -1, config.head_dim)
@@ -119,14 +119,13 @@ class SparseForward:
         query = turned.new_zeros(*plan.shape, config.heads, config.head_dim)
         query[plan.reading, plan.row] = turned[:, : config.heads]
         weights, mixed = plan.attention(query, store.keys[number], store.values[number])
-        added = mixed[plan.reading, plan.row].reshape(count, -1) @ layer.output
+        added = layer.output.times(mixed[plan.reading, plan.row].reshape(count, -1))
         stream += added if layer.output_bias is None else added + layer.output_bias
         return weights
 
     def _transform(self, layer: Layer, stream: Tensor) -> None:
-        gate_up = self._normal(stream) @ layer.gate_up
-        gated = gate_up.new_empty(len(stream), self.config.ffn)
-        stream += gate(gate_up, gated, torch.empty_like(gated)) @ layer.down
+        normal = self._normal(stream)
+        stream += layer.down.times(layer.gate.gate(normal) * layer.up.times(normal))
 
     def _normal(self, x: Tensor) -> Tensor:
         return normalise(x, self.config.norm_eps, torch.empty_like(x))

@@ -20,11 +20,9 @@ from runtime.embedded.model.kernels import (
     Rotation,
     Workspace,
     cut,
-    gate,
     normalise,
     product,
     rotate,
-    tiled,
 )
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.plan import Plan, Span, build_plan
@@ -130,9 +128,7 @@ class Forward:
         normal = normalise(last, self.config.norm_eps, torch.empty_like(last))
         if self._weights.head is None:
             return normal.mul_(self._weights.last_norm)[: len(asked)]
-        logits = torch.empty(rows, self.config.vocab)
-        product(tiled(normal, logits, pieces), self._weights.head)
-        return logits[: len(asked)]
+        return product(normal, pieces, self._weights.head.times)[: len(asked)]
 
 
 class _Pass:
@@ -143,29 +139,15 @@ class _Pass:
     ) -> None:
         self._plan, self._store, self._eps = plan, store, config.norm_eps
         count, size, kv_heads = len(plan.rows.tokens), config.head_dim, config.kv_heads
-        pieces = cut(count, tiles.rows)
-        self._rows = rows = pieces[-1][1]
+        self._count, self._heads, self._turned = count, config.heads, config.heads + kv_heads
+        self._tiles = cut(count, tiles.rows)
+        self._rows = rows = self._tiles[-1][1]
         self._stream = space.take("stream", rows, config.hidden)
-        self._added = added = space.take("added", rows, config.hidden)
-        self._normal = normal = space.take("normal", rows, config.hidden)
-        turned = config.heads + kv_heads
-        self._qkv = qkv = space.take("qkv", rows, (turned + kv_heads) * size)
-        attended = space.take("attended", rows, config.heads * size)
-        gate_up = space.take("gate_up", rows, 2 * config.ffn)
-        self._gated = gated = space.take("gated", rows, config.ffn)
-        self._scratch = space.take("gate", rows, config.ffn)
-        self._gate_up = gate_up
-        self._qkv_rows = tiled(normal, qkv, pieces)
-        self._output_rows = tiled(attended, added, pieces)
-        self._gate_up_rows = tiled(normal, gate_up, pieces)
-        self._down_rows = tiled(gated, added, pieces)
-        heads = qkv.view(rows, -1, size)
-        self._turned = heads[:, :turned]
-        self._turn_scratch = space.take("turn", rows, turned, size)
-        self._query_heads = heads[:count, : config.heads]
+        self._normal = space.take("normal", rows, config.hidden)
+        self._turn_scratch = space.take("turn", rows, self._turned, size)
         self._query = space.take("query", count, config.heads, size)
-        self._new_kv = heads[:count, config.heads :]
-        self._attended = attended[:count].view(count, config.heads, size)
+        self._mixed = space.take("attended", rows, config.heads * size)
+        self._attended = self._mixed[:count].view(count, config.heads, size)
         self._attention = Attention(
             plan, kv_heads=kv_heads, group=config.group, head_dim=size, space=space
         )
@@ -178,35 +160,35 @@ class _Pass:
         writes = self._store.index(torch.from_numpy(plan.rows.writes))
         for number, layer in enumerate(layers):
             normalise(stream, self._eps, self._normal)
-            self._attend(layer, number, turn, writes)
-            stream.add_(self._added)
+            stream.add_(self._attend(layer, number, turn, writes))
             normalise(stream, self._eps, self._normal)
-            product(self._gate_up_rows, layer.gate_up)
-            gate(self._gate_up, self._gated, self._scratch)
-            product(self._down_rows, layer.down)
-            stream.add_(self._added)
+            gated = product(self._normal, self._tiles, layer.gate.gate)
+            gated.mul_(product(self._normal, self._tiles, layer.up.times))
+            stream.add_(product(gated, self._tiles, layer.down.times))
         return stream
 
     def _attend(
         self, layer: Layer, number: int, turn: tuple[Tensor, Tensor], writes: Tensor
-    ) -> None:
-        """Project, turn, write the new keys and values, attend, project back into ``added``."""
-        product(self._qkv_rows, layer.qkv)
+    ) -> Tensor:
+        """Project, turn, write the new keys and values, attend, project back: (padded rows,
+        hidden)."""
+        qkv, count = product(self._normal, self._tiles, layer.qkv.times), self._count
         if layer.qkv_bias is not None:
-            self._qkv.add_(layer.qkv_bias)
+            qkv.add_(layer.qkv_bias)
+        heads = qkv.view(self._rows, -1, self._query.shape[2])
+        turned = heads[:, : self._turned]
         if layer.head_norm is not None:
-            normal = normalise(self._turned, self._eps, self._turn_scratch)
-            torch.mul(normal, layer.head_norm, out=self._turned)
-        rotate(self._turned, *turn, self._turn_scratch)
-        store = self._store
-        store.both[number].index_copy_(0, writes, self._new_kv.reshape(len(writes), -1))
-        self._query.copy_(self._query_heads)
+            normal = normalise(turned, self._eps, self._turn_scratch)
+            torch.mul(normal, layer.head_norm, out=turned)
+        rotate(turned, *turn, self._turn_scratch)
+        store, new = self._store, heads[:count, self._heads :]
+        store.both[number].index_copy_(0, writes, new.reshape(len(writes), -1))
+        self._query.copy_(heads[:count, : self._heads])
         if store.slice is not None and store.slice.layer == number:
             store.slice.note(torch.from_numpy(self._plan.rows.writes), self._query)
         self._attention.run(self._query, store.keys[number], store.values[number], self._attended)
-        product(self._output_rows, layer.output)
-        if layer.output_bias is not None:
-            self._added.add_(layer.output_bias)
+        added = product(self._mixed, self._tiles, layer.output.times)
+        return added if layer.output_bias is None else added.add_(layer.output_bias)
 
     def _padded(self, ids: NDArray[np.int64]) -> Tensor:
         """``ids`` (rows,) with zeros for the rows that only fill the last tile."""

@@ -2,13 +2,13 @@
 
 Matrix products run over fixed row tiles. What is elementwise uses only operations that IEEE 754
 rounds exactly (+ - * / sqrt) and ``exp``, whose vector and remainder paths the self-check compares:
-fused kernels such as ``silu`` round differently in the remainder of a thread's share.
+torch's own ``silu`` rounds differently in the remainder of a thread's share.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from runtime.embedded.model.config import ModelConfig
 
 _ROPE_BLOCK = 1024
+Multiply = Callable[[Tensor], Tensor]
 
 
 class Workspace:
@@ -37,32 +38,29 @@ class Workspace:
 
 
 def cut(rows: int, tiles: Sequence[int]) -> list[tuple[int, int]]:
-    """Cover at least ``rows`` rows with tiles: (first, last + 1) of each, largest first.
+    """Cover at least ``rows`` rows with tiles: (first, last + 1) of each.
 
-    ``tiles`` descends; a rest of more than half a tile takes a whole one. An empty ``tiles`` gives
-    one piece of all rows.
+    ``tiles`` descends: as many of the largest as are full, then the smallest that holds the rest.
+    An empty ``tiles`` gives one piece of all rows.
     """
     if not tiles:
         return [(0, rows)]
-    pieces = []
-    start = 0
-    for place, tile in enumerate(tiles):
-        last = place == len(tiles) - 1
-        while rows - start > (0 if last else tile // 2):
-            pieces.append((start, start + tile))
-            start += tile
+    largest = tiles[0]
+    pieces = [(start, start + largest) for start in range(0, rows - largest + 1, largest)]
+    if rest := rows - largest * len(pieces):
+        tile = next(tile for tile in reversed(tiles) if tile >= rest)
+        pieces.append((rows - rest, rows - rest + tile))
     return pieces
 
 
-def tiled(x: Tensor, out: Tensor, tiles: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """The tiles of a product's rows: views of ``x`` (rows, inputs) and of ``out``."""
-    return [(x[start:end], out[start:end]) for start, end in tiles]
+def product(x: Tensor, tiles: Sequence[tuple[int, int]], multiply: Multiply) -> Tensor:
+    """The rows of ``x`` (rows, inputs) multiplied tile by tile: a new tensor (rows, outputs).
 
-
-def product(rows: Sequence[tuple[Tensor, Tensor]], weight: Tensor) -> None:
-    """``out`` (n, outputs) = ``x`` (n, inputs) @ ``weight`` (inputs, outputs), tile by tile."""
-    for x, out in rows:
-        torch.mm(x, weight, out=out)
+    ``multiply``: ``times`` or ``gate`` of a ``Matrix``.
+    """
+    if len(tiles) == 1:
+        return multiply(x)
+    return torch.cat([multiply(x[start:end]) for start, end in tiles])
 
 
 def normalise(x: Tensor, eps: float, out: Tensor) -> Tensor:
@@ -70,16 +68,6 @@ def normalise(x: Tensor, eps: float, out: Tensor) -> Tensor:
     torch.mul(x, x, out=out)
     scale = out.sum(-1, keepdim=True).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
     return torch.mul(x, scale, out=out)
-
-
-def gate(gate_up: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
-    """SwiGLU from the negated projections: a b / (1 + e^-a).
-
-    ``gate_up`` (rows, 2 ffn) is [-a | -b]; ``out`` and ``scratch`` are (rows, ffn).
-    """
-    minus_a, minus_b = gate_up.chunk(2, -1)
-    torch.exp(minus_a, out=scratch).add_(1.0)
-    return torch.mul(minus_a, minus_b, out=out).div_(scratch)
 
 
 class Rotation:

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import cut, normalise, product, tiled
+from runtime.embedded.model.kernels import cut, normalise, product
 from runtime.embedded.model.plan import BLOCK
 from runtime.embedded.model.weights import Weights
 
 _LOG = logging.getLogger(__name__)
 
-ROW_TILES = (64, 32, 16, 8, 4)
+ROW_TILES = (256, 192, 128, 96, 64, 56, 48, 40, 32, 24, 16, 12, 8, 6, 4, 2, 1)
 QUERY_TILES = (16, 4, 2, 1)
+_PROBED = 32
+"""Rows whose products are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def check_tiles(weights: Weights, config: ModelConfig, threads: Sequence[int]) -
     """Compare the candidates with 1 and each of ``threads``. Raises Inexact if none is left."""
     counts, before = sorted({1, *threads}), torch.get_num_threads()
     try:
-        rows = agreeing(ROW_TILES, lambda tile: _row_products(weights, config, tile, counts))
+        rows = agreeing(ROW_TILES, lambda tile: _row_products(weights, tile, counts))
         queries = agreeing(QUERY_TILES, lambda tile: _query_products(config, tile, counts))
         _check_elementwise(config, counts)
     finally:
@@ -92,23 +94,22 @@ def _steady(results: Iterator[list[Tensor]]) -> list[Tensor] | None:
     return steady
 
 
-def _row_products(
-    weights: Weights, config: ModelConfig, tile: int, threads: Sequence[int]
-) -> Iterator[list[Tensor]]:
-    """Products with every shape of weight, the rows standing in different places of the tile."""
-    first = weights.layers[0]
+def _row_products(weights: Weights, tile: int, threads: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Some rows' products with every shape of weight, in different places of the tile."""
+    first, head = weights.layers[0], weights.head
+    matrices = (first.qkv, first.output, first.up, first.down, *(() if head is None else (head,)))
+    multiplied = [(matrix.inputs, matrix.times) for matrix in matrices]
     seed = torch.Generator().manual_seed(0)
-    rows = max(ROW_TILES)
-    head = () if weights.head is None else (weights.head,)
-    for weight in (first.qkv, first.output, first.gate_up, first.down, *head):
-        x = torch.randn(rows, weight.shape[0], generator=seed)
+    tiles = cut(_PROBED, (tile,))
+    places = 0, tiles[-1][1] - _PROBED or 3
+    for inputs, multiply in (*multiplied, (first.gate.inputs, first.gate.gate)):
+        x = torch.randn(max(ROW_TILES), inputs, generator=seed)[: tiles[-1][1]]
         repeats = []
         for count in threads:
             torch.set_num_threads(count)
-            for shift in (0, 3):
-                out = torch.empty(rows, weight.shape[1])
-                product(tiled(x.roll(shift, 0), out, cut(rows, (tile,))), weight)
-                repeats.append(out.roll(-shift, 0))
+            for place in places:
+                out = product(x.roll(place, 0), tiles, multiply)
+                repeats.append(out.roll(-place, 0)[:_PROBED])
         yield repeats
 
 

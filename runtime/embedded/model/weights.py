@@ -1,8 +1,7 @@
 """A checkpoint's weights in the layout the forward multiplies with: float32, fused, norms folded.
 
 Scales of norms that feed a projection are folded into it, and so is attention's 1 / sqrt(head_dim),
-an exact power of two where head_dim is one of four. Gate and up projections are stored negated, see
-``kernels.gate``.
+an exact power of two where head_dim is one of four.
 """
 
 from __future__ import annotations
@@ -17,24 +16,26 @@ from safetensors import safe_open
 from torch import Tensor
 
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
+from runtime.embedded.model.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block. Matrices are (inputs, outputs), contiguous.
+    """One block. Matrices take rows of their first to rows of their second extent.
 
     ``qkv`` (hidden, (heads + 2 kv_heads) x head_dim), ``output`` (heads x head_dim, hidden),
-    ``gate_up`` (hidden, 2 ffn), ``down`` (ffn, hidden); ``head_norm`` (heads + kv_heads, head_dim):
-    the scales of the norms over query and key heads.
+    ``gate`` and ``up`` (hidden, ffn), ``down`` (ffn, hidden); ``head_norm`` (heads + kv_heads,
+    head_dim): the scales of the norms over query and key heads.
     """
 
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     head_norm: Tensor | None
-    output: Tensor
+    output: Matrix
     output_bias: Tensor | None
-    gate_up: Tensor
-    down: Tensor
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Weights:
 
     embedding: Tensor
     layers: tuple[Layer, ...]
-    head: Tensor | None
+    head: Matrix | None
     last_norm: Tensor
 
     @classmethod
@@ -58,7 +59,7 @@ class Weights:
         return cls(
             embedding=embedding,
             layers=tuple(_layer(read, config, i) for i in range(config.layers)),
-            head=None if unembedding is None else _transposed(unembedding, last_norm),
+            head=None if unembedding is None else Matrix(unembedding * last_norm),
             last_norm=last_norm,
         )
 
@@ -69,7 +70,6 @@ def _layer(read: Callable[[str], Tensor], config: ModelConfig, index: int) -> La
 
     attention_norm, ffn_norm = get("input_layernorm.weight"), get("post_attention_layernorm.weight")
     qkv = torch.cat([get(f"self_attn.{x}_proj.weight") for x in "qkv"])
-    gate_up = torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])
     bias = head_norm = None
     if config.qkv_bias:
         bias = torch.cat([get(f"self_attn.{x}_proj.bias") for x in "qkv"])
@@ -79,13 +79,14 @@ def _layer(read: Callable[[str], Tensor], config: ModelConfig, index: int) -> La
         head_norm = torch.stack(norms).repeat_interleave(counts, 0)
     _scale_queries(config, qkv, bias, head_norm)
     return Layer(
-        qkv=_transposed(qkv, attention_norm),
+        qkv=Matrix(qkv * attention_norm),
         qkv_bias=bias,
         head_norm=head_norm,
-        output=_transposed(get("self_attn.o_proj.weight")),
+        output=Matrix(get("self_attn.o_proj.weight")),
         output_bias=get("self_attn.o_proj.bias") if config.output_bias else None,
-        gate_up=_transposed(-gate_up, ffn_norm),
-        down=_transposed(get("mlp.down_proj.weight")),
+        gate=Matrix(get("mlp.gate_proj.weight") * ffn_norm),
+        up=Matrix(get("mlp.up_proj.weight") * ffn_norm),
+        down=Matrix(get("mlp.down_proj.weight")),
     )
 
 
@@ -100,12 +101,6 @@ def _scale_queries(
     qkv[:rows] *= scale
     if bias is not None:
         bias[:rows] *= scale
-
-
-def _transposed(weight: Tensor, scale: Tensor | None = None) -> Tensor:
-    """(outputs, inputs) -> contiguous (inputs, outputs), each input scaled."""
-    scaled = weight if scale is None else weight * scale
-    return scaled.t().contiguous()
 
 
 def tensor_reader(checkpoint: Path) -> Callable[[str], Tensor]:
