@@ -14,6 +14,8 @@ baseline is with room for everything: order and split cannot win more. `ahead_bo
 speculation could win where a pass costs the same however full: the bundled policy's steps are
 nearly of one length, so it leaves little to win, unless it draws hotter (`--temperature 2`).
 
+All cells take days: `--sample` draws some, and `--of` sums up what several runs wrote.
+
 `--engine sglang`: the variants that SGLang has, on two servers on the CPU
 (`loadtest.goodput_sglang`).
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import sys
 import tempfile
 import time
@@ -31,11 +34,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loadtest import goodput_summary
 from loadtest.budget_weight import spec_for
 from loadtest.configs import STEP_TOKENS
 from loadtest.goodput_embedded import VARIANTS, Bench
-from loadtest.goodput_rows import BASELINE, COLUMNS, SUMMARY_COLUMNS, Run, rows, summary
+from loadtest.goodput_rows import BASELINE, COLUMNS, Run, rows
 from loadtest.goodput_sglang import SglangBench
+from loadtest.goodput_summary import joined, summary
 from loadtest.listed import listed
 from loadtest.on_sglang import to_its_end
 from loadtest.report import publish, say, shown
@@ -59,8 +64,8 @@ BENCHES: Mapping[str, type[AnyBench]] = {"embedded": Bench, "sglang": SglangBenc
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is measured: every variant in every cell. ``batch_limit``: places in a batch, few
-    enough that a round's stragglers leave some idle, as the papers' memory does. No cell is begun
-    ``seconds`` after the start."""
+    enough that a round's stragglers leave some idle, as the papers' memory does. ``sample``: so
+    many of the cells, drawn at random; 0 for all. No cell is begun ``seconds`` after the start."""
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
     policies: Sequence[str] = ("beam", "dvts", "rebase", "ets", STEPS)
@@ -73,6 +78,7 @@ class Plan:
     questions: int = 16
     repeats: int = 1
     temperature: float = 1.0
+    sample: int = 0
     seed: int = 0
     threads: int = 1
     clock: str = "wall"
@@ -115,12 +121,14 @@ class Cell:
         return SearchSpec.model_validate(found.model_dump(exclude_unset=True) | longest | drawn)
 
 
-def cells_of(plan: Plan) -> Iterator[Cell]:
-    """Every cell of the plan, pair by pair."""
-    for pair, task, policy, width, pool in itertools.product(
-        plan.pairs, plan.tasks, plan.policies, plan.widths, plan.pools
-    ):
-        yield Cell(pair, task, policy, width, pool, plan.temperature)
+def cells_of(plan: Plan) -> list[Cell]:
+    """The cells of the plan, pair by pair."""
+    kinds = (plan.pairs, plan.tasks, plan.policies, plan.widths, plan.pools)
+    cells = [Cell(*kind, plan.temperature) for kind in itertools.product(*kinds)]
+    drawn = range(len(cells))
+    if 0 < plan.sample < len(cells):
+        drawn = sorted(random.Random(plan.seed).sample(drawn, plan.sample))
+    return [cells[number] for number in drawn]
 
 
 async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
@@ -234,11 +242,18 @@ def _times(source: Path, more: int, path: Path) -> Path:
 def main() -> None:
     """Print tables, or one JSON document with ``--json``."""
     options = _parser().parse_args()
+    if options.of:
+        _publish_summary(summary(joined(options.of)), options.json)
+        return
     plan = _plan(options)
     document = to_its_end(measure(plan, (options.model, options.reward_model)))
     publish(document, options.json, "FlashTTS: precise goodput", COLUMNS)
     if not options.json:
-        publish({"rows": document["summary"]}, False, "means over all cells", SUMMARY_COLUMNS)
+        _publish_summary(document["summary"], False)
+
+
+def _publish_summary(means: list[dict[str, Any]], as_json: bool) -> None:
+    publish({"rows": means}, as_json, "means over cells", goodput_summary.COLUMNS)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -260,6 +275,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="four cells, two questions each")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     policies = listed(str, (*POLICIES, STEPS))
+    of = "no run: means over the cells in what --json wrote, each file some of them"
+    parser.add_argument("--of", type=Path, nargs="+", metavar="FILE", help=of)
     parser.add_argument("--policy", type=policies, dest="policies", help="by commas")
     parser.add_argument("--task", type=listed(str, STEP_TOKENS), dest="tasks", help="by commas")
     parser.add_argument("--pair", type=listed(str, PAIRS), dest="pairs", help="by commas")
@@ -269,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
     parser.add_argument("--batch-limit", type=_above_0, help="places in a batch")
+    parser.add_argument("--sample", type=_above_0, help="so many of the cells, at random")
     parser.add_argument("--limit", type=_above_0, dest="questions", help="questions a cell")
     parser.add_argument("--repeats", type=_above_0, help="of every search by every variant")
     parser.add_argument(

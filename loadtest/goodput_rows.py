@@ -19,8 +19,6 @@ from search.stats import path_length
 from server.evaluate import judge
 
 PAPER, BASELINE = "paper_baseline", "baseline"
-WORSE = 0.97
-"""Section 8 of the design: no cell may be significantly below it."""
 
 COLUMNS = (
     "pair",
@@ -38,20 +36,6 @@ COLUMNS = (
     "slot_utilisation",
     "ahead_bound",
     "room_bound",
-    "same_work",
-    "identical_trees",
-)
-SUMMARY_COLUMNS = (
-    "variant",
-    "cells",
-    "goodput_vs_paper_baseline",
-    "goodput_vs_baseline",
-    "latency_vs_paper_baseline",
-    "generator_vs_paper_baseline",
-    "verifier_vs_paper_baseline",
-    "ahead_bound",
-    "room_bound",
-    "cells_below",
     "same_work",
     "identical_trees",
 )
@@ -230,40 +214,3 @@ def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, list[floa
         return None, None
     low, high = bootstrap95(logs)
     return math.exp(math.fsum(logs) / len(logs)), [math.exp(low), math.exp(high)]
-
-
-def summary(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row a variant: means over all cells, and how many cells are significantly below ``WORSE``
-    of either baseline's goodput (the interval's upper end is)."""
-    names = dict.fromkeys(row["variant"] for row in found)
-    return [_summed(name, [row for row in found if row["variant"] == name]) for name in names]
-
-
-def _summed(name: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    means: dict[str, Any] = {}
-    for what in ("goodput", "latency", "generator", "verifier"):
-        for base in (PAPER, BASELINE):
-            key = f"{what}_vs_{base}"
-            known = [row[key] for row in cells if row[key] is not None]
-            means[key] = math.fsum(known) / len(known) if known else None
-    for bound in ("ahead_bound", "room_bound"):
-        known = [row[bound] for row in cells if row[bound] is not None]
-        means[bound] = math.fsum(known) / len(known) if known else None
-    below = {base: sum(_below(row[f"goodput_vs_{base}_ci95"]) for row in cells) for base in _BASES}
-    return {
-        "variant": name,
-        "cells": len(cells),
-        **means,
-        "cells_below": max(below.values()),
-        "cells_below_paper_baseline": below[PAPER],
-        "cells_below_baseline": below[BASELINE],
-        "same_work": math.fsum(row["same_work"] for row in cells) / len(cells),
-        "identical_trees": math.fsum(row["identical_trees"] for row in cells) / len(cells),
-    }
-
-
-_BASES = (PAPER, BASELINE)
-
-
-def _below(interval: Sequence[float] | None) -> bool:
-    return interval is not None and interval[1] < WORSE

@@ -15,13 +15,18 @@ def bootstrap95(differences: Sequence[float], seed: int = 0) -> list[float]:
     The items are drawn again with replacement, ``RESAMPLES`` times, from a generator with this
     seed. Raises ValueError without items.
     """
-    values = np.asarray(differences, dtype=np.float64)
-    if not values.size:
+    return bootstrap95_by_group([differences], seed)
+
+
+def bootstrap95_by_group(groups: Sequence[Sequence[float]], seed: int = 0) -> list[float]:
+    """As ``bootstrap95``, of the mean of the groups' means; items are drawn within their group."""
+    if not groups or not all(groups):
         raise ValueError("differences: empty; at least one item is needed")
-    rng = np.random.default_rng(seed)
-    drawn = rng.integers(0, values.size, (RESAMPLES, values.size))
-    means = values[drawn].mean(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
+    rng, means = np.random.default_rng(seed), np.zeros(RESAMPLES)
+    for group in groups:
+        values = np.asarray(group, dtype=np.float64)
+        means += values[rng.integers(0, values.size, (RESAMPLES, values.size))].mean(axis=1)
+    low, high = np.quantile(means / len(groups), (0.025, 0.975))
     return [float(low), float(high)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import sys
 from dataclasses import replace
@@ -16,13 +17,13 @@ from loadtest.goodput import STEPS, Cell, Plan, _turns, cells_of, measure
 from loadtest.goodput_embedded import VARIANTS, Sided
 from loadtest.goodput_rows import (
     COLUMNS,
-    SUMMARY_COLUMNS,
     Run,
     ahead_bound,
     paired_ratio,
     rows,
-    summary,
 )
+from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
+from loadtest.goodput_summary import joined, summary
 from loadtest.in_process import Models
 from runtime.embedded.options import EngineOptions
 from search.engine import Trajectory
@@ -111,9 +112,10 @@ def test_a_summary_by_hand() -> None:
     """A cell of 2 and one of 0.9, surely below 0.97, are 1.45 on average; 0.96 to 1 is not sure."""
     paper = [RUN]
 
-    def cell(ratio: float) -> list[dict[str, Any]]:
+    def cell(ratio: float, beams: int = 8) -> list[dict[str, Any]]:
         mine = [replace(RUN, goodput=20.0 * ratio)]
-        return rows({"paper_baseline": paper, "baseline": paper, "SMP": mine}, [RUN])
+        cell = rows({"paper_baseline": paper, "baseline": paper, "SMP": mine}, [RUN])
+        return [row | {"beams": beams} for row in cell]
 
     found = {row["variant"]: row for row in summary([*cell(2.0), *cell(0.9)])}
     assert found["SMP"]["cells"] == 2
@@ -122,6 +124,21 @@ def test_a_summary_by_hand() -> None:
     assert found["baseline"]["cells_below"] == 0
     unsure = [row | {"goodput_vs_baseline_ci95": [0.96, 1.0]} for row in cell(0.98)]
     assert summary(unsure)[2]["cells_below"] == 0
+    # Twice as many narrow cells as wide ones count no more: (2 + 0.9) / 2 and 3 are 2.225.
+    wide = summary([*cell(2.0), *cell(0.9), *cell(3.0, 64)])[2]
+    assert wide["goodput_vs_baseline"] == pytest.approx(2.225)
+    assert wide["goodput_vs_baseline_ci95"] == pytest.approx([1.95, 2.5])
+
+
+def test_runs_of_some_cells_each_are_summed_up_once(tmp_path: Path) -> None:
+    """Two files of different cells are one table; a cell that is in both is named."""
+    about = {"pair": "equal", "task": "game24", "policy": "beam", "pool": 1.0, "variant": "P"}
+    files = [tmp_path / "8.json", tmp_path / "16.json"]
+    for beams, path in zip((8, 16), files, strict=True):
+        path.write_text(json.dumps({"rows": [about | {"beams": beams}]}))
+    assert [row["beams"] for row in joined(files)] == [8, 16]
+    with pytest.raises(ValueError, match=r"8\.json: equal game24 beam 8 1\.0 is in another file"):
+        joined([*files, files[0]])
 
 
 def test_cells() -> None:
@@ -134,6 +151,16 @@ def test_cells() -> None:
     assert Cell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
     hot = [cell.spec.temperature for cell in cells_of(Plan(pairs=("equal",), temperature=2.0))]
     assert set(hot) == {2.0}
+
+
+def test_some_cells_at_random() -> None:
+    """As many as are asked for, in the plan's order, the same for the same seed."""
+    plan = Plan(sample=20)
+    drawn, every = cells_of(plan), cells_of(Plan())
+    assert len(drawn) == len(set(drawn)) == 20
+    assert drawn == [cell for cell in every if cell in drawn] == cells_of(plan)
+    assert drawn != cells_of(replace(plan, seed=1))
+    assert cells_of(Plan(sample=10_000)) == every
 
 
 def test_where_a_variant_is_dear_to_go_over_to_it_runs_every_item_first() -> None:

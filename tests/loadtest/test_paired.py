@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.paired import bootstrap95, differences
+from loadtest.paired import bootstrap95, bootstrap95_by_group, differences
 
 SOME = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=30)
 
@@ -38,6 +38,12 @@ def test_many_items_are_near_the_normal_interval() -> None:
     assert high == pytest.approx(0.1294, abs=0.004)
 
 
+def test_groups_count_alike_and_keep_their_items() -> None:
+    """Each group is certain of its mean: their mean, 2, is certain too, whatever their sizes."""
+    assert bootstrap95_by_group([[1.0] * 9, [3.0]]) == [2.0, 2.0]
+    assert bootstrap95_by_group([[0.0, 1.0], [3.0]]) == [1.5, 2.0]
+
+
 @given(SOME)
 @settings(max_examples=25)
 def test_the_interval_holds_the_mean_and_turns_with_the_sign(values: list[float]) -> None:
@@ -51,3 +57,5 @@ def test_no_items_is_an_error() -> None:
     """There is no interval of nothing."""
     with pytest.raises(ValueError, match="at least one item"):
         bootstrap95([])
+    with pytest.raises(ValueError, match="at least one item"):
+        bootstrap95_by_group([[1.0], []])
