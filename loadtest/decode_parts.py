@@ -11,9 +11,9 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -22,44 +22,46 @@ from loadtest.searches import SPRIG
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.model import forward as passes
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.model.native import Kernel
 
 SEQUENCES = (1, 4, 8, 16, 32, 64, 256)
 SCORED = (1, 4, 8, 16, 64)
 STEP = 16
 PARTS = {
-    "plan": (passes, "build_plan"),
-    "buffers": (passes._Pass, "__init__"),
-    "products": (passes, "product"),
-    "attention": (passes.Attention, "run"),
-    "norms": (passes, "normalise"),
-    "rotation": (passes, "rotate"),
+    "plan": [(passes, "build_plan")],
+    "buffers": [(passes._Pass, "__init__")],
+    "products": [(passes, "product")],
+    "attention": [(passes.Attention, "run"), (passes.NativeAttention, "run")],
+    "norms": [(passes, "normalise")],
+    "rotation": [(passes, "rotate")],
 }
-"""What is timed of a pass: where a function is looked up, and its name there."""
+"""What is timed of a pass: where functions are looked up, and their names there."""
 
 
 @contextmanager
-def timed(parts: dict[str, tuple[Any, str]]) -> Iterator[dict[str, float]]:
+def timed(parts: Mapping[str, Sequence[tuple[Any, str]]]) -> Iterator[dict[str, float]]:
     """Seconds spent in each of the ``parts`` while this lasts."""
     spent: dict[str, float] = defaultdict(float)
-    originals = {part: getattr(*where) for part, where in parts.items()}
+    places = [(part, *place) for part, found in parts.items() for place in found]
+    originals = [getattr(owner, name) for _, owner, name in places]
 
-    def wrapped(part: str) -> Callable[..., Any]:
+    def wrapped(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
             before = time.thread_time()
             try:
-                return originals[part](*args, **named)
+                return original(*args, **named)
             finally:
                 spent[part] += time.thread_time() - before
 
         return call
 
-    for part, (owner, name) in parts.items():
-        setattr(owner, name, wrapped(part))
+    for (part, owner, name), original in zip(places, originals, strict=True):
+        setattr(owner, name, wrapped(part, original))
     try:
         yield spent
     finally:
-        for part, (owner, name) in parts.items():
-            setattr(owner, name, originals[part])
+        for (_, owner, name), original in zip(places, originals, strict=True):
+            setattr(owner, name, original)
 
 
 def lower_quartile(call: Callable[[], object], repeats: int) -> float:
@@ -105,10 +107,11 @@ def scoring_rows(forward: Forward, repeats: int) -> Iterator[dict[str, Any]]:
         yield row("reward model", n, lambda x=spans, y=store: forward.run(x, y), repeats)
 
 
-def report(repeats: int) -> list[dict[str, Any]]:
-    """A row for each model and number of sequences."""
+def report(repeats: int, kernel: Kernel = "auto") -> list[dict[str, Any]]:
+    """A row for each model and number of sequences. ``kernel``: what attends."""
     assert SPRIG.prm is not None, "the bundled reward model is named"
-    policy, prm = (Forward(path, threads=1) for path in (SPRIG.policy, SPRIG.prm))
+    paths = SPRIG.policy, SPRIG.prm
+    policy, prm = (Forward(path, threads=1, kernel=kernel) for path in paths)
     return [*decode_rows(policy, repeats), *scoring_rows(prm, max(3, repeats // 3))]
 
 
@@ -116,9 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, or one JSON document with ``--json``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
+    kernels = get_args(Kernel)
+    parser.add_argument("--kernel", choices=kernels, default="auto", help="what attends")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)
-    rows = report(options.repeats)
+    rows = report(options.repeats, options.kernel)
     if options.json:
         print(json.dumps({"rows": rows}, indent=2))
         return

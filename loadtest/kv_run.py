@@ -53,7 +53,7 @@ class Searches:
         self._active = plan.active
         self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
         code = code_of(search, kvpolicy, runtime.embedded, runtime.lossy)
-        made_by = f"{fingerprint(options)} {code}"
+        made_by = f"{fingerprint(options, self.models.policy.attends)} {code}"
         self._kept = KeptLines(plan.kept_in, made_by, RUN)
 
     async def run(

@@ -215,7 +215,8 @@ class Capabilities:
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
-    arithmetic, 0 where they are not the engine's to choose.
+    arithmetic, 0 where they are not the engine's to choose; ``kernel``: what computes attention,
+    empty where that is not either.
     """
 
     engine: str
@@ -228,6 +229,7 @@ class Capabilities:
     score_tokens: tuple[int, int] = (0, 1)
     seeded: bool = True
     threads: int = 0
+    kernel: str = ""
 
     @property
     def reproducible(self) -> Reproducible:

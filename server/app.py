@@ -54,7 +54,8 @@ def create_service(
     """
     ignored = IgnoredFields()
     metrics = Metrics(ignored)
-    metrics.serves(settings.model, engine.capabilities.engine, own_version())
+    can = engine.capabilities
+    metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     keys = Keyring.load(settings)
     admission = Admission(
         settings.max_running,
@@ -83,7 +84,8 @@ def add_model(
     service: Service, settings: Settings, engine: Engine, text: ChatText, delimiter: str = "\n\n"
 ) -> None:
     """Let a service serve one more model, ``settings.model``, beside its own."""
-    service.metrics.serves(settings.model, engine.capabilities.engine, own_version())
+    can = engine.capabilities
+    service.metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     service.others[settings.model] = replace(
         service,
         settings=settings,

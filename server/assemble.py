@@ -149,6 +149,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         order=settings.order,
         threads=settings.threads,
         exact=settings.exact,
+        kernel=settings.kernel,
         version=own_version(),
         embedder=settings.embedder,
         embedder_layer=settings.embedder_layer,

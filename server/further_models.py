@@ -31,6 +31,7 @@ OWN = (
     "verify_batch",
     "threads",
     "exact",
+    "kernel",
     "embedder",
     "embedder_layer",
     "encoder",

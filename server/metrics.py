@@ -28,7 +28,7 @@ WAITS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
-ABOUT = ("engine", "model", "version")
+ABOUT = ("engine", "kernel", "model", "version")
 
 ENGINE_COUNTERS = {
     "decoded_tokens": "Tokens the policy model decoded.",
@@ -100,9 +100,10 @@ class Metrics:
             "engine_restarts", "Times a dead engine was restarted.", "served"
         )
 
-    def serves(self, model: str, engine: str, version: str) -> None:
-        """Say that a model is served, by which engine, and what version of this server does so."""
-        self._info.labels(model=model, engine=engine, version=version).set(1)
+    def serves(self, model: str, engine: str, version: str, kernel: str = "") -> None:
+        """Say that a model is served, by which engine, what computes its attention, and what
+        version of this server does so."""
+        self._info.labels(model=model, engine=engine, version=version, kernel=kernel).set(1)
         self.engine_restarts.labels(model)
 
     def searched(self, outcome: Outcome) -> None:

@@ -52,6 +52,14 @@ class DraftName(StrEnum):
     SCHEDULED = "scheduled"
 
 
+class KernelName(StrEnum):
+    """What computes attention."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+
+
 class OrderName(StrEnum):
     """How branches stand in the queue for the batch."""
 
@@ -93,6 +101,9 @@ VerifyBatch = Annotated[
     int | None, typer.Option(help="Branches whose drafts are checked at once; 0: all.")
 ]
 Exact = Annotated[Switch | None, typer.Option(help="Batch-invariant arithmetic.")]
+Kernel = Annotated[
+    KernelName | None, typer.Option(help="What attends: a library that is built here, or torch.")
+]
 Speculate = Annotated[
     Switch | None, typer.Option(help="Idle places draw what rounds may ask for next.")
 ]
@@ -143,6 +154,7 @@ SWITCHES: dict[str, Any] = {
     "unison": Unison,
     "order": Order,
     "exact": Exact,
+    "kernel": Kernel,
 }
 """What every command takes that starts an engine: settings by name."""
 

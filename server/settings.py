@@ -158,6 +158,9 @@ class Settings(BaseModel):
         default=0, ge=0, description="of the engine; 0: as many as are fastest, at most one a core"
     )
     exact: bool = Field(default=True, description="batch-invariant arithmetic")
+    kernel: Literal["auto", "native", "torch"] = Field(
+        default="auto", description="what attends: a library that the C compiler builds, or torch"
+    )
 
     policy_urls: Urls = Field(default=(), description="SGLang servers of the policy, by commas")
     reward_urls: Urls = Field(default=(), description="SGLang servers of the reward model")

@@ -14,10 +14,10 @@ from runtime.reward_format import reward_format
 _READ_BYTES = 2**20
 
 
-def fingerprint(options: EngineOptions) -> str:
+def fingerprint(options: EngineOptions, attends: str) -> str:
     """``hedgerow-`` and 16 hex digits over the models' files (names, sizes, first MiB), the reward
     format, what embeds steps, exactness, the thread count where bits may depend on it, torch
-    version, instruction set, what multiplies and Hedgerow's version."""
+    version, instruction set, what multiplies, what ``attends`` and Hedgerow's version."""
     names = [
         options.version,
         repr(reward_format(options.reward_format)),
@@ -28,6 +28,7 @@ def fingerprint(options: EngineOptions) -> str:
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
         "packed" if PACKED else "plain",
+        attends,
     ]
     digest = hashlib.sha256("\0".join(names).encode())
     for checkpoint in (options.policy, options.prm, options.encoder):

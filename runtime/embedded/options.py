@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from kvpolicy.split import Load
 from kvpolicy.value import ThetaError, load_theta
 from runtime.embedded.drafting.pace import LONGEST
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy, Worth
+from runtime.embedded.model.native import Kernel
 from runtime.embedded.model.threads import Threads
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
@@ -25,6 +26,14 @@ LOAD = Load(sequences=64, length=256, new=64)
 KvSplit = Literal["given", "even", "roofline"]
 """``given``: each pool as it is set; ``even``: half of the bytes of both each; ``roofline``: what
 takes least time (FlashTTS, section 4.3.1), by peaks measured at the start."""
+
+
+class Arithmetic(TypedDict):
+    """Arguments of ``Forward``."""
+
+    exact: bool
+    kernel: Kernel
+
 
 EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
 
@@ -52,7 +61,7 @@ class EngineOptions:
     whose candidates must be each branch's own).
     ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core;
     ``by_rows``: what the engine found that to be, None before it has.
-    ``exact``: batch-invariant arithmetic.
+    ``exact``: batch-invariant arithmetic; ``kernel``: what attends.
     ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
     into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``
     counts as down.
@@ -94,6 +103,7 @@ class EngineOptions:
     threads: int = 0
     by_rows: Threads | None = None
     exact: bool = True
+    kernel: Kernel = "auto"
     strict: bool = False
     version: str = ""
     stall_seconds: float = 60.0
@@ -112,6 +122,7 @@ class EngineOptions:
             "draft": DraftMode,
             "draft_rule": DraftRule,
             "order": Visits,
+            "kernel": Kernel,
         }
         for field, known in modes.items():
             if getattr(self, field) not in get_args(known):
@@ -171,6 +182,11 @@ class EngineOptions:
         """Whether trees follow from their requests, bit for bit."""
         lossy = self.draft != "off" and self.draft_rule == "leviathan"
         return self.exact and self.embedder != "endpoint" and not lossy
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How a model that says what is in an answer is computed."""
+        return {"exact": self.exact, "kernel": self.kernel}
 
     @property
     def cores(self) -> int:

@@ -82,7 +82,8 @@ class Worker:
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         counts = (options.threads,) if options.threads else thread_counts(options.cores)
-        forward = Forward(options.policy, exact=options.exact, threads=options.cores, counts=counts)
+        how = options.arithmetic
+        forward = Forward(options.policy, threads=options.cores, counts=counts, **how)
         threads = fastest_threads(forward, counts)
         options = replace(options, threads=threads.most, by_rows=threads)
         by_roofline, shared = options.kv_split == "roofline", Shared.of(options)
@@ -109,9 +110,10 @@ class Worker:
             scores=scoring is not None or not self._format.needs_model,
             embeds=options.embedder,
             context_tokens=context,
-            fingerprint=fingerprint(options),
+            fingerprint=fingerprint(options, forward.attends),
             score_tokens=scoring[1] if scoring else (0, 0),
             threads=options.threads,
+            kernel=forward.kernel,
         )
 
     def serve(self) -> None:

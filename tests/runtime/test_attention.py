@@ -12,9 +12,14 @@ from runtime.embedded.model.attention import Attention
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace, cut
 from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.model.native import native
+from runtime.embedded.model.native_attention import NativeAttention
 from runtime.embedded.model.plan import BLOCK, Plan, Span, build_plan
+from runtime.embedded.model.tiles import Tiling, tiled
+from tests.runtime.kernels import KERNELS
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
+SIZES = 16, 4, 2
 CONFIG = ModelConfig(
     architecture="llama",
     layers=1,
@@ -41,8 +46,12 @@ def span(start: int, slots: list[int]) -> Span:
     return Span(np.zeros(new, np.int64), start, np.array(slots, np.int64), new)
 
 
-def plan_of(spans: list[Span], store: KVStore, window: int | None = None, sizes=(16, 4, 2)) -> Plan:
-    return build_plan(spans, padding=store.padding, kv_heads=KV_HEADS, sizes=sizes, window=window)
+def plan_of(spans: list[Span], store: KVStore, window: int | None = None) -> Plan:
+    return build_plan(spans, padding=store.padding, window=window)
+
+
+def tiling_of(spans: list[Span], store: KVStore) -> Tiling:
+    return tiled(plan_of(spans, store), SIZES, KV_HEADS, store.rows)
 
 
 def filled(slots: int) -> KVStore:
@@ -55,13 +64,17 @@ def filled(slots: int) -> KVStore:
     return store
 
 
-def attended(spans: list[Span], query: torch.Tensor, store: KVStore, **settings) -> torch.Tensor:
+def attended(
+    kernel: str, spans: list[Span], query: torch.Tensor, store: KVStore, window: int | None = None
+) -> torch.Tensor:
     """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE), scaled."""
-    plan = plan_of(spans, store, **settings)
+    plan, space = plan_of(spans, store, window), Workspace()
     order = torch.from_numpy(plan.rows.order)
     out = torch.zeros(len(order), HEADS, SIZE)
-    attention = Attention(
-        plan, kv_heads=KV_HEADS, group=HEADS // KV_HEADS, head_dim=SIZE, space=Workspace()
+    attention = (
+        NativeAttention(native(), plan, CONFIG, space)
+        if kernel == "native"
+        else Attention(plan, SIZES, CONFIG, store.rows, space)
     )
     attention.run(query[order].view(out.shape), store.keys[0], store.values[0], out)
     result = torch.empty_like(query)
@@ -102,53 +115,56 @@ def trees(draw) -> tuple[list[Span], int]:
     return spans, total
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=25)
 @given(tree=trees(), window=st.sampled_from([None, 1, 20, 45]))
-def test_equals_the_direct_softmax(tree, window):
+def test_equals_the_direct_softmax(kernel, tree, window):
     """Forks, chunks, part blocks and a sliding window: the textbook's values to 1e-5."""
     spans, total = tree
     store = filled(total)
     rows = sum(len(s.tokens) for s in spans)
     query = torch.randn(rows, HEADS * SIZE, generator=torch.Generator().manual_seed(1))
-    ours = attended(spans, query, store, window=window)
+    ours = attended(kernel, spans, query, store, window)
     torch.testing.assert_close(
         ours.double(), directly(spans, query, store, window), atol=1e-5, rtol=1e-5
     )
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=25)
 @given(tree=trees(), window=st.sampled_from([None, 40]))
-def test_a_span_never_depends_on_others(tree, window):
+def test_a_span_never_depends_on_others(kernel, tree, window):
     """Every span alone has the same bits as among the others."""
     spans, total = tree
     store = filled(total)
     rows = np.cumsum([0] + [len(s.tokens) for s in spans])
     query = torch.randn(int(rows[-1]), HEADS * SIZE, generator=torch.Generator().manual_seed(1))
-    together = attended(spans, query, store, window=window)
+    together = attended(kernel, spans, query, store, window)
     for i, one in enumerate(spans):
         mine = slice(rows[i], rows[i + 1])
-        assert torch.equal(attended([one], query[mine], store, window=window), together[mine])
+        alone = attended(kernel, [one], query[mine], store, window)
+        assert torch.equal(alone, together[mine])
 
 
 def test_a_shared_block_is_read_once_a_tile():
     """16 forks of 64 shared tokens: 2 tiles of 16 rows for the prefix, one small tile a tail."""
     spans = [span(64, [*range(64), 64 + i]) for i in range(16)]
-    plan = plan_of(spans, KVStore(CONFIG, 100))
-    assert [(s.size, s.tiles) for s in plan.strips] == [(16, 2), (2, 16)]
+    tiling = tiling_of(spans, KVStore(CONFIG, 100))
+    assert [(s.size, s.tiles) for s in tiling.strips] == [(16, 2), (2, 16)]
 
 
 def test_unshared_copies_are_read_apart():
     """Two sequences with slots of their own share nothing."""
     spans = [span(63, list(range(64))), span(63, list(range(64, 128)))]
-    assert sum(s.tiles for s in plan_of(spans, KVStore(CONFIG, 128)).strips) == 4
+    assert sum(s.tiles for s in tiling_of(spans, KVStore(CONFIG, 128)).strips) == 4
 
 
 def test_only_unfinished_blocks_are_masked():
     """A row at position 70 sees two whole blocks unmasked and 7 keys of the third."""
-    plan = plan_of([span(70, list(range(71)))], KVStore(CONFIG, 100))
-    assert plan.columns == ((0, 1), (1, 1), (2, 1))
-    assert plan.veils == ((2, 3),)
-    assert plan.mask.tolist() == [[False] * 7 + [True] * (BLOCK - 7)]
+    tiling = tiling_of([span(70, list(range(71)))], KVStore(CONFIG, 100))
+    assert tiling.columns == ((0, 1), (1, 1), (2, 1))
+    assert tiling.veils == ((2, 3),)
+    assert tiling.mask.tolist() == [[False] * 7 + [True] * (BLOCK - 7)]
 
 
 def test_blocks_before_the_window_are_left_out():

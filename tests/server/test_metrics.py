@@ -78,6 +78,6 @@ async def test_what_the_engine_gave_up_is_told_by_model_and_state(
 def test_a_server_says_what_it_is() -> None:
     """Version, model and engine as labels of one series that is always 1."""
     metrics = Metrics(IgnoredFields())
-    metrics.serves("sprig", "embedded", "1.2")
-    line = 'hedgerow_info{engine="embedded",model="sprig",version="1.2"} 1.0'
+    metrics.serves("sprig", "embedded", "1.2", "torch")
+    line = 'hedgerow_info{engine="embedded",kernel="torch",model="sprig",version="1.2"} 1.0'
     assert line in metrics.text().decode()

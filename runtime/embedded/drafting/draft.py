@@ -25,7 +25,9 @@ def load_speculation(
     text = Text(options.draft_model)
     if text.pieces != policy.pieces:
         raise ValueError(f"draft_model: {text.checkpoint} has another tokenizer than the policy")
-    forward = Forward(options.draft_model, exact=False, threads=options.pass_threads)
+    forward = Forward(
+        options.draft_model, exact=False, threads=options.pass_threads, kernel=options.kernel
+    )
     pace = Pace(options.draft_tokens, options.k_config)
     drafter = Drafter(
         forward,

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace
-from runtime.embedded.model.plan import BLOCK, Plan, Strip
+from runtime.embedded.model.plan import BLOCK, Plan
+from runtime.embedded.model.tiles import Strip, Tiling, tiled
 
 _GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache
 _HIDDEN = -1e30
@@ -53,23 +55,30 @@ class Attention:
     """
 
     def __init__(
-        self, plan: Plan, *, kv_heads: int, group: int, head_dim: int, space: Workspace
+        self,
+        plan: Plan,
+        sizes: Sequence[int],
+        config: ModelConfig,
+        store_rows: int,
+        space: Workspace,
     ) -> None:
-        """``group``: query heads of a key/value head."""
-        rows, items, heads = len(plan.rows.tokens), len(plan.items), kv_heads * group
-        self._plan = plan
-        self._query = space.take("query_tiles", plan.places, group * head_dim)
-        self._tiles = space.take("score_tiles", plan.places, group * BLOCK)
-        self._mixed_tiles = space.take("mixed_tiles", plan.places, group * head_dim)
-        self._pieces = [p for s in plan.strips for p in self._cut(s, kv_heads, head_dim, space)]
+        """``sizes``: rows a tile may have, descending; ``store_rows``: as in ``KVStore``."""
+        kv_heads, group, head_dim = config.kv_heads, config.group, config.head_dim
+        tiling = tiled(plan, sizes, kv_heads, store_rows)
+        rows, items, heads = len(plan.rows.tokens), len(tiling.items), kv_heads * group
+        self._tiling = tiling
+        self._query = space.take("query_tiles", tiling.places, group * head_dim)
+        self._tiles = space.take("score_tiles", tiling.places, group * BLOCK)
+        self._mixed_tiles = space.take("mixed_tiles", tiling.places, group * head_dim)
+        self._pieces = [p for s in tiling.strips for p in self._cut(s, kv_heads, head_dim, space)]
         self._weights = space.take("weights", items, group * BLOCK)
         self._mixed = space.take("mixed", items, group * head_dim)
         self._by_head = self._weights.view(-1, heads, BLOCK)
         self._sums = space.take("sums", items // kv_heads, heads)
-        self._veils = _veils(plan, self._by_head)
-        self._columns = _columns(self._by_head, plan)
-        self._sum_steps = _steps(_columns(self._sums, plan))
-        self._mixed_steps = _steps(_columns(self._mixed.view(-1, heads * head_dim), plan))
+        self._veils = _veils(tiling, self._by_head)
+        self._columns = _columns(self._by_head, tiling)
+        self._sum_steps = _steps(_columns(self._sums, tiling))
+        self._mixed_steps = _steps(_columns(self._mixed.view(-1, heads * head_dim), tiling))
         self._total = self._mixed[: rows * kv_heads].view(rows, heads, head_dim)
         self._row_sums = self._sums[:rows, :, None]
 
@@ -79,19 +88,19 @@ class Attention:
         ``query`` (rows, heads, head_dim), contiguous and already scaled by 1 / sqrt(head_dim);
         ``keys`` and ``values`` of one layer as in ``KVStore``.
         """
-        plan = self._plan
+        tiling = self._tiling
         flat = query.view(-1, self._query.shape[1])
-        torch.index_select(flat, 0, plan.query, out=self._query)
+        torch.index_select(flat, 0, tiling.query, out=self._query)
         for piece in self._pieces:
             torch.index_select(keys, 0, piece.rows, out=piece.gathered)
             torch.bmm(piece.query, piece.block_t, out=piece.scores)
-        torch.index_select(self._tiles, 0, plan.items, out=self._weights)
+        torch.index_select(self._tiles, 0, tiling.items, out=self._weights)
         self._weigh()
-        self._tiles.index_copy_(0, plan.items, self._weights)
+        self._tiles.index_copy_(0, tiling.items, self._weights)
         for piece in self._pieces:
             torch.index_select(values, 0, piece.rows, out=piece.gathered)
             torch.bmm(piece.scores, piece.block, out=piece.mixed)
-        torch.index_select(self._mixed_tiles, 0, plan.items, out=self._mixed)
+        torch.index_select(self._mixed_tiles, 0, tiling.items, out=self._mixed)
         for total, term in (*self._sum_steps, *self._mixed_steps):
             total.add_(term)
         torch.div(self._total, self._row_sums, out=out)
@@ -140,21 +149,21 @@ class Attention:
         return pieces
 
 
-def _veils(plan: Plan, weights: Tensor) -> list[_Veil]:
+def _veils(tiling: Tiling, weights: Tensor) -> list[_Veil]:
     """What is hidden of ``weights`` (items, heads, BLOCK)."""
-    hidden = plan.mask[:, None].expand(-1, weights.shape[1], -1)
+    hidden = tiling.mask[:, None].expand(-1, weights.shape[1], -1)
     ceiling, seen = torch.where(hidden, _HIDDEN, torch.inf), torch.where(hidden, 0.0, 1.0)
     veils, at = [], 0
-    for start, end in plan.veils:
+    for start, end in tiling.veils:
         here = slice(at, at + end - start)
         veils.append(_Veil(weights[start:end], ceiling[here], seen[here]))
         at += end - start
     return veils
 
 
-def _columns(items: Tensor, plan: Plan) -> list[Tensor]:
+def _columns(items: Tensor, tiling: Tiling) -> list[Tensor]:
     """The items (items, ...) of every column. Column by column they are the first rows'."""
-    return [items[start : start + count] for start, count in plan.columns]
+    return [items[start : start + count] for start, count in tiling.columns]
 
 
 def _steps(columns: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

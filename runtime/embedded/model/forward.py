@@ -25,6 +25,9 @@ from runtime.embedded.model.kernels import (
     rotate,
 )
 from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.model.native import Kernel, Native
+from runtime.embedded.model.native_attention import NativeAttention
+from runtime.embedded.model.native_check import chosen
 from runtime.embedded.model.plan import Plan, Span, build_plan
 from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
 from runtime.embedded.model.threads import Threads
@@ -44,13 +47,14 @@ class Forward:
         threads: int | Threads,
         counts: Sequence[int] = (),
         head: bool = True,
+        kernel: Kernel = "auto",
     ) -> None:
         """Load ``checkpoint`` in float32 and fix the tiles.
 
         ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
         ``threads``: torch's threads, set for the whole process before every pass; they may be set
         anew to any of ``counts``. ``exact`` False: one matrix product over all rows; results then
-        depend on the batch by some 1e-7.
+        depend on the batch by some 1e-7. ``kernel``: what attends.
         """
         threads = Threads.same(threads) if isinstance(threads, int) else threads
         torch.set_num_threads(threads.most)
@@ -60,11 +64,23 @@ class Forward:
         with torch.inference_mode():
             self._weights = Weights.load(checkpoint, self.config, head=head)
             tiles = plain_tiles()
+            counts = sorted({*threads.counts, *counts})
+            self._native = chosen(kernel, self.config, counts)
             if exact:
-                tiles = check_tiles(self._weights, self.config, (*threads.counts, *counts))
+                tiles = check_tiles(self._weights, self.config, counts)
             self._rotation = Rotation(self.config)
         self.tiles: Tiles = tiles
         self._space = Workspace()
+
+    @property
+    def kernel(self) -> str:
+        """What attends: ``native`` or ``torch``."""
+        return "torch" if self._native is None else "native"
+
+    @property
+    def attends(self) -> str:
+        """The same, the compiled library by its own name."""
+        return "torch" if self._native is None else self._native.name
 
     def new_store(self, slots: int) -> KVStore:
         """An empty store for ``slots`` tokens of this model."""
@@ -104,18 +120,12 @@ class Forward:
         longest = max((len(s.slots) for s in spans), default=0)
         if longest > self.config.context:
             raise ValueError(f"spans: {longest} positions; the context is {self.config.context}")
-        return build_plan(
-            spans,
-            padding=store.padding,
-            kv_heads=self.config.kv_heads,
-            sizes=self.tiles.queries,
-            window=self.config.sliding_window,
-        )
+        return build_plan(spans, padding=store.padding, window=self.config.sliding_window)
 
     def _blocks(self, plan: Plan, store: KVStore, layers: int | None = None) -> Tensor:
         """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
         the plan's row order."""
-        one = _Pass(plan, store, self.config, self.tiles, self._space)
+        one = _Pass(plan, store, self.config, self.tiles, self._space, self._native)
         return one.run(self._weights.layers[:layers], self._weights.embedding, self._rotation)
 
     def _logits(self, stream: Tensor, asked: Tensor) -> Tensor:
@@ -135,7 +145,13 @@ class _Pass:
     """The layers of one call. Buffers and their views are made once and serve every layer."""
 
     def __init__(
-        self, plan: Plan, store: KVStore, config: ModelConfig, tiles: Tiles, space: Workspace
+        self,
+        plan: Plan,
+        store: KVStore,
+        config: ModelConfig,
+        tiles: Tiles,
+        space: Workspace,
+        library: Native | None,
     ) -> None:
         self._plan, self._store, self._eps = plan, store, config.norm_eps
         count, size, kv_heads = len(plan.rows.tokens), config.head_dim, config.kv_heads
@@ -148,9 +164,11 @@ class _Pass:
         self._query = space.take("query", count, config.heads, size)
         self._mixed = space.take("attended", rows, config.heads * size)
         self._attended = self._mixed[:count].view(count, config.heads, size)
-        self._attention = Attention(
-            plan, kv_heads=kv_heads, group=config.group, head_dim=size, space=space
-        )
+        self._attention: Attention | NativeAttention
+        if library is not None:
+            self._attention = NativeAttention(library, plan, config, space)
+        else:
+            self._attention = Attention(plan, tiles.queries, config, store.rows, space)
 
     def run(self, layers: Sequence[Layer], embedding: Tensor, rotation: Rotation) -> Tensor:
         """The residual stream (padded rows, hidden) after ``layers``, in the plan's row order."""

@@ -34,8 +34,8 @@ def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
         return None
     reader = Reader.of(form, Text(options.prm), Text(options.policy))
     head = not form.reads_hidden
-    threads = options.pass_threads
-    return Forward(options.prm, exact=options.exact, threads=threads, head=head), reader
+    how, threads = options.arithmetic, options.pass_threads
+    return Forward(options.prm, threads=threads, head=head, **how), reader
 
 
 def scorer_for(

@@ -1,0 +1,135 @@
+"""The attention in ``native.c``, compiled on the machine that runs it.
+
+The library is built once, in a second, by the C compiler that is found (``CC``, cc, gcc, clang) and
+kept under ``~/.cache/hedgerow`` by what its bits depend on. Where there is no compiler the engine
+attends by torch's products: other bits, the same attention.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+_LOG = logging.getLogger(__name__)
+
+Kernel = Literal["auto", "native", "torch"]
+"""What attends: the compiled library where it can be had, it and nothing else, or torch."""
+
+SOURCE = Path(__file__).with_suffix(".c")
+MULTIPLE, MOST = 16, 256
+"""Heads have a multiple of the one and up to the other numbers."""
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+THREADED = ("-fopenmp", "-nodefaultlibs", "-lm", "-lc")
+"""OpenMP's functions are then those that torch has loaded: one pool of threads."""
+BUILD_SECONDS = 60.0
+
+
+class NotBuilt(ValueError):
+    """There is no compiled attention; the message says why."""
+
+
+class Native:
+    """The loaded library. ``name`` stands for its bits: equal names compute the same."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NotBuilt where the machine's loader does not take it."""
+        try:
+            self._attend = ctypes.CDLL(str(path)).attend
+        except (OSError, AttributeError) as error:
+            raise NotBuilt(f"{path}: {error}") from error
+        self._attend.restype = None
+        self.name = path.stem
+
+    def attend(self, call: ctypes.Structure) -> None:
+        """Run a ``Call`` of the source, on as many threads as torch would."""
+        self._attend(ctypes.byref(call))
+
+
+@cache
+def native() -> Native:
+    """The library, built if need be. Raises NotBuilt."""
+    compiler = _compiler()
+    tried = []
+    for flags in ((*FLAGS, *THREADED), FLAGS):
+        try:
+            return Native(_built(compiler, flags))
+        except NotBuilt as error:
+            tried.append(str(error))
+    raise NotBuilt("; ".join(tried))
+
+
+def _compiler() -> str:
+    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
+        if found := shutil.which(name):
+            return found
+    raise NotBuilt("no C compiler (CC, cc, gcc, clang)")
+
+
+def _built(compiler: str, flags: Sequence[str]) -> Path:
+    """The library's file. Another process may build it at the same time: the last one stays."""
+    wanted = hashlib.sha256("\0".join(_determines(compiler, flags)).encode()).hexdigest()[:16]
+    folder = _folder()
+    path = folder / f"attention-{wanted}.so"
+    if path.is_file():
+        return path
+    handle, made = tempfile.mkstemp(".so", "attention-", folder)
+    os.close(handle)
+    try:
+        _run([compiler, *flags[: len(FLAGS)], str(SOURCE), *flags[len(FLAGS) :], "-o", made])
+        Path(made).replace(path)
+    finally:
+        Path(made).unlink(missing_ok=True)
+    _LOG.info("built %s with %s %s", path, compiler, " ".join(flags))
+    return path
+
+
+def _determines(compiler: str, flags: Sequence[str]) -> Iterator[str]:
+    """What the library's bits depend on: source, compiler, flags and the processor's features."""
+    yield SOURCE.read_text(encoding="utf-8")
+    yield _run([compiler, "--version"])
+    yield " ".join(flags)
+    yield platform.machine()
+    try:
+        described = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        described = platform.processor()
+    yield from sorted({line for line in described.splitlines() if line.startswith(_FEATURES)})
+
+
+_FEATURES = ("flags", "Features", "model name", "CPU part")
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        raise NotBuilt(f"{command[0]}: {error.stderr.strip()[:400]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"{command[0]}: {error}") from error
+    return done.stdout
+
+
+def _folder() -> Path:
+    """The user's own cache, or for want of one a folder of this process's."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(home) if home else Path.home() / ".cache"
+        folder = folder / "hedgerow"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="hedgerow-"))

@@ -1,0 +1,129 @@
+"""The compiled attention is used where it can be had and was seen to be exact, and only there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.embedded.model import native as building
+from runtime.embedded.model import native_check
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.native import NotBuilt, native
+from runtime.embedded.model.native_attention import NativeAttention
+from runtime.embedded.model.native_check import chosen
+from server.settings import BUNDLED
+from tests.runtime.kernels import KERNELS
+
+CONFIG = ModelConfig.from_checkpoint(BUNDLED / "policy")
+built = pytest.mark.skipif("native" not in KERNELS, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test builds for itself and hears every warning."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.cache_clear()
+    native_check._say_once.cache_clear()
+    yield
+    native.cache_clear()
+    native_check._say_once.cache_clear()
+
+
+@built
+def test_it_is_built_once(tmp_path: Path) -> None:
+    """The second time the file is there, and its name says what its bits depend on."""
+    library = native()
+    (path,) = (tmp_path / "hedgerow").iterdir()
+    assert path.stem == library.name
+    made = path.stat().st_mtime_ns
+    native.cache_clear()
+    assert native().name == library.name
+    assert path.stat().st_mtime_ns == made
+
+
+@built
+def test_another_source_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees' bits may differ, so the name that goes into the fingerprint does."""
+    name, source = native().name, tmp_path / "other.c"
+    source.write_text(building.SOURCE.read_text() + "/* another */")
+    monkeypatch.setattr(building, "SOURCE", source)
+    native.cache_clear()
+    assert native().name != name
+
+
+@pytest.mark.parametrize("compiler", ["", "no-such-compiler"])
+def test_without_a_compiler_torch_attends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
+) -> None:
+    """Said once; who asked for the library is refused."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", compiler)
+    with caplog.at_level(logging.WARNING):
+        assert chosen("auto", CONFIG, (1,)) is None
+        assert chosen("auto", CONFIG, (1,)) is None
+    (record,) = caplog.records
+    assert "attention by torch" in record.message
+    assert "no C compiler" in record.message
+    with pytest.raises(NotBuilt, match=r"kernel: 'native'; no C compiler"):
+        chosen("native", CONFIG, (1,))
+
+
+@built
+def test_a_source_that_is_not_taken_is_told_with_what_the_compiler_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a processor without the instructions that it needs; nothing is left behind."""
+    source = tmp_path / "broken.c"
+    source.write_text('#error "not here"')
+    monkeypatch.setattr(building, "SOURCE", source)
+    with pytest.raises(NotBuilt, match="not here"):
+        native()
+    assert list((tmp_path / "hedgerow").iterdir()) == []
+
+
+def test_torch_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler is looked for."""
+    monkeypatch.setattr(native_check, "native", lambda: pytest.fail("built all the same"))
+    assert chosen("torch", CONFIG, (1,)) is None
+
+
+@pytest.mark.parametrize("size", [8, 272])
+def test_heads_that_it_cannot_read_are_left_to_torch(size: int) -> None:
+    """Multiples of 16 up to 256; the error names the number."""
+    assert chosen("auto", replace(CONFIG, head_dim=size), (1,)) is None
+    with pytest.raises(NotBuilt, match=f"heads of {size} numbers; multiples of 16 up to 256"):
+        chosen("native", replace(CONFIG, head_dim=size), (1,))
+
+
+@built
+@pytest.mark.parametrize("size", [16, 48, 80, 96, 128, 256])
+@pytest.mark.parametrize("window", [None, 40])
+def test_heads_of_many_sizes_are_read(size: int, window: int | None) -> None:
+    """The check at the start is passed: a softmax's values, and the same bits in any company."""
+    config = replace(CONFIG, head_dim=size, heads=6, kv_heads=2, sliding_window=window)
+    assert chosen("native", config, (1, 2)) is native()
+
+
+@built
+def test_what_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that is a little off, and one whose bits depend on the company."""
+    right = NativeAttention.run
+
+    def off(by: Callable[[int], float]) -> Callable[..., None]:
+        def run(self: NativeAttention, *tensors: torch.Tensor) -> None:
+            right(self, *tensors)
+            tensors[-1][0] += by(len(tensors[-1]))
+
+        return run
+
+    monkeypatch.setattr(NativeAttention, "run", off(lambda rows: 1e-3))
+    with pytest.raises(NotBuilt, match="from a plain softmax"):
+        chosen("native", CONFIG, (1,))
+    monkeypatch.setattr(NativeAttention, "run", off(lambda rows: 1e-7 * rows))
+    with pytest.raises(NotBuilt, match="depend on the others, with 1 threads"):
+        chosen("native", CONFIG, (1,))
