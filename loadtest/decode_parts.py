@@ -31,9 +31,9 @@ PARTS = {
     "plan": [(passes, "build_plan")],
     "buffers": [(passes._Pass, "__init__")],
     "products": [(passes, "product")],
-    "attention": [(passes.Attention, "run"), (passes.NativeAttention, "run")],
-    "norms": [(passes, "normalise")],
-    "rotation": [(passes, "rotate")],
+    "attention": [(passes.NativeRows, "attend"), (passes.TorchRows, "attend")],
+    "norms": [(passes.NativeRows, "normalise"), (passes.TorchRows, "normalise")],
+    "heads": [(passes.NativeRows, "project"), (passes.TorchRows, "project")],
 }
 """What is timed of a pass: where functions are looked up, and their names there."""
 

@@ -127,7 +127,8 @@ def cells_of(plan: Plan) -> list[Cell]:
     cells = [Cell(*kind, plan.temperature) for kind in itertools.product(*kinds)]
     drawn = range(len(cells))
     if 0 < plan.sample < len(cells):
-        drawn = sorted(random.Random(plan.seed).sample(drawn, plan.sample))
+        luck = random.Random(repr((plan.seed, kinds)))  # widths and pairs draw anew
+        drawn = sorted(luck.sample(drawn, plan.sample))
     return [cells[number] for number in drawn]
 
 

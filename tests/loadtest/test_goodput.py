@@ -160,6 +160,8 @@ def test_some_cells_at_random() -> None:
     assert len(drawn) == len(set(drawn)) == 20
     assert drawn == [cell for cell in every if cell in drawn] == cells_of(plan)
     assert drawn != cells_of(replace(plan, seed=1))
+    narrow, wide = (cells_of(replace(plan, widths=(n,))) for n in (8, 16))
+    assert [replace(cell, width=16) for cell in narrow] != wide
     assert cells_of(Plan(sample=10_000)) == every
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.selfcheck import QUERY_TILES, ROW_TILES
+from tests.runtime.kernels import KERNELS
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
 SPRIG = Path(__file__).parents[2] / "models/sprig/policy"
@@ -34,10 +35,11 @@ def prompt(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 250, length)
 
 
-def test_logits_are_hugging_faces(checkpoint):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_logits_are_hugging_faces(checkpoint, kernel):
     """A prefill of 150 tokens gives transformers' float32 logits to 1e-4."""
     ids = prompt(150)
-    forward = Forward(checkpoint, threads=1)
+    forward = Forward(checkpoint, threads=1, kernel=kernel)
     ours = forward.run([Span(ids, 0, np.arange(150), 0)], forward.new_store(150))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     with torch.no_grad():

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.embedded.model.attention import Attention
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import (
     Rotation,
@@ -22,15 +21,15 @@ from runtime.embedded.model.kernels import (
     cut,
     normalise,
     product,
-    rotate,
 )
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import Kernel, Native
-from runtime.embedded.model.native_attention import NativeAttention
 from runtime.embedded.model.native_check import chosen
+from runtime.embedded.model.native_rows import NativeRows
 from runtime.embedded.model.plan import Plan, Span, build_plan
 from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
 from runtime.embedded.model.threads import Threads
+from runtime.embedded.model.torch_rows import TorchRows
 from runtime.embedded.model.weights import Layer, Weights
 
 __all__ = ["Forward", "Span"]
@@ -142,7 +141,7 @@ class Forward:
 
 
 class _Pass:
-    """The layers of one call. Buffers and their views are made once and serve every layer."""
+    """The layers of one call: products, and what is between them."""
 
     def __init__(
         self,
@@ -153,58 +152,42 @@ class _Pass:
         space: Workspace,
         library: Native | None,
     ) -> None:
-        self._plan, self._store, self._eps = plan, store, config.norm_eps
-        count, size, kv_heads = len(plan.rows.tokens), config.head_dim, config.kv_heads
-        self._count, self._heads, self._turned = count, config.heads, config.heads + kv_heads
+        self._plan, self._store = plan, store
+        count, mixed = len(plan.rows.tokens), config.heads * config.head_dim
         self._tiles = cut(count, tiles.rows)
         self._rows = rows = self._tiles[-1][1]
         self._stream = space.take("stream", rows, config.hidden)
         self._normal = space.take("normal", rows, config.hidden)
-        self._turn_scratch = space.take("turn", rows, self._turned, size)
-        self._query = space.take("query", count, config.heads, size)
-        self._mixed = space.take("attended", rows, config.heads * size)
-        self._attended = self._mixed[:count].view(count, config.heads, size)
-        self._attention: Attention | NativeAttention
+        self._mixed = space.take("attended", rows, mixed)
+        self._attended = self._mixed[:count].view(count, config.heads, config.head_dim)
+        self._between: NativeRows | TorchRows
         if library is not None:
-            self._attention = NativeAttention(library, plan, config, space)
+            self._between = NativeRows(library, plan, store, config, space)
         else:
-            self._attention = Attention(plan, tiles.queries, config, store.rows, space)
+            self._between = TorchRows(plan, tiles.queries, store, config, rows, space)
 
     def run(self, layers: Sequence[Layer], embedding: Tensor, rotation: Rotation) -> Tensor:
         """The residual stream (padded rows, hidden) after ``layers``, in the plan's row order."""
-        plan, stream = self._plan, self._stream
-        torch.index_select(embedding, 0, self._padded(plan.rows.tokens), out=stream)
-        turn = rotation.at(self._padded(plan.rows.positions))
-        writes = self._store.index(torch.from_numpy(plan.rows.writes))
+        stream, normal, between = self._stream, self._normal, self._between
+        torch.index_select(embedding, 0, self._padded(self._plan.rows.tokens), out=stream)
+        between.begin(rotation.at(self._padded(self._plan.rows.positions)))
+        added = None
         for number, layer in enumerate(layers):
-            normalise(stream, self._eps, self._normal)
-            stream.add_(self._attend(layer, number, turn, writes))
-            normalise(stream, self._eps, self._normal)
-            gated = product(self._normal, self._tiles, layer.gate.gate)
-            gated.mul_(product(self._normal, self._tiles, layer.up.times))
-            stream.add_(product(gated, self._tiles, layer.down.times))
-        return stream
+            between.normalise(stream, added, normal)
+            added = self._attend(layer, number)
+            between.normalise(stream, added, normal)
+            gated = product(normal, self._tiles, layer.gate.gate)
+            gated.mul_(product(normal, self._tiles, layer.up.times))
+            added = product(gated, self._tiles, layer.down.times)
+        return stream if added is None else stream.add_(added)
 
-    def _attend(
-        self, layer: Layer, number: int, turn: tuple[Tensor, Tensor], writes: Tensor
-    ) -> Tensor:
-        """Project, turn, write the new keys and values, attend, project back: (padded rows,
-        hidden)."""
-        qkv, count = product(self._normal, self._tiles, layer.qkv.times), self._count
-        if layer.qkv_bias is not None:
-            qkv.add_(layer.qkv_bias)
-        heads = qkv.view(self._rows, -1, self._query.shape[2])
-        turned = heads[:, : self._turned]
-        if layer.head_norm is not None:
-            normal = normalise(turned, self._eps, self._turn_scratch)
-            torch.mul(normal, layer.head_norm, out=turned)
-        rotate(turned, *turn, self._turn_scratch)
-        store, new = self._store, heads[:count, self._heads :]
-        store.both[number].index_copy_(0, writes, new.reshape(len(writes), -1))
-        self._query.copy_(heads[:count, : self._heads])
-        if store.slice is not None and store.slice.layer == number:
-            store.slice.note(torch.from_numpy(self._plan.rows.writes), self._query)
-        self._attention.run(self._query, store.keys[number], store.values[number], self._attended)
+    def _attend(self, layer: Layer, number: int) -> Tensor:
+        """What a layer's attention adds to the stream, its keys and values in the store."""
+        between, kept = self._between, self._store.slice
+        between.project(product(self._normal, self._tiles, layer.qkv.times), layer, number)
+        if kept is not None and kept.layer == number:
+            kept.note(torch.from_numpy(self._plan.rows.writes), between.query)
+        between.attend(number, self._attended)
         added = product(self._mixed, self._tiles, layer.output.times)
         return added if layer.output_bias is None else added.add_(layer.output_bias)
 

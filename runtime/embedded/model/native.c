@@ -1,9 +1,13 @@
-/* Attention over key blocks where they lie, for a C compiler to turn into what this machine does
- * fastest. A row's result follows from its own query, keys and position alone, in a fixed order:
- * neither the rest of the call nor the number of threads changes a bit of it.
+/* What a pass does between its products, above all attention over key blocks where they lie, for a
+ * C compiler to turn into what this machine does fastest. A row's result follows from its own numbers,
+ * keys and position alone, in a fixed order: neither the rest of the call nor the number of threads
+ * changes a bit of it.
  *
- * (a, b, c): the extents of an array that lies row by row. Heads have a multiple of LANES numbers.
+ * (a, b, c): the extents of an array that lies row by row. Rows and heads have a multiple of LANES
+ * numbers.
  */
+#include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #if defined(__AVX512F__)
@@ -109,7 +113,85 @@ static inline vec exponential(vec x) {
     return p * (vec)((n + 127) << 23);
 }
 
-/* What a call has: its arrays, and what they are laid out by. */
+/* 1 / the root of the mean square of a row, which eps is added to. */
+static inline float one_over_norm(const float *row, int64_t width, float eps) {
+    vec s[4] = {{0}};
+    int64_t k = 0;
+    for (; k + 4 * LANES <= width; k += 4 * LANES)
+        for (int c = 0; c < 4; c++) s[c] += load(row + k + c * LANES) * load(row + k + c * LANES);
+    for (; k < width; k += LANES) s[0] += load(row + k) * load(row + k);
+    return 1.0f / sqrtf(total((s[0] + s[1]) + (s[2] + s[3])) / (float)width + eps);
+}
+
+typedef struct {
+    float *stream; /* (rows, width): the residual stream */
+    const float *added; /* (rows, width): added to it first; NULL for nothing */
+    float *out; /* (rows, width): the stream's rows at root mean square 1 */
+    int64_t rows, width;
+    float eps;
+} Norm;
+
+void norm(const Norm *c) {
+#pragma omp parallel for schedule(static) if (c->rows > 32)
+    for (int64_t row = 0; row < c->rows; row++) {
+        float *stream = c->stream + row * c->width, *out = c->out + row * c->width;
+        if (c->added)
+            for (int64_t k = 0; k < c->width; k += LANES)
+                store(stream + k, load(stream + k) + load(c->added + row * c->width + k));
+        float scale = one_over_norm(stream, c->width, c->eps);
+        for (int64_t k = 0; k < c->width; k += LANES) store(out + k, load(stream + k) * scale);
+    }
+}
+
+/* Queries, keys and values as a layer projects them, and where they go. */
+typedef struct {
+    float *projected; /* (rows, heads + 2 kv_heads, size); changed */
+    const float *bias; /* (heads + 2 kv_heads, size), or NULL */
+    const float *scales; /* (heads + kv_heads, size): of the norms over heads; NULL without these */
+    const float *cosine, *sine; /* (rows, size): of a row's position; sine's first half negated */
+    const int64_t *slots; /* (rows): where keys and values are stored */
+    float *query; /* (rows, heads, size) */
+    float *keys, *values; /* (kv_heads, store_rows, size) each */
+    int64_t rows, heads, kv_heads, size, store_rows;
+    float eps;
+} Projection;
+
+/* A head turned by its row's position (RoPE, halves paired as in Llama). */
+static inline void turn(
+    const float *restrict head, const float *restrict cosine, const float *restrict sine,
+    int64_t size, float *restrict out
+) {
+    int64_t half = size / 2;
+    for (int64_t i = 0; i < half; i++) {
+        out[i] = head[i] * cosine[i] + head[half + i] * sine[i];
+        out[half + i] = head[half + i] * cosine[half + i] + head[i] * sine[half + i];
+    }
+}
+
+void project(const Projection *c) {
+    int64_t size = c->size, turned = c->heads + c->kv_heads, all_heads = turned + c->kv_heads;
+#pragma omp parallel for schedule(static) if (c->rows > 32)
+    for (int64_t row = 0; row < c->rows; row++)
+        for (int64_t head = 0; head < all_heads; head++) {
+            float *from = c->projected + (row * all_heads + head) * size;
+            if (c->bias)
+                for (int64_t k = 0; k < size; k++) from[k] += c->bias[head * size + k];
+            if (c->scales && head < turned) {
+                float scale = one_over_norm(from, size, c->eps);
+                for (int64_t k = 0; k < size; k++) from[k] *= scale * c->scales[head * size + k];
+            }
+            int64_t kv = (head - c->heads) % c->kv_heads;
+            float *kept = head < turned ? c->keys : c->values;
+            float *to = head < c->heads ? c->query + (row * c->heads + head) * size
+                                        : kept + (kv * c->store_rows + c->slots[row]) * size;
+            if (head < turned)
+                turn(from, c->cosine + row * size, c->sine + row * size, size, to);
+            else
+                for (int64_t k = 0; k < size; k += LANES) store(to + k, load(from + k));
+        }
+}
+
+/* What attention has: its arrays, and what they are laid out by. */
 typedef struct {
     const float *query; /* (rows, heads, size), scaled */
     const float *keys, *values; /* (kv_heads, store_rows, size) each */
@@ -122,7 +204,7 @@ typedef struct {
     float *highest, *sums; /* (items, heads): scratch */
     float *mixed; /* (items, heads, size): scratch */
     int64_t rows, blocks, kv_heads, group, size, store_rows;
-} Call;
+} Attention;
 
 /* The scores of a query with the keys of a block, transposed, each in CHAINS sums. */
 static inline void score(const float *query, const float *keys, int64_t size, vec *out) {
@@ -174,7 +256,7 @@ static inline void mix(
 }
 
 /* All items of a block, for the query heads of one key head. */
-static void attend_block(const Call *c, int64_t block, int64_t kv_head) {
+static void attend_block(const Attention *c, int64_t block, int64_t kv_head) {
     float turned[MOST * BLOCK], weights[BLOCK];
     const float *keys[BLOCK], *values[BLOCK];
     int64_t size = c->size, heads = c->kv_heads * c->group;
@@ -205,7 +287,7 @@ static void attend_block(const Call *c, int64_t block, int64_t kv_head) {
 }
 
 /* A row's items together, in the order of its blocks. */
-static void merge(const Call *c, int64_t row) {
+static void merge(const Attention *c, int64_t row) {
     int64_t heads = c->kv_heads * c->group, size = c->size;
     for (int64_t head = 0; head < heads; head++) {
         float *out = c->out + (row * heads + head) * size, most = HIDDEN, whole = 0.0f;
@@ -226,7 +308,7 @@ static void merge(const Call *c, int64_t row) {
 }
 
 /* softmax(query keys) values of every row over the keys that it sees, into out. */
-void attend(const Call *c) {
+void attend(const Attention *c) {
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic, 8)

@@ -1,8 +1,8 @@
-"""The attention in ``native.c``, compiled on the machine that runs it.
+"""The functions of ``native.c``, compiled on the machine that runs them.
 
 The library is built once, in a second, by the C compiler that is found (``CC``, cc, gcc, clang) and
 kept under ``~/.cache/hedgerow`` by what its bits depend on. Where there is no compiler the engine
-attends by torch's products: other bits, the same attention.
+does the same by torch: other bits, and more time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Literal
 _LOG = logging.getLogger(__name__)
 
 Kernel = Literal["auto", "native", "torch"]
-"""What attends: the compiled library where it can be had, it and nothing else, or torch."""
+"""What computes between products: the compiled library where it can be had, it and nothing else, or
+torch."""
 
 SOURCE = Path(__file__).with_suffix(".c")
 MULTIPLE, MOST = 16, 256
-"""Heads have a multiple of the one and up to the other numbers."""
+"""Rows and heads have a multiple of the one, heads up to the other numbers."""
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 THREADED = ("-fopenmp", "-nodefaultlibs", "-lm", "-lc")
 """OpenMP's functions are then those that torch has loaded: one pool of threads."""
@@ -38,20 +39,67 @@ class NotBuilt(ValueError):
     """There is no compiled attention; the message says why."""
 
 
+class Norm(ctypes.Structure):
+    """As in the source, like those below."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("stream", "added", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "width")),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class Projection(ctypes.Structure):
+    """Queries, keys and values as a layer projects them, and where they go."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("projected", "bias", "scales", "cosine", "sine")),
+        *((name, ctypes.c_void_p) for name in ("slots", "query", "keys", "values")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "size", "store_rows")),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class Attending(ctypes.Structure):
+    """``Attention`` of the source: its arrays, and what they are laid out by."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out", "slots")),
+        *((name, ctypes.c_void_p) for name in ("starts", "row", "low", "high", "row_starts")),
+        *((name, ctypes.c_void_p) for name in ("row_items", "highest", "sums", "mixed")),
+        *((name, ctypes.c_int64) for name in ("rows", "blocks", "kv_heads", "group", "size")),
+        ("store_rows", ctypes.c_int64),
+    ]
+
+
 class Native:
-    """The loaded library. ``name`` stands for its bits: equal names compute the same."""
+    """The loaded library. ``name`` stands for its bits: equal names compute the same.
+
+    Each function takes what the source says, on as many threads as torch would use.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises NotBuilt where the machine's loader does not take it."""
         try:
-            self._attend = ctypes.CDLL(str(path)).attend
+            library = ctypes.CDLL(str(path))
+            self._norm, self._project = library.norm, library.project
+            self._attend = library.attend
         except (OSError, AttributeError) as error:
             raise NotBuilt(f"{path}: {error}") from error
-        self._attend.restype = None
+        for function in (self._norm, self._project, self._attend):
+            function.restype = None
         self.name = path.stem
 
-    def attend(self, call: ctypes.Structure) -> None:
-        """Run a ``Call`` of the source, on as many threads as torch would."""
+    def norm(self, call: Norm) -> None:
+        """Add to the residual stream and norm its rows."""
+        self._norm(ctypes.byref(call))
+
+    def project(self, call: Projection) -> None:
+        """Turn queries and keys, and put them and the values where they go."""
+        self._project(ctypes.byref(call))
+
+    def attend(self, call: Attending) -> None:
+        """softmax(query keys) values of every row."""
         self._attend(ctypes.byref(call))
 
 
@@ -79,10 +127,10 @@ def _built(compiler: str, flags: Sequence[str]) -> Path:
     """The library's file. Another process may build it at the same time: the last one stays."""
     wanted = hashlib.sha256("\0".join(_determines(compiler, flags)).encode()).hexdigest()[:16]
     folder = _folder()
-    path = folder / f"attention-{wanted}.so"
+    path = folder / f"rows-{wanted}.so"
     if path.is_file():
         return path
-    handle, made = tempfile.mkstemp(".so", "attention-", folder)
+    handle, made = tempfile.mkstemp(".so", "rows-", folder)
     os.close(handle)
     try:
         _run([compiler, *flags[: len(FLAGS)], str(SOURCE), *flags[len(FLAGS) :], "-o", made])

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 from torch import Tensor
 
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace
-from runtime.embedded.model.native import Native
+from runtime.embedded.model.native import Attending, Native
 from runtime.embedded.model.plan import Plan
-
-_POINTERS = (
-    *("query", "keys", "values", "out", "slots", "starts", "row", "low", "high"),
-    *("row_starts", "row_items", "highest", "sums", "mixed"),
-)
-_SIZES = ("rows", "blocks", "kv_heads", "group", "size", "store_rows")
-
-
-class _Call(ctypes.Structure):
-    """``Call`` in native.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in _SIZES),
-    ]
 
 
 class NativeAttention:
@@ -55,7 +38,7 @@ class NativeAttention:
             "mixed": space.take("item_mixed", count, heads, size),
         }
         self._library = library
-        self._call = _Call(
+        self._call = Attending(
             **{name: array.ctypes.data for name, array in self._arrays.items()},
             **{name: tensor.data_ptr() for name, tensor in self._scratch.items()},
             rows=rows,

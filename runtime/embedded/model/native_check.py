@@ -30,9 +30,7 @@ def chosen(kernel: Kernel, config: ModelConfig, threads: Sequence[int]) -> Nativ
     if kernel == "torch":
         return None
     try:
-        if config.head_dim % MULTIPLE or config.head_dim > MOST:
-            needed = f"multiples of {MULTIPLE} up to {MOST} are needed"
-            raise NotBuilt(f"heads of {config.head_dim} numbers; {needed}")
+        _fit(config)
         library = native()
         _check(library, config, threads)
     except NotBuilt as error:
@@ -43,9 +41,17 @@ def chosen(kernel: Kernel, config: ModelConfig, threads: Sequence[int]) -> Nativ
     return library
 
 
+def _fit(config: ModelConfig) -> None:
+    if config.head_dim % MULTIPLE or config.head_dim > MOST:
+        needed = f"multiples of {MULTIPLE} up to {MOST} are needed"
+        raise NotBuilt(f"heads of {config.head_dim} numbers; {needed}")
+    if config.hidden % MULTIPLE:
+        raise NotBuilt(f"rows of {config.hidden} numbers; multiples of {MULTIPLE} are needed")
+
+
 @cache
 def _say_once(why: str) -> None:
-    _LOG.warning("attention by torch's products, which take longer: %s", why)
+    _LOG.warning("attention by torch, which takes longer: %s", why)
 
 
 def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None:

@@ -1,0 +1,69 @@
+"""What a pass does with its rows between the products, by the compiled library."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.kernels import Workspace
+from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.model.native import Native, Norm, Projection
+from runtime.embedded.model.native_attention import NativeAttention
+from runtime.embedded.model.plan import Plan
+from runtime.embedded.model.weights import Layer
+
+
+class NativeRows:
+    """As ``TorchRows``, in a fraction of the time. ``query``: the queries projected last."""
+
+    def __init__(
+        self, library: Native, plan: Plan, store: KVStore, config: ModelConfig, space: Workspace
+    ) -> None:
+        count = len(plan.rows.tokens)
+        self.query = space.take("query", count, config.heads, config.head_dim)
+        self._library, self._store = library, store
+        self._attention = NativeAttention(library, plan, config, space)
+        self._norm = Norm(width=config.hidden, eps=config.norm_eps)
+        self._slots = plan.rows.writes
+        self._projection = Projection(
+            slots=self._slots.ctypes.data,
+            query=self.query.data_ptr(),
+            rows=count,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            size=config.head_dim,
+            store_rows=store.rows,
+            eps=config.norm_eps,
+        )
+        self._turn: tuple[Tensor, Tensor] | None = None
+
+    def begin(self, turn: tuple[Tensor, Tensor]) -> None:
+        """``turn``: RoPE of the rows' positions, as ``Rotation.at`` gives it."""
+        self._turn = turn
+        self._projection.cosine, self._projection.sine = (part.data_ptr() for part in turn)
+
+    def normalise(self, stream: Tensor, added: Tensor | None, out: Tensor) -> None:
+        """Add to the residual stream and norm its rows into ``out``, all (rows, hidden)."""
+        call = self._norm
+        call.stream, call.out, call.rows = stream.data_ptr(), out.data_ptr(), len(stream)
+        call.added = None if added is None else added.data_ptr()
+        self._library.norm(call)
+
+    def project(self, projected: Tensor, layer: Layer, number: int) -> None:
+        """Make a layer's ``projected`` (rows, heads and twice the key heads) its queries, and new
+        keys and values in the store."""
+        call, store = self._projection, self._store
+        call.projected = projected.data_ptr()
+        call.bias = _where(layer.qkv_bias)
+        call.scales = _where(layer.head_norm)
+        call.keys, call.values = store.keys[number].data_ptr(), store.values[number].data_ptr()
+        self._library.project(call)
+
+    def attend(self, number: int, out: Tensor) -> None:
+        """Fill ``out`` (rows, heads, head_dim) by the queries projected last."""
+        store = self._store
+        self._attention.run(self.query, store.keys[number], store.values[number], out)
+
+
+def _where(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
