@@ -20,6 +20,10 @@ COPY loadtest/ loadtest/
 RUN /opt/hedgerow/bin/pip install -c constraints.txt ".[traces]"
 
 FROM ${PYTHON_IMAGE} AS cpu
+# The embedded engine compiles for the processor that it finds, by the base image's own release.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/hedgerow /opt/hedgerow
 ENV PATH=/opt/hedgerow/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp \
     HEDGEROW_HOST=0.0.0.0 HEDGEROW_PORT=8000 HEDGEROW_LOG_FORMAT=json

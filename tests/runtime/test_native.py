@@ -86,6 +86,28 @@ def test_a_source_that_is_not_taken_is_told_with_what_the_compiler_says(
     assert list((tmp_path / "hedgerow").iterdir()) == []
 
 
+@built
+def test_a_compiler_without_openmp_builds_it_for_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Apple's does: the same functions, another name."""
+    name = native().name
+    monkeypatch.setattr(building, "THREADED", "-fno-such-flag")
+    native.cache_clear()
+    assert native().name != name
+    assert chosen("native", CONFIG, (1, 2)) is native()
+
+
+@built
+def test_where_there_is_no_home_it_is_built_for_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that goes with it."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert native().name.startswith("rows-")
+
+
 def test_torch_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler is looked for."""
     monkeypatch.setattr(native_check, "native", lambda: pytest.fail("built all the same"))

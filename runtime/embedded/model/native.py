@@ -7,6 +7,7 @@ does the same by torch: other bits, and more time.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import logging
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -29,9 +31,10 @@ torch."""
 SOURCE = Path(__file__).with_suffix(".c")
 MULTIPLE, MOST = 16, 256
 """Rows and heads have a multiple of the one, heads up to the other numbers."""
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
-THREADED = ("-fopenmp", "-nodefaultlibs", "-lm", "-lc")
-"""OpenMP's functions are then those that torch has loaded: one pool of threads."""
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC")
+THREADED = "-fopenmp"
+"""To compile, not to link: OpenMP's functions are then those of the library that torch has loaded,
+and there is one pool of threads."""
 BUILD_SECONDS = 60.0
 
 
@@ -108,7 +111,7 @@ def native() -> Native:
     """The library, built if need be. Raises NotBuilt."""
     compiler = _compiler()
     tried = []
-    for flags in ((*FLAGS, *THREADED), FLAGS):
+    for flags in ((*FLAGS, THREADED), FLAGS):
         try:
             return Native(_built(compiler, flags))
         except NotBuilt as error:
@@ -130,13 +133,11 @@ def _built(compiler: str, flags: Sequence[str]) -> Path:
     path = folder / f"rows-{wanted}.so"
     if path.is_file():
         return path
-    handle, made = tempfile.mkstemp(".so", "rows-", folder)
-    os.close(handle)
-    try:
-        _run([compiler, *flags[: len(FLAGS)], str(SOURCE), *flags[len(FLAGS) :], "-o", made])
-        Path(made).replace(path)
-    finally:
-        Path(made).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        compiled, linked = Path(place) / "rows.o", Path(place) / "rows.so"
+        _run([compiler, *flags, "-c", str(SOURCE), "-o", str(compiled)])
+        _run([compiler, "-shared", str(compiled), "-lm", "-o", str(linked)])
+        linked.replace(path)
     _LOG.info("built %s with %s %s", path, compiler, " ".join(flags))
     return path
 
@@ -172,12 +173,11 @@ def _run(command: Sequence[str]) -> str:
 def _folder() -> Path:
     """The user's own cache, or for want of one a folder of this process's."""
     home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = Path(home) if home else Path.home() / ".cache"
-        folder = folder / "hedgerow"
+    with suppress(OSError, RuntimeError):  # nowhere to write, or no home
+        folder = (Path(home) if home else Path.home() / ".cache") / "hedgerow"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="hedgerow-"))
+    made = tempfile.mkdtemp(prefix="hedgerow-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
