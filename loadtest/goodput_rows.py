@@ -206,11 +206,14 @@ def room_bound(base: Sequence[Run], whole: Sequence[Run]) -> float | None:
     return paired_ratio([(roomy.goodput, tight.goodput) for roomy, tight in pairs])[0]
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, list[float]] | tuple:
+def paired_ratio(
+    pairs: Sequence[tuple[float, float]],
+) -> tuple[float | None, list[float] | None]:
     """The geometric mean of (mine / base) over the pairs and its 95 % interval, by a bootstrap over
-    them. Pairs with a zero (nothing finished) count for nothing; (None, None) if all are."""
+    them; None for the interval of one pair. Pairs with a zero (nothing finished) count for nothing;
+    (None, None) if all are."""
     logs = [math.log(mine / base) for mine, base in pairs if mine > 0 and base > 0]
     if not logs:
         return None, None
-    low, high = bootstrap95(logs)
-    return math.exp(math.fsum(logs) / len(logs)), [math.exp(low), math.exp(high)]
+    mean = math.exp(math.fsum(logs) / len(logs))
+    return mean, [math.exp(end) for end in bootstrap95(logs)] if len(logs) > 1 else None

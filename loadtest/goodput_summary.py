@@ -39,7 +39,7 @@ Row = Mapping[str, Any]
 
 def summary(found: Sequence[Row]) -> list[dict[str, Any]]:
     """A row a variant: means over cells and how many cells are significantly below ``WORSE`` of
-    either baseline's goodput (the interval's upper end is).
+    either baseline's goodput (the interval's upper end is; cells of one pair have none).
 
     Every number of beams counts alike, as it does where all cells are there: wide cells may be a
     sample. Intervals are over cells, drawn again among those of as many beams.

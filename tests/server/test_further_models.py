@@ -89,7 +89,9 @@ async def test_metrics_tell_the_engines_apart(
         assert f'hedgerow_engine_up{{served="oak"}} {up}' in text
         for model in ("sprig", "oak"):
             assert f'hedgerow_engine_restarts_total{{served="{model}"}} 0.0' in text
-            assert re.search(rf'hedgerow_info{{engine="scripted",kernel="",model="{model}",.*}} 1.0', text)
+            assert re.search(
+                rf'hedgerow_info{{engine="scripted",kernel="",model="{model}",.*}} 1.0', text
+            )
 
 
 def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:

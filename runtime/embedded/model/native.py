@@ -176,8 +176,8 @@ def _folder() -> Path:
     with suppress(OSError, RuntimeError):  # nowhere to write, or no home
         folder = (Path(home) if home else Path.home() / ".cache") / "hedgerow"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            return folder  # nobody else puts libraries there
     made = tempfile.mkdtemp(prefix="hedgerow-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
