@@ -36,6 +36,8 @@ THREADED = "-fopenmp"
 """To compile, not to link: OpenMP's functions are then those of the library that torch has loaded,
 and there is one pool of threads."""
 BUILD_SECONDS = 60.0
+_FEATURES = ("flags", "Features", "model name", "CPU part")
+"""How lines of /proc/cpuinfo begin that tell processors apart."""
 
 
 class NotBuilt(ValueError):
@@ -147,15 +149,10 @@ def _determines(compiler: str, flags: Sequence[str]) -> Iterator[str]:
     yield SOURCE.read_text(encoding="utf-8")
     yield _run([compiler, "--version"])
     yield " ".join(flags)
-    yield platform.machine()
-    try:
+    yield f"{platform.machine()} {platform.processor()}"
+    with suppress(OSError):  # elsewhere than on Linux
         described = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        described = platform.processor()
-    yield from sorted({line for line in described.splitlines() if line.startswith(_FEATURES)})
-
-
-_FEATURES = ("flags", "Features", "model name", "CPU part")
+        yield from sorted({line for line in described.splitlines() if line.startswith(_FEATURES)})
 
 
 def _run(command: Sequence[str]) -> str:
