@@ -66,7 +66,8 @@ class Forward:
             counts = sorted({*threads.counts, *counts})
             self._native = chosen(kernel, self.config, counts)
             if exact:
-                tiles = check_tiles(self._weights, self.config, counts)
+                attends = self._native is None
+                tiles = check_tiles(self._weights, self.config, counts, attends=attends)
             self._rotation = Rotation(self.config)
         self.tiles: Tiles = tiles
         self._space = Workspace()

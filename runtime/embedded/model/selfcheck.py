@@ -46,12 +46,19 @@ def plain_tiles() -> Tiles:
     return Tiles(rows=(), queries=QUERY_TILES)
 
 
-def check_tiles(weights: Weights, config: ModelConfig, threads: Sequence[int]) -> Tiles:
-    """Compare the candidates with 1 and each of ``threads``. Raises Inexact if none is left."""
+def check_tiles(
+    weights: Weights, config: ModelConfig, threads: Sequence[int], *, attends: bool = True
+) -> Tiles:
+    """Compare the candidates with 1 and each of ``threads``. Raises Inexact if none is left.
+
+    ``attends``: whether torch attends, so that ``queries`` are needed.
+    """
     counts, before = sorted({1, *threads}), torch.get_num_threads()
     try:
         rows = agreeing(ROW_TILES, lambda tile: _row_products(weights, tile, counts))
-        queries = agreeing(QUERY_TILES, lambda tile: _query_products(config, tile, counts))
+        queries = QUERY_TILES
+        if attends:
+            queries = agreeing(QUERY_TILES, lambda tile: _query_products(config, tile, counts))
         _check_elementwise(config, counts)
     finally:
         torch.set_num_threads(before)
