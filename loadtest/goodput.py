@@ -34,12 +34,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest import goodput_summary
 from loadtest.budget_weight import spec_for
 from loadtest.configs import STEP_TOKENS
 from loadtest.goodput_embedded import VARIANTS, Bench
 from loadtest.goodput_rows import BASELINE, COLUMNS, Run, rows
 from loadtest.goodput_sglang import SglangBench
+from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
 from loadtest.goodput_summary import joined, summary
 from loadtest.listed import listed
 from loadtest.on_sglang import to_its_end
@@ -254,7 +254,7 @@ def main() -> None:
 
 
 def _publish_summary(means: list[dict[str, Any]], as_json: bool) -> None:
-    publish({"rows": means}, as_json, "means over cells", goodput_summary.COLUMNS)
+    publish({"rows": means}, as_json, "means over cells", SUMMARY_COLUMNS)
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -186,11 +186,9 @@ def test_a_span_that_does_not_fit_together_is_refused(tokens, start, slots):
 
 @given(rows=st.integers(1, 1000))
 def test_row_tiles_cover_the_rows_with_little_to_spare(rows):
-    """Tiles follow on each other and cover every row; the last is the smallest that does."""
+    """Tiles follow on each other, cover every row and waste less than half of the largest."""
     pieces = cut(rows, (64, 16, 4))
     assert pieces[0][0] == 0
     assert all(a[1] == b[0] for a, b in pairwise(pieces))
     assert all(end - start in {64, 16, 4} for start, end in pieces)
-    *full, (start, end) = pieces
-    assert all(last - first == 64 for first, last in full)
-    assert end - start == min(tile for tile in (64, 16, 4) if tile >= rows - start)
+    assert rows <= pieces[-1][1] < rows + 32

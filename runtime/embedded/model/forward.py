@@ -125,8 +125,8 @@ class Forward:
     def _blocks(self, plan: Plan, store: KVStore, layers: int | None = None) -> Tensor:
         """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
         the plan's row order."""
-        one = _Pass(plan, store, self.config, self.tiles, self._space, self._native)
-        return one.run(self._weights.layers[:layers], self._weights.embedding, self._rotation)
+        one = _Pass(plan, store, self.config, self.tiles, self._rotation, self._space, self._native)
+        return one.run(self._weights.layers[:layers], self._weights.embedding)
 
     def _logits(self, stream: Tensor, asked: Tensor) -> Tensor:
         """Final norm, and head if there is one, of the rows ``asked``: a tensor of its own."""
@@ -150,6 +150,7 @@ class _Pass:
         store: KVStore,
         config: ModelConfig,
         tiles: Tiles,
+        rotation: Rotation,
         space: Workspace,
         library: Native | None,
     ) -> None:
@@ -161,17 +162,17 @@ class _Pass:
         self._normal = space.take("normal", rows, config.hidden)
         self._mixed = space.take("attended", rows, mixed)
         self._attended = self._mixed[:count].view(count, config.heads, config.head_dim)
+        turn = rotation.at(self._padded(plan.rows.positions))
         self._between: NativeRows | TorchRows
         if library is not None:
-            self._between = NativeRows(library, plan, store, config, space)
+            self._between = NativeRows(library, plan, turn, store, config, space)
         else:
-            self._between = TorchRows(plan, tiles.queries, store, config, rows, space)
+            self._between = TorchRows(plan, tiles.queries, turn, store, config, space)
 
-    def run(self, layers: Sequence[Layer], embedding: Tensor, rotation: Rotation) -> Tensor:
+    def run(self, layers: Sequence[Layer], embedding: Tensor) -> Tensor:
         """The residual stream (padded rows, hidden) after ``layers``, in the plan's row order."""
         stream, normal, between = self._stream, self._normal, self._between
         torch.index_select(embedding, 0, self._padded(self._plan.rows.tokens), out=stream)
-        between.begin(rotation.at(self._padded(self._plan.rows.positions)))
         added = None
         for number, layer in enumerate(layers):
             between.normalise(stream, added, normal)

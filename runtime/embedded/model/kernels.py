@@ -40,16 +40,19 @@ class Workspace:
 def cut(rows: int, tiles: Sequence[int]) -> list[tuple[int, int]]:
     """Cover at least ``rows`` rows with tiles: (first, last + 1) of each.
 
-    ``tiles`` descends: as many of the largest as are full, then the smallest that holds the rest.
-    An empty ``tiles`` gives one piece of all rows.
+    ``tiles`` descends. A rest takes the smallest tile that holds it, if it is more than half of
+    that or there is no smaller one, and else the largest that it fills. An empty ``tiles`` gives
+    one piece of all rows.
     """
     if not tiles:
         return [(0, rows)]
-    largest = tiles[0]
-    pieces = [(start, start + largest) for start in range(0, rows - largest + 1, largest)]
-    if rest := rows - largest * len(pieces):
-        tile = next(tile for tile in reversed(tiles) if tile >= rest)
-        pieces.append((rows - rest, rows - rest + tile))
+    pieces, start = [], 0
+    while (rest := rows - start) > 0:
+        full = next((tile for tile in tiles if tile <= rest), 0)
+        holds = next((tile for tile in reversed(tiles) if tile >= rest), 0)
+        tile = holds if holds and (rest > holds // 2 or not full) else full
+        pieces.append((start, start + tile))
+        start += tile
     return pieces
 
 

@@ -17,15 +17,24 @@ class NativeRows:
     """As ``TorchRows``, in a fraction of the time. ``query``: the queries projected last."""
 
     def __init__(
-        self, library: Native, plan: Plan, store: KVStore, config: ModelConfig, space: Workspace
+        self,
+        library: Native,
+        plan: Plan,
+        turn: tuple[Tensor, Tensor],
+        store: KVStore,
+        config: ModelConfig,
+        space: Workspace,
     ) -> None:
+        """``turn``: RoPE of the rows' positions, as ``Rotation.at`` gives it."""
         count = len(plan.rows.tokens)
         self.query = space.take("query", count, config.heads, config.head_dim)
         self._library, self._store = library, store
         self._attention = NativeAttention(library, plan, config, space)
         self._norm = Norm(width=config.hidden, eps=config.norm_eps)
-        self._slots = plan.rows.writes
+        self._slots, self._turn = plan.rows.writes, turn  # kept while the library reads them
         self._projection = Projection(
+            cosine=turn[0].data_ptr(),
+            sine=turn[1].data_ptr(),
             slots=self._slots.ctypes.data,
             query=self.query.data_ptr(),
             rows=count,
@@ -35,12 +44,6 @@ class NativeRows:
             store_rows=store.rows,
             eps=config.norm_eps,
         )
-        self._turn: tuple[Tensor, Tensor] | None = None
-
-    def begin(self, turn: tuple[Tensor, Tensor]) -> None:
-        """``turn``: RoPE of the rows' positions, as ``Rotation.at`` gives it."""
-        self._turn = turn
-        self._projection.cosine, self._projection.sine = (part.data_ptr() for part in turn)
 
     def normalise(self, stream: Tensor, added: Tensor | None, out: Tensor) -> None:
         """Add to the residual stream and norm its rows into ``out``, all (rows, hidden)."""

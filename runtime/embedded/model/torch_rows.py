@@ -23,22 +23,19 @@ class TorchRows:
         self,
         plan: Plan,
         sizes: Sequence[int],
+        turn: tuple[Tensor, Tensor],
         store: KVStore,
         config: ModelConfig,
-        padded: int,
         space: Workspace,
     ) -> None:
-        """``sizes``: rows of a tile of attention; ``padded``: rows of a product."""
+        """``sizes``: rows of a tile of attention; ``turn``: RoPE of the rows' positions, padding
+        included, as ``Rotation.at`` gives it."""
         self._count, self._heads = len(plan.rows.tokens), config.heads
         self._turned, self._eps = config.heads + config.kv_heads, config.norm_eps
         self.query = space.take("query", self._count, config.heads, config.head_dim)
-        self._scratch = space.take("turn", padded, self._turned, config.head_dim)
+        self._scratch = space.take("turn", len(turn[0]), self._turned, config.head_dim)
         self._store, self._writes = store, store.index(torch.from_numpy(plan.rows.writes))
         self._attention = Attention(plan, sizes, config, store.rows, space)
-        self._turn: tuple[Tensor, Tensor] | None = None
-
-    def begin(self, turn: tuple[Tensor, Tensor]) -> None:
-        """``turn``: RoPE of the rows' positions, as ``Rotation.at`` gives it."""
         self._turn = turn
 
     def normalise(self, stream: Tensor, added: Tensor | None, out: Tensor) -> None:
@@ -57,7 +54,6 @@ class TorchRows:
         if layer.head_norm is not None:
             normal = normalise(turned, self._eps, self._scratch)
             torch.mul(normal, layer.head_norm, out=turned)
-        assert self._turn is not None, "begun"
         rotate(turned, *self._turn, self._scratch)
         new = heads[: self._count, self._heads :].reshape(len(self._writes), -1)
         self._store.both[number].index_copy_(0, self._writes, new)
