@@ -15,7 +15,7 @@ from torch import Tensor
 
 from loadtest.searches import SPRIG
 from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.drawing.stops import Stops, StopTables
 from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, RewardMissing, Sampling, Step, Trajectory
 from search.tree import Finish
@@ -34,11 +34,12 @@ class GenerateLoop(Twin):
                 threads=threads,
             )
         )
+        self._stops = StopTables(self._text.pieces)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """One batched generate; rows that have ended stay in the batch until all have."""
         del tree
-        stops = Stops(self._text.pieces, sampling.stop)
+        stops = self._stops.of(sampling.stop)
         drawn: list[list[int]] = [[] for _ in branches]
         logprobs = [0.0] * len(branches)
         entropies = [0.0] * len(branches)

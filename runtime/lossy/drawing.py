@@ -17,7 +17,7 @@ import numpy as np
 from kvpolicy.order import Infeasible, Ints
 from kvpolicy.value import confidence
 from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.drawing.stops import Stops, StopTables
 from runtime.lossy.flight import Flight, Path
 from runtime.lossy.forward import Read, Reading
 from runtime.lossy.held import GIVEN_UP, Block, Held
@@ -78,7 +78,7 @@ class Drawing:
         self.flights: list[Flight] = []
         self._forward, self._text, self._clock, self._watch = forward, text, clock, watch
         self._store = forward.new_store(options.kv_tokens)
-        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._stops = StopTables(text.pieces)
         self._reading_now = 0
         self._read_prompt()
 
@@ -234,9 +234,7 @@ class Drawing:
             sampling.temperature,
             sampling.top_p,
         )
-        if sampling.stop not in self._stops:
-            self._stops[sampling.stop] = Stops(self._text.pieces, sampling.stop)
-        stops = self._stops[sampling.stop]
+        stops = self._stops.of(sampling.stop)
         for flight, token, logprob, entropy in zip(flights, *drawn, strict=True):
             flight.take(int(token), float(logprob), float(entropy))
             flight.finish = self._finish(flight, stops)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.drawing.stops import Stops, StopTables
 from runtime.sglang.account import Flops, Path
 from runtime.sglang.early import EarlySteps
 from runtime.sglang.fleet import Fleet
@@ -43,7 +43,7 @@ class Drawer:
         self._context = context
         self._flops = flops
         self._top = top
-        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._stops = StopTables(text.pieces)
 
     async def expand(
         self, search: Growing, branches: Sequence[Branch], sampling: Sampling
@@ -177,12 +177,10 @@ class Drawer:
         return Step(tokens, text, finish, drawing.logprob / len(tokens), drawing.entropy)
 
     def _stops_of(self, stop: tuple[str, ...]) -> Stops:
-        if stop not in self._stops:
-            try:
-                self._stops[stop] = Stops(self._text.pieces, stop)
-            except ValueError as error:
-                raise EngineError(str(error)) from None
-        return self._stops[stop]
+        try:
+            return self._stops.of(stop)
+        except ValueError as error:
+            raise EngineError(str(error)) from None
 
     def _must_fit(self, branch: Branch) -> None:
         if len(branch.tokens) + branch.limit > self._context:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
 
-from runtime.embedded.drawing.stops import Stops
 from runtime.profile import PROFILES
 from runtime.text import Text
 from tests.runtime.tiny_models import make_tokenizer
@@ -121,33 +120,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """The error names the folder."""
     with pytest.raises(ValueError, match=r"checkpoint: .*; a folder with a config.json"):
         Text(tmp_path)
-
-
-@given(
-    tokens=st.lists(
-        st.sampled_from([b"\n", b"\n\n", b"a", b"a\n", b"\nb", b"St", b"ep"]), min_size=1
-    ),
-    stops=st.lists(st.sampled_from(["\n\n", "Step", "a", "\nb", "aS"]), unique=True),
-)
-def test_a_stop_is_found_with_the_token_that_completes_it(
-    tokens: list[bytes], stops: list[str]
-) -> None:
-    """Exactly where a stop string ends within the bytes that the token added."""
-    names = sorted(set(tokens))
-    finder = Stops(names, stops)
-    ids = [names.index(token) for token in tokens]
-    texts = [b"".join(tokens[:n]).decode() for n in range(len(tokens) + 1)]
-    for n in range(1, len(tokens) + 1):
-        expected = any(
-            texts[n].find(stop, max(0, len(texts[n - 1]) - len(stop) + 1)) >= 0 for stop in stops
-        )
-        assert finder.ended(ids[:n]) == expected
-
-
-def test_an_empty_stop_is_refused() -> None:
-    """It would end every step at once."""
-    with pytest.raises(ValueError, match="stop: an empty string"):
-        Stops([b"a"], ("\n", ""))
 
 
 def test_profiles_are_filed_under_their_names() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.embedded.drawing.branches import Run
 from runtime.embedded.drawing.likelihoods import Likelihoods
-from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.drawing.stops import Stops, StopTables
 from runtime.text import Text
 from search.engine import Sampling, Step
 from search.tree import Finish
@@ -20,15 +20,12 @@ class Steps:
     def __init__(self, text: Text) -> None:
         self._text = text
         self._eos = text.eos
-        self._pieces = text.pieces
-        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._stops = StopTables(text.pieces)
         self._likelihoods = Likelihoods()
 
     def stops(self, sampling: Sampling) -> Stops:
-        """What ends a step under this sampling."""
-        if sampling.stop not in self._stops:
-            self._stops[sampling.stop] = Stops(self._pieces, sampling.stop)
-        return self._stops[sampling.stop]
+        """What ends a step under this sampling. Raises ValueError for strings that are no text."""
+        return self._stops.of(sampling.stop)
 
     def finish(self, run: Run) -> Finish | None:
         """Why the step ends with its last token; None if it goes on."""
