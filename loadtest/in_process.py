@@ -20,8 +20,9 @@ from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.resplit import Resplit
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.report import cost_of
 from runtime.embedded.scoring.scorers import load_reward_model, scorer_for
-from runtime.embedded.worker import cost_of, scheduler_for
+from runtime.embedded.worker import scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.text import Text
 from search.engine import (

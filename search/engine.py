@@ -170,7 +170,8 @@ class Usage:
     ``active``: held for trees in flight. ``cached``: evictable prefixes nobody holds.
     ``running`` and ``waiting`` count branches. ``held_evicted``: of the evicted ones, those of
     trees in flight. ``kv_policy_seconds``: spent on deciding what goes. ``retractions``: branches
-    that gave way. ``wrong_books``: failed checks of the engine's own accounts.
+    that gave way. ``wrong_books``: failed checks of the engine's own accounts. ``call_faults``:
+    calls and hints that were malformed or that the engine failed at; it let go of their trees.
     """
 
     kv_tokens_active: int
@@ -201,6 +202,7 @@ class Usage:
     accepted_tokens_total: int = 0
     speculated_used_tokens_total: int = 0
     speculated_wasted_tokens_total: int = 0
+    call_faults_total: int = 0
 
 
 Reproducible = Literal["exact", "seeded", "no"]
@@ -267,7 +269,8 @@ class EngineError(Exception):
      ├─ PrefixTooLong      a prefix and its step do not fit the context or the KV budget
      ├─ KvFull             all KV is held for searches and none may be given up
      ├─ RewardMissing      a trajectory got no reward; names the format and what it looked for
-     └─ EmbeddingMissing   the embedder gave no vectors of use; what is drawn and scored is well
+     ├─ EmbeddingMissing   the embedder gave no vectors of use; what is drawn and scored is well
+     └─ CallFault          the engine failed at this call and let go of its tree; others go on
     """
 
 
@@ -289,6 +292,10 @@ class RewardMissing(EngineError):
 
 class EmbeddingMissing(EngineError):
     """The embedder gave no vectors of use; what is drawn and scored is well."""
+
+
+class CallFault(EngineError):
+    """The engine failed at this call and let go of its tree; others go on."""
 
 
 class Engine(Protocol):

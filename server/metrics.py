@@ -44,6 +44,7 @@ ENGINE_COUNTERS = {
     "rehydrations": "Prefills that brought dropped KV back.",
     "retractions": "Branches that gave way for want of KV, to go on later.",
     "kv_policy_seconds": "Time spent on deciding which KV goes.",
+    "call_faults": "Calls and hints that the engine failed at, by themselves.",
     "wrong_books": "Times that the engine's own accounts of its KV did not add up.",
 }
 

@@ -18,6 +18,9 @@ from search.engine import (
     Usage,
 )
 
+MOST_AT_ONCE = 1024
+"""Branches, trajectories or steps of one message: the engine goes on in between."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expand:

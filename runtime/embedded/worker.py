@@ -12,14 +12,17 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+from runtime.embedded.checks import check, each
 from runtime.embedded.drafting.draft import load_speculation
 from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Forwards
+from runtime.embedded.drawing.branches import Drawn
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.faults import Fault, Faults
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.kv.resplit import Resplit
 from runtime.embedded.kv.split import Shared, split_pools
@@ -46,17 +49,34 @@ from runtime.embedded.model.thread_timing import fastest_threads
 from runtime.embedded.model.threads import thread_counts
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
-from runtime.embedded.scoring.embedder import Embedder, Words
-from runtime.embedded.scoring.hidden import HiddenStates
-from runtime.embedded.scoring.scorers import load_judge, load_scorer
+from runtime.embedded.report import cost_of, report_of
+from runtime.embedded.scoring.judge import owner
+from runtime.embedded.scoring.scorers import load_embedder, load_judge, load_scorer
 from runtime.reward_format import reward_format
 from runtime.text import Text
-from search.engine import Capabilities, EngineError, KvFull, RewardMissing, TreeCost, Usage
+from search.engine import (
+    Branch,
+    CallFault,
+    Capabilities,
+    EmbeddingMissing,
+    EngineError,
+    KvFull,
+    PrefixTooLong,
+    RewardMissing,
+    TreeCost,
+)
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25
+SHOWN = 200
+"""Letters of a tree's name in the log."""
 IDLE_SECONDS = 0.05
+TAKING_SECONDS = 0.05
+"""Of this thread's time, in which messages are taken before the next iteration; the last of them
+may take longer."""
+FORESEEN = (PrefixTooLong, KvFull, RewardMissing, EmbeddingMissing)
+"""What a sound call may meet. Nothing has begun then, or the search is to go on without."""
 
 
 def run(pipe: Outlet, options: EngineOptions) -> None:
@@ -99,9 +119,10 @@ class Worker:
         if shared and by_roofline and self._scorer:
             stores = self._scheduler.batch, self._scorer.batch
             self._resplit = Resplit(shared, *stores, step=options.kv_load.new)
-        self._embedder = self._steps_embedder(forward)
+        self._embedder = load_embedder(options, forward, self._scheduler.accounts)
         self._reported = 0.0
-        self._wrong_books = 0
+        self._wrong_books = self._call_faults = 0
+        self._faults = Faults()
         self._unchecked = False
         self._capabilities = Capabilities(
             engine="embedded",
@@ -119,40 +140,64 @@ class Worker:
     def serve(self) -> None:
         """Answer until told to stop."""
         self._send(Ready(self._capabilities, self._report()))
-        while self._listen():
-            if self._resplit:
-                self._resplit.settle()
-            if self._scheduler.busy:
-                for drawn in self._scheduler.step():
-                    if self._resplit:
-                        self._resplit.drew(drawn.tree, drawn.steps)
-                    ruled = self._judge.rule(drawn) if self._judge else None
-                    if ruled is not None:
-                        self._answer(drawn.call, ruled.rewards)
-                        continue
-                    said = Done(drawn.call, drawn.steps, self._report(), drawn.tree, drawn.moved)
-                    self._send(said)
-                for call in self._scheduler.starved():
-                    said = f"kv_tokens: {self._scheduler.cache.capacity} are all held for searches"
-                    self._send(Failed(call, KvFull(said), self._report()))
-            if self._scorer is not None and self._scorer.busy:
-                for scored in self._scorer.step():
-                    self._answer(scored.call, scored.rewards)
-            if self._embedder is not None and self._embedder.busy:
-                for embedded in self._embedder.step():
-                    self._answer(embedded.call, embedded.result)
-            self._report_in_time()
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Take the messages that are there and do one iteration of each part; False to stop."""
+        if not self._listen():
+            return False
+        if self._resplit:
+            self._resplit.settle()
+        if self._scheduler.busy:
+            self._draw()
+        if self._scorer is not None and self._scorer.busy:
+            for scored in self._scorer.step():
+                self._answer(scored.call, scored.rewards)
+            self._let_go_of(self._scorer.faults)
+        if self._embedder is not None and self._embedder.busy:
+            for embedded in self._embedder.step():
+                self._answer(embedded.call, embedded.vectors)
+            self._let_go_of(self._embedder.faults)
+        self._report_in_time()
+        return True
 
     @property
-    def _busy(self) -> bool:
+    def busy(self) -> bool:
+        """Whether a call is being worked on."""
         beside = (self._scorer, self._embedder)
         return self._scheduler.busy or any(part is not None and part.busy for part in beside)
 
+    def _draw(self) -> None:
+        """One iteration of the policy model."""
+        for drawn in self._scheduler.step():
+            with self._faults.at(drawn.tree, drawn.call):
+                self._drew(drawn)
+        for call in self._scheduler.starved():
+            said = f"kv_tokens: {self._scheduler.cache.capacity} are all held for searches"
+            self._send(Failed(call, KvFull(said), self._report()))
+        for faults in (self._faults, self._scheduler.faults):
+            self._let_go_of(faults)
+
+    def _drew(self, drawn: Drawn) -> None:
+        """Answer a finished round, or with what it comes to if it was the judge's."""
+        if self._resplit:
+            self._resplit.drew(drawn.tree, drawn.steps)
+        ruled = self._judge.rule(drawn) if self._judge else None
+        if ruled is not None:
+            self._answer(drawn.call, ruled.rewards)
+        else:
+            self._send(Done(drawn.call, drawn.steps, self._report(), drawn.tree, drawn.moved))
+
     def _listen(self) -> bool:
-        """Take all messages that are there, waiting for one when idle; False to stop."""
-        if self._unchecked and not self._busy and not self._pipe.poll(IDLE_SECONDS):
+        """Take the messages that are there, waiting for one when idle; False to stop.
+
+        While something is being drawn, what takes long is taken in between two iterations.
+        """
+        if self._unchecked and not self.busy and not self._pipe.poll(IDLE_SECONDS):
             self._check_books()
-        while not self._busy or self._pipe.poll():
+        until = time.thread_time() + TAKING_SECONDS
+        while not self.busy or (time.thread_time() < until and self._pipe.poll()):
             try:
                 message: ToEngine = self._pipe.recv()
             except (EOFError, ConnectionResetError):
@@ -163,30 +208,33 @@ class Worker:
         return True
 
     def _take(self, message: ToEngine) -> None:
+        """Begin what a message asks for; whatever is wrong with it is its own call's error."""
         self._unchecked = True
-        if isinstance(message, Hinted):
-            self._scheduler.hint(message.tree, message.hint)
-            for scoring in (self._scorer, self._judge):
-                if scoring is not None:
-                    scoring.hint(message.tree, message.hint)
-            return
-        assert not isinstance(message, Stop), "stop is handled where messages are read"
-        try:
+        tree, call = getattr(message, "tree", None), getattr(message, "call", None)
+        named = tree if isinstance(tree, str) else None
+        with self._faults.at(named, call if type(call) is int else None):
+            check(message)
             self._begin(message)
-        except EngineError as error:
-            self._send(Failed(message.call, error, self._report()))
+        self._let_go_of(self._faults)
 
-    def _begin(self, message: Expand | Score | Embed | Release | Abort | Ping) -> None:
+    def _begin(self, message: ToEngine) -> None:
         """Start a call, or answer it where that takes no model."""
         match message:
+            case Hinted(tree, hint):
+                self._scheduler.hint(tree, hint)
+                for scoring in (self._scorer, self._judge):
+                    if scoring is not None:
+                        scoring.hint(tree, hint)
             case Expand(call, tree, branches, sampling):
+                each("branches", branches, Branch)
                 self._scheduler.expand(call, tree, branches, sampling)
                 if self._resplit:
                     self._resplit.asked(tree, branches)
             case Score():
                 self._score(message)
             case Embed(call, tree, steps):
-                assert self._embedder is not None, "what needs no model is embedded elsewhere"
+                if self._embedder is None:
+                    raise EngineError("embedder: what needs no model is embedded elsewhere")
                 self._embedder.embed(call, tree, steps)
             case Release(call, tree):
                 self._answer(call, self._stop(tree))
@@ -196,11 +244,37 @@ class Worker:
             case Ping(call):
                 self._answer(call, None)
 
+    def _let_go_of(self, faults: Faults) -> None:
+        """Answer calls with their errors. Unless it is one that a sound call may meet, all that is
+        held for its tree is let go of, and the tree's other calls fail with it.
+
+        Raises what shows that more than a tree is broken: the process is to end.
+        """
+        for fault in faults.take():
+            calls = set() if fault.call is None else {fault.call}
+            if not isinstance(fault.error, FORESEEN):
+                calls.update(self._blame(fault))
+            error = fault.error
+            if not isinstance(error, EngineError):
+                kind = type(error).__name__
+                error = CallFault(f"the engine failed at this call ({kind}); its log says more")
+            for call in sorted(calls):
+                self._send(Failed(call, error, self._report()))
+
+    def _blame(self, fault: Fault) -> list[int]:
+        """Count and log a fault and let go of its tree; the calls that get no answer."""
+        self._call_faults += 1
+        name = fault.tree and owner(fault.tree)
+        shown = name and name[:SHOWN]
+        log.error("tree %r, call %s: %s", shown, fault.call, fault.error, exc_info=fault.error)
+        if name is None:
+            return []
+        stopped, _ = self._drop(name)
+        self._check_books(fatal=True)
+        return stopped
+
     def _score(self, message: Score) -> None:
         tree, prompt = message.tree, message.prompt
-        for trajectory in message.trajectories:
-            if not trajectory.steps or not all(trajectory.steps):
-                raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
         if self._judge is not None:
             self._judge.score(message.call, tree, message.question, message.trajectories)
         elif not self._format.needs_model:
@@ -226,6 +300,16 @@ class Worker:
 
     def _stop(self, tree: str) -> TreeCost:
         """End everything of a tree; what it cost."""
+        stopped, cost = self._drop(tree)
+        if self._options.strict:
+            self._check_books()
+        for call in stopped:
+            error = EngineError(f"tree {tree!r} was aborted")
+            self._send(Failed(call, error, self._report()))
+        return cost
+
+    def _drop(self, tree: str) -> tuple[list[int], TreeCost]:
+        """Let go of everything of a tree; its calls that get no answer now, and what it cost."""
         stopped = self._scheduler.abort(tree)
         if self._resplit:
             self._resplit.ended(tree)
@@ -239,35 +323,8 @@ class Worker:
             stopped += self._judge.abort(tree)
             judged, unparsed = self._judge.release(tree)
         policy = self._scheduler.release(tree)
-        if self._options.strict:
-            self._check_books()
-        for call in stopped:
-            error = EngineError(f"tree {tree!r} was aborted")
-            self._send(Failed(call, error, self._report()))
         cost = cost_of(policy or Account(0), prm or Account(0), judged or Account(0))
-        return replace(cost, unparsed_verdicts=unparsed)
-
-    def _steps_embedder(self, forward: Forward) -> Embedder | None:
-        """What ``options.embedder`` names; None for what needs no model of this process."""
-        options = self._options
-        if options.embedder == "hidden":
-            hidden = HiddenStates(forward, options.embedder_layer)
-
-            def charge(tree: str, steps: Sequence[Words]) -> None:
-                account = self._scheduler.accounts.get(tree)
-                if account is not None:
-                    account.flops += hidden.flops([step.tokens for step in steps])
-                    account.passes += 1
-
-            return Embedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
-        if options.embedder == "encoder" and options.encoder is not None:
-            from runtime.embedders.encoder import Encoder
-
-            encoder = Encoder(options.encoder)
-            return Embedder(
-                lambda steps: encoder.embed_texts([step.text for step in steps]), lambda *_: None
-            )
-        return None
+        return stopped, replace(cost, unparsed_verdicts=unparsed)
 
     def _answer(self, call: int, value: list | TreeCost | EngineError | None) -> None:
         report = self._report()
@@ -284,64 +341,23 @@ class Worker:
             self._send(self._report())
 
     def _report(self) -> Report:
-        scheduler, scorer = self._scheduler, self._scorer
-        policy, prm = scheduler.totals(), scorer.totals() if scorer else Account(0)
-        judged = self._judge.totals() if self._judge else Account(0)
-        cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
-        usage = Usage(
-            kv_tokens_active=cache.active_tokens,
-            kv_tokens_cached=cache.cached_tokens,
-            kv_tokens_capacity=cache.capacity,
-            kv_tokens_peak=cache.active_peak,
-            prm_kv_tokens_active=prm_cache.active_tokens if prm_cache else 0,
-            prm_kv_tokens_cached=prm_cache.cached_tokens if prm_cache else 0,
-            prm_kv_tokens_capacity=prm_cache.capacity if prm_cache else 0,
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            decoded_tokens_total=policy.decoded_tokens - judged.decoded_tokens,
-            prefilled_tokens_total=policy.prefilled_tokens - judged.prefilled_tokens,
-            cached_tokens_total=policy.cached_tokens - judged.cached_tokens,
-            prm_tokens_total=prm.prefilled_tokens + judged.computed_tokens,
-            evicted_tokens_total=cache.evicted_tokens,
-            rehydrated_tokens_total=policy.rehydrated_tokens,
-            rehydrations_total=policy.rehydrations,
-            prm_kv_tokens_peak=prm_cache.active_peak if prm_cache else 0,
-            held_evicted_tokens_total=cache.radix.held_evicted,
-            prm_evicted_tokens_total=prm_cache.evicted_tokens if prm_cache else 0,
-            prm_held_evicted_tokens_total=prm_cache.radix.held_evicted if prm_cache else 0,
-            kv_policy_seconds_total=cache.retention.seconds,
-            retractions_total=scheduler.retractions,
-            wrong_books_total=self._wrong_books,
-            target_passes_total=policy.target_passes,
-            drafted_tokens_total=policy.drafted_tokens,
-            accepted_tokens_total=policy.accepted_tokens,
-            speculated_used_tokens_total=policy.speculated_used,
-            speculated_wasted_tokens_total=policy.speculated_wasted,
+        return report_of(
+            self._scheduler,
+            self._scorer,
+            self._judge,
+            wrong_books=self._wrong_books,
+            call_faults=self._call_faults,
+            kv_splits=self._resplit.moves if self._resplit else 0,
         )
-        counters = {
-            "trims": cache.retention.trims,
-            "kv_policy_us": int(1e6 * cache.retention.seconds),
-            "held_evicted_tokens": cache.radix.held_evicted,
-            "retractions": scheduler.retractions,
-            "tested_tokens": policy.tested_tokens,
-            "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
-            "unison_tokens": policy.unison_tokens,
-            "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
-            "verdicts": self._judge.verdicts if self._judge else 0,
-            "unparsed_verdicts": self._judge.unparsed_verdicts if self._judge else 0,
-            "wrong_books": self._wrong_books,
-            "kv_splits": self._resplit.moves if self._resplit else 0,
-        }
-        return Report(usage, counters)
 
-    def _check_books(self) -> None:
-        """Prove that no slot is lost; wrong books are fatal in strict mode, else counted."""
+    def _check_books(self, *, fatal: bool = False) -> None:
+        """Prove that no slot is lost; wrong books are ``fatal`` in strict mode, else counted."""
         try:
             self._scheduler.check()
             if self._scorer is not None:
-                self._scorer.cache.check()
+                self._scorer.check()
         except AssertionError:
-            if self._options.strict:
+            if fatal or self._options.strict:
                 raise
             self._wrong_books += 1
             log.exception("the KV books are wrong")
@@ -374,26 +390,4 @@ def scheduler_for(
         speculate=options.speculate,
         visits=options.order,
         unison=options.unison,
-    )
-
-
-def cost_of(policy: Account, prm: Account, judged: Account) -> TreeCost:
-    """What a tree cost, by what each model booked for it."""
-    return TreeCost(
-        decoded_tokens=policy.decoded_tokens,
-        prefilled_tokens=policy.prefilled_tokens,
-        cached_tokens=policy.cached_tokens,
-        prm_tokens=prm.prefilled_tokens + judged.computed_tokens,
-        model_calls=policy.passes + prm.passes + judged.passes,
-        flops=policy.flops + prm.flops + judged.flops,
-        kv_tokens_peak=policy.peak,
-        rehydrated_tokens=policy.rehydrated_tokens,
-        rehydrations=policy.rehydrations,
-        target_passes=policy.target_passes,
-        drafted_tokens=policy.drafted_tokens,
-        tested_tokens=policy.tested_tokens,
-        accepted_tokens=policy.accepted_tokens,
-        speculated_used=policy.speculated_used,
-        speculated_wasted=policy.speculated_wasted,
-        unison_tokens=policy.unison_tokens,
     )

@@ -147,17 +147,17 @@ def test_calls_are_worked_off_in_pieces() -> None:
     work.embed(3, "oak", [half])
     work.embed(4, "elm", [])
     assert work.abort("none") == []
-    answers = []
+    answers, stopped = [], []
     while work.busy:
         answers += work.step()
-        if len(answers) == 2:
-            assert work.abort("oak") == [3]
+        if "elm" in work.faults and not stopped:
+            stopped = work.abort("oak")
+    assert stopped == [3]
     assert pieces == [2, 1, 1, 1]
     sizes = [(float(len(step.tokens)),) for step in (half, half, long, half)]
-    assert [answer.call for answer in answers] == [1, 2, 4]
-    assert answers[0].result == sizes
-    assert isinstance(answers[1].result, EngineError)
-    assert answers[2].result == []
+    assert [(answer.call, answer.vectors) for answer in answers] == [(1, sizes), (4, [])]
+    [fault] = work.faults.take()
+    assert (fault.tree, fault.call, str(fault.error)) == ("elm", 2, "bad")
     assert charged == [("oak", 2), ("oak", 1), ("oak", 1), ("elm", 0)]
 
 

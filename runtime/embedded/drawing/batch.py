@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from runtime.embedded.checks import ids
 from runtime.embedded.drafting.guesses import Fork
 from runtime.embedded.drawing.turns import portions
 from runtime.embedded.kv.cache import Cache
@@ -227,13 +229,17 @@ class Forwards(Protocol):
         ...
 
 
-def must_be_ids(field: str, tokens: Sequence[int] | np.ndarray, vocab: int) -> None:
-    """Raise EngineError unless ``tokens`` are some ids of a model with ``vocab`` of them."""
-    if not len(tokens):
+def must_be_ids(
+    field: str, tokens: Sequence[int] | NDArray[np.int64], vocab: int
+) -> NDArray[np.int64]:
+    """``tokens``, some ids of a model with ``vocab`` of them, as an array. Raises EngineError."""
+    found = ids(field, tokens)
+    if not len(found):
         raise EngineError(f"{field}: empty; at least one token id is needed")
-    for token in (min(tokens), max(tokens)):
+    for token in (found.min(), found.max()):
         if not 0 <= token < vocab:
             raise EngineError(f"{field}: token id {token}; ids from 0 to {vocab - 1} are needed")
+    return found
 
 
 def _order(lane: Lane) -> Order:

@@ -9,7 +9,7 @@ import torch
 
 from runtime.embedded.drawing.stops import Stops
 from runtime.embedded.kv.lane import Lane, Order
-from search.engine import Branch, Sampling, Step
+from search.engine import Branch, KvMoved, Sampling, Step
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +32,16 @@ class Call:
     def done(self) -> bool:
         """Whether every branch has its step."""
         return None not in self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A finished call, and what the KV of its search went through since the last one."""
+
+    call: int
+    steps: list[Step]
+    tree: str
+    moved: KvMoved
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,6 @@ token is drawn, never which.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from kvpolicy.value import certainty
 from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.account import Account, charge_pass, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards
-from runtime.embedded.drawing.branches import Call, Prefix, Run
+from runtime.embedded.drawing.branches import Call, Drawn, Prefix, Run
 from runtime.embedded.drawing.draws import Draw, Taken
 from runtime.embedded.drawing.expansion import SpeculativeExpansion
 from runtime.embedded.drawing.intake import must_be_drawable
@@ -26,25 +25,16 @@ from runtime.embedded.drawing.places import Places
 from runtime.embedded.drawing.steps import Steps
 from runtime.embedded.drawing.unison import Followed, draw_together, everyone
 from runtime.embedded.drawing.visits import Visits, ranks
+from runtime.embedded.faults import Faults
 from runtime.embedded.kv.cache import Cache
 from runtime.embedded.kv.lane import Lane
 from runtime.embedded.kv.namespaces import Namespaces
 from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
 from runtime.text import Text
-from search.engine import Branch, Hint, KvMoved, Sampling, Step
+from search.engine import Branch, Hint, KvMoved, Sampling
 from search.tree import ROOT, Finish
 
 PREFILL_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A finished call, and what the KV of its search went through since the last one."""
-
-    call: int
-    steps: list[Step]
-    tree: str
-    moved: KvMoved
 
 
 class Scheduler:
@@ -89,6 +79,8 @@ class Scheduler:
         self.past = Account(0)
         self.retractions = 0
         self._starved: list[int] = []
+        self.faults = Faults()
+        """Searches whose calls get no answer: they are to be aborted and released."""
         self._draw = draw
         self._steps = Steps(text)
         self._context = context
@@ -136,7 +128,7 @@ class Scheduler:
         ``fresh``: its prefixes do not follow from what was drawn here before.
         """
         rooms = {"context": self._context, "kv_tokens": self.cache.least}
-        must_be_drawable(branches, sampling, self._vocab, rooms)
+        tokens = must_be_drawable(branches, sampling, self._vocab, rooms)
         account = self._account(tree)
         self._arrivals += 1
         stops, nothing = self._steps.stops(sampling), [None] * len(branches)
@@ -148,7 +140,7 @@ class Scheduler:
         for index, (branch, place) in enumerate(zip(branches, places, strict=True)):
             prefix = prefixes.get(branch.tokens)
             if prefix is None:
-                prefix = self._prefix(tree, account, branch, fresh)
+                prefix = self._prefix(tree, account, branch, tokens[index], fresh)
                 prefixes[branch.tokens] = prefix
             order = (account.number, call.number, place)
             runs.append(Run(call, index, branch, prefix, order))
@@ -182,14 +174,13 @@ class Scheduler:
         self._draw_next(landed)
         if self.speculation:
             self.speculation.drawn()
-        finished, self._finished = self._finished, []
-        return [self._drawn(call) for call in finished]
+        return self._answers()
 
     def check(self) -> None:
         """Raise AssertionError unless the books of all caches are right."""
-        self.cache.check()
+        self.cache.check(self.accounts)
         if self.speculation:
-            self.speculation.drafter.cache.check()
+            self.speculation.drafter.cache.check(self.accounts)
 
     def starved(self) -> list[int]:
         """The calls that got no answer since the last look, for want of KV."""
@@ -217,15 +208,15 @@ class Scheduler:
         """Stop a search's branches; the ids of the calls that get no answer."""
         self.expansion.end(tree)
         self._places.clear(tree)
-        stopped = [call.id for call in self._calls.values() if call.tree == tree]
-        for call_id in stopped:
-            del self._calls[call_id]
-        return stopped
+        calls = [*self._calls.values(), *self._finished]
+        self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
+        self._finished = [call for call in self._finished if call.tree != tree]
+        return [call.id for call in calls if call.tree == tree]
 
     def release(self, tree: str) -> Account | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
         self.expansion.end(tree)
-        account = self.accounts.pop(tree, None)
+        account = self.accounts.get(tree)
         self._steps.forget(tree)
         if account is not None:
             account.peak = self.cache.peaks.get(tree, 0)
@@ -233,6 +224,7 @@ class Scheduler:
             if self.speculation:
                 account.flops += self.speculation.drafter.release(tree, account.prompt)
             self.past.charge(account)
+            del self.accounts[tree]
         return account
 
     def totals(self) -> Account:
@@ -253,8 +245,10 @@ class Scheduler:
             self.accounts[tree] = Account(self._arrivals)
         return self.accounts[tree]
 
-    def _prefix(self, tree: str, account: Account, branch: Branch, fresh: bool) -> Prefix:
-        tokens = self._namespaces.mark(tree, np.asarray(branch.tokens, dtype=np.int64))
+    def _prefix(
+        self, tree: str, account: Account, branch: Branch, ids: np.ndarray, fresh: bool
+    ) -> Prefix:
+        tokens = self._namespaces.mark(tree, ids)
         known = account.prompt is not None and not fresh
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
@@ -292,15 +286,31 @@ class Scheduler:
         self._starved += self.abort(tree)
         self.cache.retain(tree, ())
 
+    def _answers(self) -> list[Drawn]:
+        """The calls that are finished, but those of searches that are to be aborted."""
+        finished, found = self._finished, []
+        for call in finished:
+            with self.faults.at(call.tree):
+                found.append(self._drawn(call))
+        self._finished = [call for call in finished if call.tree in self.faults]
+        return [drawn for drawn in found if drawn.tree not in self.faults]
+
     def _drawn(self, call: Call) -> Drawn:
         tree, cache = call.tree, self.cache
         moved = KvMoved(cache.tokens_of(tree), cache.capacity, cache.radix.moved(tree))
         return Drawn(call.id, [step for step in call.steps if step is not None], tree, moved)
 
+    def _finish(self, run: Run) -> Finish | None:
+        """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
+        ends: nothing follows, and nothing is cached."""
+        with self.faults.at(run.call.tree):
+            return self._steps.finish(run)
+        return Finish.END
+
     def _draw_next(self, rows: Sequence[tuple[Run, torch.Tensor]]) -> None:
         """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order; and
         those of the branches that follow it."""
-        for run, taken, followed in draw_together(self._draw, rows, self._steps.finish):
+        for run, taken, followed in draw_together(self._draw, rows, self._finish):
             if followed.parted(taken.tokens):
                 self._places.part(run)
             self._take(run, taken)
@@ -342,7 +352,11 @@ class Scheduler:
             self._end(run, finish)
 
     def _end(self, run: Run, finish: Finish) -> None:
-        """File a finished step, and its call if it was the last."""
+        """File a finished step, and its call if it was the last; a fault is its search's own."""
+        with self.faults.at(run.call.tree):
+            self._file(run, finish)
+
+    def _file(self, run: Run, finish: Finish) -> None:
         call, branch, path, attention = run.call, run.branch, run.tokens(), ()
         if finish is not Finish.END:
             self.accounts[call.tree].name(branch.node, path)

@@ -6,7 +6,7 @@ Every slot is in exactly one of the three; ``check`` proves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import numpy as np
 
@@ -221,8 +221,14 @@ class Cache:
         for tree in {lane.tree for lane in self.lanes}:
             self.peaks[tree] = max(self.peaks.get(tree, 0), self.tokens_of(tree))
 
-    def check(self) -> None:
-        """Raise AssertionError unless every slot is in one place and all counts agree."""
+    def check(self, trees: Container[str] | None = None) -> None:
+        """Raise AssertionError unless every slot is in one place and all counts agree.
+
+        ``trees``: the searches in flight; no other may hold anything.
+        """
+        if trees is not None:
+            holding = {*+self.radix.held_tokens, *self.peaks, *+self._private}
+            assert all(tree in trees for tree in holding), "a search that is over holds KV"
         self.radix.check()
         slots = [self.pool.listed(), *(node.slots for node in self.radix.nodes())]
         slots += [lane.private for lane in self.lanes]

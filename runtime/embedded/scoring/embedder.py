@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from search.engine import EngineError
+from runtime.embedded.faults import Faults
 
 PIECE_TOKENS = 256
 """Tokens of steps embedded in one iteration; a longer step is a piece of its own."""
@@ -33,10 +33,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A finished call: its vectors, or why there are none."""
+    """A finished call and its vectors."""
 
     call: int
-    result: list[Vector] | EngineError
+    vectors: list[Vector]
 
 
 class Embedder:
@@ -51,6 +51,8 @@ class Embedder:
         self._embed = embed
         self._charge = charge
         self._calls: list[Call] = []
+        self.faults = Faults()
+        """The calls that get no vectors, and why."""
 
     @property
     def busy(self) -> bool:
@@ -65,14 +67,15 @@ class Embedder:
         """One iteration: embed a piece of the oldest call; that call if it is finished."""
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
-        try:
+        done = []
+        with self.faults.at(call.tree, call.id):  # a piece is one call's alone
             call.vectors += self._embed(piece) if piece else []
-        except EngineError as error:
-            return [Embedded(self._calls.pop(0).id, error)]
-        self._charge(call.tree, piece)
-        if len(call.vectors) < len(call.steps):
-            return []
-        return [Embedded(self._calls.pop(0).id, call.vectors)]
+            self._charge(call.tree, piece)
+            if len(call.vectors) < len(call.steps):
+                return []
+            done = [Embedded(call.id, call.vectors)]
+        del self._calls[0]
+        return done
 
     def abort(self, tree: str) -> list[int]:
         """Stop embedding for a search; the ids of the calls that get no answer."""

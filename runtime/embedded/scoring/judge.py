@@ -9,12 +9,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.scheduler import Drawn, Scheduler
+from runtime.embedded.drawing.branches import Drawn
+from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.scoring.scorer import Scored
 from runtime.judge import Judge
 from search.engine import Branch, Hint, PrefixTooLong, Trajectory
 
 _JUDGED = "\0judged"
+
+
+def owner(tree: str) -> str:
+    """The search that the scheduler knows by this name, or by this name judges for."""
+    return tree.removesuffix(_JUDGED)
 
 
 class Bench:

@@ -17,6 +17,7 @@ from runtime.embedded.drafting.guesses import Guesses
 from runtime.embedded.drawing.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards, Refusal, must_be_ids
 from runtime.embedded.drawing.turns import in_turn
+from runtime.embedded.faults import Faults
 from runtime.embedded.kv.cache import Cache
 from runtime.embedded.kv.lane import Lane, Order
 from runtime.embedded.kv.namespaces import Namespaces
@@ -98,6 +99,8 @@ class Scorer:
         self._spelt: dict[str, Spelt] = {}
         self._ahead: dict[str, dict[int, np.ndarray]] = {}
         self._arrivals = 0
+        self.faults = Faults()
+        """Searches whose calls get no answer: they are to be aborted and released."""
         self._namespaces = Namespaces()
 
     @property
@@ -121,11 +124,10 @@ class Scorer:
         """
         spelt: Spelt = self._spelt.get(tree, {})
         paths = [
-            np.asarray(self._reader.path(prompt, question, t, spelt), dtype=np.int64)
+            must_be_ids("steps", self._reader.path(prompt, question, t, spelt), self._vocab)
             for t in trajectories
         ]
         for path in paths:
-            must_be_ids("steps", path, self._vocab)
             self._must_fit(path)
         paths = [self._namespaces.mark(tree, path) for path in paths]
         opening = np.asarray(self._reader.opening(prompt, question, spelt), dtype=np.int64)
@@ -158,11 +160,13 @@ class Scorer:
         charge_pass(self.accounts, advances, self._flops)
         for advance in advances:
             if advance.logits is not None:
-                self._read(advance)
+                with self.faults.at(advance.lane.tree):
+                    self._read(advance)
         for lane in [lane for lane in self._running if not lane.missing]:
             del self._running[lane]
             self.batch.publish(lane)
-        finished, self._finished = self._finished, []
+        finished = [call for call in self._finished if call.tree not in self.faults]
+        self._finished = [call for call in self._finished if call.tree in self.faults]
         return [Scored(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished]
 
     def hint(self, tree: str, hint: Hint) -> None:
@@ -182,21 +186,25 @@ class Scorer:
         for lane in [lane for lane in self._running if lane.tree == tree]:
             del self._running[lane]
             self.batch.drop(lane)
+        calls = [*self._calls.values(), *self._finished]
+        self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
         self._finished = [call for call in self._finished if call.tree != tree]
-        stopped = [call.id for call in self._calls.values() if call.tree == tree]
-        for call_id in stopped:
-            del self._calls[call_id]
-        return stopped
+        return [call.id for call in calls if call.tree == tree]
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books of the cache are right."""
+        self.cache.check(self.accounts)
 
     def release(self, tree: str) -> Account | None:
         """Let go of a search that reads nothing; what it cost, None if it was never here."""
-        account = self.accounts.pop(tree, None)
+        account = self.accounts.get(tree)
         self._rewards.pop(tree, None)
         self._spelt.pop(tree, None)
         self._ahead.pop(tree, None)
         if account is not None:
-            self.past.charge(account)
             self.cache.release(tree, account.prompt)
+            self.past.charge(account)
+            del self.accounts[tree]
         return account
 
     def totals(self) -> Account:

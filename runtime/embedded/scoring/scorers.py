@@ -1,12 +1,17 @@
-"""What scores in the embedded engine: the reward model, or the policy as judge, by the format."""
+"""What scores in the embedded engine, the reward model or the policy as judge, and what embeds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Forwards
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.scoring.embedder import Embedder, Words
+from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.embedded.scoring.judge import Bench
 from runtime.embedded.scoring.scorer import Scorer
 from runtime.judge import Judge
@@ -79,3 +84,30 @@ def load_judge(
             f"context of {text.checkpoint} holds {text.context}"
         )
     return Bench(scheduler, judge), (once, each)
+
+
+def load_embedder(
+    options: EngineOptions, policy: Forward, accounts: Mapping[str, Account]
+) -> Embedder | None:
+    """What ``options.embedder`` names; None for what needs no model of this process.
+
+    ``accounts``: of the searches in flight, to which reading hidden states is charged.
+    """
+    if options.embedder == "hidden":
+        hidden = HiddenStates(policy, options.embedder_layer)
+
+        def charge(tree: str, steps: Sequence[Words]) -> None:
+            account = accounts.get(tree)
+            if account is not None:
+                account.flops += hidden.flops([step.tokens for step in steps])
+                account.passes += 1
+
+        return Embedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
+    if options.embedder == "encoder" and options.encoder is not None:
+        from runtime.embedders.encoder import Encoder
+
+        encoder = Encoder(options.encoder)
+        return Embedder(
+            lambda steps: encoder.embed_texts([step.text for step in steps]), lambda *_: None
+        )
+    return None

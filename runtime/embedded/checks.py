@@ -1,0 +1,163 @@
+"""What the values in a message must be. Whoever sent it, nothing else is worked on.
+
+All raise EngineError, which names the field, what it is and what is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.embedded.messages import (
+    MOST_AT_ONCE,
+    Abort,
+    Embed,
+    Expand,
+    Hinted,
+    Ping,
+    Release,
+    Score,
+)
+from runtime.embedded.scoring.embedder import Words
+from search.engine import EngineError, Hint, Trajectory
+
+T = TypeVar("T")
+
+MOST_NODES = 1 << 22
+"""The largest id: 65,536 expansions of 64 children, the most a request may ask for."""
+LARGEST = (1 << 63) - 1
+SEEDS = (1 << 64) - 1
+
+
+def check(message: object) -> None:
+    """Raise EngineError for a message that is none, or holds what no message does.
+
+    The branches and the sampling of a round are looked at where they are taken on.
+    """
+    if not isinstance(message, Expand | Score | Embed | Hinted | Release | Abort | Ping):
+        raise EngineError(f"message: {said(message)}; one of the engine's is needed")
+    if not isinstance(message, Hinted):
+        whole("call", message.call, 0, LARGEST)
+    if not isinstance(message, Ping):
+        name("tree", message.tree)
+    match message:
+        case Score(_, _, prompt, question, trajectories):
+            ids("prompt", prompt)
+            text("question", question)
+            _check_trajectories(trajectories)
+        case Embed(_, _, steps):
+            for step in each("steps", steps, Words):
+                ids("steps", step.tokens)
+                text("texts", step.text)
+        case Hinted(_, hint):
+            _check_hint(hint)
+        case _:
+            pass
+
+
+def said(value: object) -> str:
+    """A value in few words, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return str(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def whole(field: str, value: object, least: int, most: int) -> None:
+    """A whole number from ``least`` to ``most``."""
+    if type(value) is not int or not least <= value <= most:
+        raise EngineError(f"{field}: {said(value)}; from {least} to {most} is needed")
+
+
+def real(field: str, value: object, needed: str) -> None:
+    """A finite number of 0 or more; ``needed`` says what else it must be."""
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+        raise EngineError(f"{field}: {said(value)}; {needed} is needed")
+
+
+def text(field: str, value: object) -> None:
+    """Text that has bytes."""
+    if not isinstance(value, str):
+        raise EngineError(f"{field}: {said(value)}; text is needed")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = f"{value[error.start]!a}, half a character"
+        raise EngineError(f"{field}: holds {half}; whole ones are needed") from None
+
+
+def name(field: str, value: object) -> None:
+    """A tree's name."""
+    text(field, value)
+    if "\0" in str(value):
+        raise EngineError(f"{field}: holds a zero byte; none is allowed")
+
+
+def each(field: str, values: object, kind: type[T], most: int = MOST_AT_ONCE) -> Sequence[T]:
+    """``values``, if they are a tuple of at most ``most`` of this kind."""
+    if not isinstance(values, tuple):
+        raise EngineError(f"{field}: {said(values)}; a tuple is needed")
+    if len(values) > most:
+        raise EngineError(f"{field}: {len(values)} of them; at most {most} are allowed at once")
+    for value in values:
+        if not isinstance(value, kind):
+            raise EngineError(f"{field}: {said(value)} among them; {kind.__name__} is needed")
+    return values
+
+
+def ids(field: str, tokens: object) -> NDArray[np.int64]:
+    """Token ids, whole numbers of at most 64 bits, as an array (n,)."""
+    return _whole_numbers(field, tokens, "whole numbers are needed as token ids")
+
+
+def _whole_numbers(field: str, values: object, needed: str) -> NDArray[np.int64]:
+    if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes):
+        raise EngineError(f"{field}: {said(values)}; {needed}")
+    if not len(values):
+        return np.empty(0, dtype=np.int64)
+    try:
+        found = np.asarray(values)
+    except ValueError:  # sequences of several lengths
+        found = np.empty((0, 0))
+    if found.dtype.kind != "i" or found.ndim != 1:
+        raise EngineError(f"{field}: other things than numbers, or too large ones; {needed}")
+    return found.astype(np.int64, copy=False)
+
+
+def _check_trajectories(trajectories: object) -> None:
+    known: set[int] = set()
+    for one in each("trajectories", trajectories, Trajectory):
+        whole("node", one.node, 0, MOST_NODES)
+        whole("seed", one.seed, 0, SEEDS)
+        steps, texts = each("steps", one.steps, tuple), each("texts", one.texts, str)
+        if not steps or not all(steps):
+            raise EngineError(f"steps: node {one.node} has an empty one or none")
+        if len(steps) != len(texts):
+            raise EngineError(f"texts: {len(texts)} for {len(steps)} steps; as many are needed")
+        for step, words in zip(steps, texts, strict=True):
+            if id(step) not in known:  # those above a fork are one and the same
+                known.add(id(step))
+                ids("steps", step)
+            if id(words) not in known:
+                known.add(id(words))
+                text("texts", words)
+
+
+def _check_hint(hint: object) -> None:
+    if not isinstance(hint, Hint) or not isinstance(hint.values, Mapping):
+        raise EngineError(f"hint: {said(hint)}; values by node are needed")
+    for field in ("active", "dead", "outlook"):
+        _nodes(field, getattr(hint, field))
+    _nodes("values", tuple(hint.values))
+    for value in hint.values.values():
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise EngineError(f"values: {said(value)}; from 0 to 1 is needed")
+
+
+def _nodes(field: str, nodes: object) -> None:
+    found = _whole_numbers(field, nodes, "ids of nodes are needed")
+    if len(found) and not (found.min() >= 0 and found.max() <= MOST_NODES):
+        raise EngineError(f"{field}: from {found.min()} to {found.max()}; ids of nodes are needed")
