@@ -52,6 +52,7 @@ def report_of(
         accepted_tokens_total=policy.accepted_tokens,
         speculated_used_tokens_total=policy.speculated_used,
         speculated_wasted_tokens_total=policy.speculated_wasted,
+        call_faults_total=call_faults,
     )
     counters = {
         "trims": cache.retention.trims,

@@ -88,8 +88,10 @@ class SpeculativeExpansion:
             return
         if run.branch.early_limit(len(run.drawn), run.call.sampling.max_step_tokens) < 1:
             return
-        beam = Beam(run, ahead, Prefix(path, known=True))
-        self._beams.setdefault(tree, {})[run.branch.node] = beam
+        beams = self._beams.setdefault(tree, {})
+        if run.branch.node in beams:  # a node is one step; what was begun below it is kept
+            return
+        beam = beams[run.branch.node] = Beam(run, ahead, Prefix(path, known=True))
         self._arrivals += 1
         heappush(self._queues.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
 
@@ -262,6 +264,8 @@ class SpeculativeExpansion:
         queue, passed, found = self._queues.get(tree, []), [], None
         while queue and found is None:
             place, beam = heappop(queue)
+            if self._beams.get(tree, {}).get(beam.run.branch.node) is not beam:  # buried since
+                continue
             if beam.prefix.lane is not None:
                 passed.append((place, beam))
                 continue

@@ -1,0 +1,150 @@
+"""The engine's worker in the test's own process: real tiny models, stepped when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from runtime.embedded.messages import (
+    Abort,
+    Done,
+    Embed,
+    Expand,
+    Failed,
+    FromEngine,
+    Hinted,
+    Release,
+    Score,
+    ToEngine,
+)
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.outlet import Outlet
+from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.worker import Worker
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+    Usage,
+)
+
+OURS = 1 << 40
+"""Calls of the engine itself are numbered from here, those that a test sends below."""
+
+
+class LocalPipe:
+    """Both ends of a pipe. ``heard``: what the worker said to each call, in order."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[ToEngine] = deque()
+        self.heard: dict[int, list[Done | Failed]] = {}
+
+    def send(self, message: FromEngine) -> None:
+        """The worker speaks."""
+        if isinstance(message, Done | Failed):
+            message = pickle.loads(pickle.dumps(message))
+            self.heard.setdefault(message.call, []).append(message)
+
+    def recv(self) -> ToEngine:
+        """The worker listens. Raises EOFError where it would wait."""
+        if not self.inbox:
+            raise EOFError
+        return pickle.loads(pickle.dumps(self.inbox.popleft()))
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether there is a message."""
+        return bool(self.inbox)
+
+
+class InlineWorker:
+    """``Engine`` over a worker. ``on_turn`` is called before each of its turns."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.pipe = LocalPipe()
+        self.worker = Worker(cast(Outlet, self.pipe), options)
+        self.on_turn: Callable[[], None] = lambda: None
+        self._calls = OURS
+        self._turning: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The worker's."""
+        return self.worker._capabilities
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw."""
+        return await self._ask(lambda call: Expand(call, tree, tuple(branches), sampling))
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """Score."""
+        paths = tuple(trajectories)
+        return await self._ask(lambda call: Score(call, tree, prompt, question, paths))
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Embed the last steps."""
+        steps = tuple(Words(t.steps[-1], t.texts[-1]) for t in trajectories)
+        return await self._ask(lambda call: Embed(call, tree, steps))
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Tell."""
+        self.pipe.inbox.append(Hinted(tree, hint))
+
+    async def release(self, tree: str) -> TreeCost:
+        """What it cost."""
+        return await self._ask(lambda call: Release(call, tree))
+
+    async def abort(self, tree: str) -> None:
+        """Stop it."""
+        await self._ask(lambda call: Abort(call, tree))
+
+    async def usage(self) -> Usage:
+        """KV and counts now."""
+        return self.worker._report().usage
+
+    async def health(self) -> None:
+        """Always well."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+    def work(self) -> None:
+        """Until nothing is left to do."""
+        while self.pipe.inbox or self.worker.busy:
+            self.on_turn()
+            self.worker.turn()
+
+    async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
+        self._calls += 1
+        call = self._calls
+        self.pipe.inbox.append(message(call))
+        while call not in self.pipe.heard:
+            if self._turning is None or self._turning.done():
+                self._turning = asyncio.create_task(self._turn())
+            await self._turning
+        [answer] = self.pipe.heard.pop(call)
+        if isinstance(answer, Failed):
+            assert isinstance(answer.error, EngineError)
+            raise answer.error
+        return answer.value
+
+    async def _turn(self) -> None:
+        """One turn, after all who ask at once have asked."""
+        await asyncio.sleep(0)
+        self.on_turn()
+        self.worker.turn()

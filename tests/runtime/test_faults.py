@@ -1,0 +1,323 @@
+"""Whatever a message holds and wherever its call fails: its error alone, all others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.embedded.messages import (
+    Abort,
+    Done,
+    Embed,
+    Expand,
+    Hinted,
+    Release,
+    Score,
+    ToEngine,
+)
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.scoring.embedder import Words
+from search.controller import Problem, search
+from search.engine import (
+    Ahead,
+    Branch,
+    CallFault,
+    EngineError,
+    Hint,
+    PrefixTooLong,
+    Sampling,
+    Trajectory,
+)
+from search.spec import SearchSpec
+from search.tree import ROOT
+from tests.runtime.inline_worker import InlineWorker
+from tests.runtime.tiny_models import make_checkpoint
+
+SPEC = SearchSpec(
+    policy="ets", width=6, seed=5, max_depth=3, max_step_tokens=6, cluster_threshold=0.3
+)
+SAMPLING = Sampling(max_step_tokens=6)
+PROMPT = tuple(range(40, 60))
+TREE = "bad"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> InlineWorker:
+    """Little memory, few places, everything on."""
+    folder: Path = tmp_path_factory.mktemp("models")
+    options = EngineOptions(
+        policy=make_checkpoint(folder / "policy", seed=1),
+        prm=make_checkpoint(folder / "prm", seed=2),
+        kv_tokens=512,
+        prm_kv_tokens=512,
+        batch_limit=8,
+        threads=1,
+        speculate=True,
+        embedder="hidden",
+    )
+    return InlineWorker(options)
+
+
+def grow(engine: InlineWorker) -> str:
+    """The digest of the bystander's search."""
+    outcome = asyncio.run(
+        search(
+            Problem(PROMPT, "1 + 1?", "\n\n"),
+            SPEC,
+            engine,
+            tree_id="bystander",
+            answer_of=lambda text: text[-1:] or None,
+            clock=lambda: 0.0,
+        )
+    )
+    return outcome.digest
+
+
+@pytest.fixture(scope="module")
+def alone(engine: InlineWorker) -> str:
+    """Its digest when nobody else is there."""
+    return grow(engine)
+
+
+def round_of(call: int, tokens: tuple[int, ...] = PROMPT, count: int = 3) -> Expand:
+    """A sound call."""
+    ahead = Ahead(7, (0,), 2, 40)
+    branches = tuple(Branch(ROOT, i, tokens, 9 + i, 6, i + 1, ahead) for i in range(count))
+    return Expand(call, TREE, branches, SAMPLING)
+
+
+SOUND: tuple[ToEngine, ...] = (
+    round_of(1),
+    Score(1, TREE, PROMPT, "1?", (Trajectory(1, ((50, 51), (52,)), ("a", "b"), 3),)),
+    Embed(1, TREE, (Words((50, 51), "a"), Words((52,), "b"))),
+    Hinted(TREE, Hint({1: 0.5, 2: 0.25}, (1,), (2,), (1, 2))),
+    Release(1, TREE),
+    Abort(1, TREE),
+)
+HOSTILE = st.sampled_from(
+    [
+        *("", "\ud800", "a\0b", "x" * 5000, b"", None, True, (), [], {}, object, Hint, ROOT),
+        *(-1, 0, 1, 1 << 22, 1 << 31, 1 << 63, 1 << 64, 10**400, -(10**400)),
+        *(math.nan, math.inf, -math.inf, 0.5, 1e308, 5e-324, "\n\n", ("\n", ""), ("\ud800",)),
+        *((1, "a"), (1.5,), (True,), (1, 10**30), (-1,), (999,), ((1,), (2, 3)), (1,) * 600),
+        *((7,) * 40, ("a",) * 99, ("ab" * 50_000,), {1: math.nan}, {-1: 0.5}, {"a": 1}),
+    ]
+)
+
+
+def spoilt(value: Any, draw: st.DataObject) -> Any:
+    """A value with one of its parts replaced, or the whole of it."""
+    parts: list[Any] = []
+    if is_dataclass(value):
+        parts = [field.name for field in fields(value)]
+    elif isinstance(value, tuple):
+        parts = list(range(len(value)))
+    where = draw.draw(st.sampled_from([None, *parts])) if parts else None
+    if where is None:
+        return draw.draw(HOSTILE)
+    if isinstance(value, tuple):
+        return (*value[:where], spoilt(value[where], draw), *value[where + 1 :])
+    return replace(value, **{where: spoilt(getattr(value, where), draw)})
+
+
+def answers(engine: InlineWorker) -> dict[int, Done | EngineError]:
+    """What the test's own messages were answered with, each of them once."""
+    heard = {call: said for call, [said] in engine.pipe.heard.items()}
+    engine.pipe.heard.clear()
+    for said in heard.values():
+        assert isinstance(said, Done) or isinstance(said.error, EngineError)
+    return {call: said if isinstance(said, Done) else said.error for call, said in heard.items()}
+
+
+def must_hold_nothing(engine: InlineWorker) -> None:
+    """The books are right, and every search is gone."""
+    engine.worker._check_books(fatal=True)
+    report = engine.worker._report()
+    assert (report.usage.running, report.usage.waiting, report.usage.kv_tokens_active) == (0, 0, 0)
+    assert report.usage.prm_kv_tokens_active == 0
+    scheduler, scorer = engine.worker._scheduler, engine.worker._scorer
+    assert scorer is not None
+    assert not scheduler.accounts
+    assert not scorer.accounts
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_malformed_messages_end_their_own_calls(
+    engine: InlineWorker, alone: str, data: st.DataObject
+) -> None:
+    """A dozen among a bystander's: each is answered once, and the bystander's digest is its own."""
+    messages: list[Any] = []
+    for call in range(1, 13):
+        sound = data.draw(st.sampled_from(SOUND))
+        bad = spoilt(sound, data) if data.draw(st.integers(0, 3)) else sound
+        message = bad if type(bad) is type(sound) else sound
+        messages.append(message if isinstance(message, Hinted) else replace(message, call=call))
+    sent = deque(messages)
+    engine.on_turn = lambda: engine.pipe.inbox.append(sent.popleft()) if sent else None
+    assert grow(engine) == alone
+    engine.on_turn = lambda: None
+    engine.pipe.inbox += sent
+    engine.work()
+    found = answers(engine)
+    assert set(found) == {message.call for message in messages if not isinstance(message, Hinted)}
+    trees = {message.tree for message in messages if isinstance(message.tree, str)}
+    engine.pipe.inbox += [Release(call, tree) for call, tree in enumerate(trees)]
+    engine.work()
+    answers(engine)
+    must_hold_nothing(engine)
+
+
+def breaks(engine: InlineWorker, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a part of the engine fails whenever it works for ``TREE``; what lets go of it,
+    once."""
+    worker = engine.worker
+    scheduler, scorer, embedder = worker._scheduler, worker._scorer, worker._embedder
+    part: object = {
+        "hint": scheduler.cache.retention,
+        "close": scheduler.cache.retention,
+        "finish": scheduler._steps,
+        "step": scheduler._steps,
+        "moved": scheduler.cache.radix,
+        "_read": scorer,
+        "_settle": scorer,
+        "_charge": embedder,
+        "expand": scheduler,
+        "abort": scheduler,
+        "release": scheduler,
+    }[stage]
+    works = getattr(part, stage)
+    times = 1 if stage in ("abort", "release") else 99
+
+    def fails(*given: Any) -> Any:
+        nonlocal times
+        if times and any(TREE in trees_of(value) for value in given):
+            times -= 1
+            raise RuntimeError("a broken part")
+        return works(*given)
+
+    monkeypatch.setattr(part, stage, fails)
+
+
+def trees_of(value: Any) -> set[str]:
+    """The trees that an argument of some part has to do with."""
+    if isinstance(value, str):
+        return {value}
+    of = (value, getattr(value, "call", None), getattr(value, "lane", None))
+    return {tree for part in of if (tree := getattr(part, "tree", None))}
+
+
+@pytest.mark.parametrize(
+    ("stage", "failing"),
+    [
+        ("expand", {1}),
+        ("close", {1}),
+        ("finish", {1}),
+        ("step", {1}),
+        ("moved", {1}),
+        ("_settle", {2}),
+        ("_read", {2}),
+        ("_charge", {3}),
+        ("hint", {1}),
+        ("abort", {4}),
+        ("release", {4}),
+    ],
+)
+def test_a_fault_ends_its_own_call(
+    engine: InlineWorker,
+    alone: str,
+    stage: str,
+    failing: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Wherever it is: typed, logged once with its tree and its cause, counted; nothing is held."""
+    breaks(engine, stage, monkeypatch)
+    expand, score, embed, hint, release, _ = SOUND
+    before = engine.worker._report().usage.call_faults_total
+    numbered = [expand, replace(score, call=2), replace(embed, call=3), replace(release, call=4)]
+    sent = deque([numbered[0], hint, *numbered[1:]])
+
+    def one_by_one() -> None:
+        """The next, once the last is answered."""
+        done = max(engine.pipe.heard.keys() & {1, 2, 3, 4}, default=0)
+        if sent and (isinstance(sent[0], Hinted) or sent[0].call == done + 1):
+            engine.pipe.inbox.append(sent.popleft())
+
+    engine.on_turn = one_by_one
+    assert grow(engine) == alone
+    while sent:
+        one_by_one()
+        engine.work()
+    found = answers(engine)
+    assert set(found) == {1, 2, 3, 4}
+    assert {call for call, said in found.items() if isinstance(said, CallFault)} == failing
+    logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(logged) == engine.worker._report().usage.call_faults_total - before == 1
+    engine.on_turn = lambda: None
+    assert "tree 'bad', call " in logged[0].getMessage()
+    assert "a broken part" in str(logged[0].exc_info)
+    must_hold_nothing(engine)
+
+
+def test_wrong_books_end_the_process(engine: InlineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all share is broken then: a slot is lost along with a call."""
+    breaks(engine, "step", monkeypatch)
+    pool = engine.worker._scheduler.cache.pool
+    lost = pool.take(1)
+    engine.pipe.inbox.append(SOUND[0])
+    with pytest.raises(AssertionError, match="a slot is lost"):
+        engine.work()
+    pool.give(lost)
+    must_hold_nothing(engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sampling": Sampling(stop=("\ud800",))}, r"stop: holds '\\ud800', half a character"),
+        ({"sampling": Sampling(stop=("a",) * 33)}, "stop: 33 of them; at most 32"),
+        ({"sampling": Sampling(stop=("a" * 70_000,))}, "stop: 70000 bytes in all; at most 65536"),
+        ({"sampling": Sampling(temperature=math.nan)}, "temperature: nan; 0 or more is needed"),
+        ({"branches": round_of(1).branches * 999}, "branches: 2997 of them; at most 1024"),
+        ({"tree": ["oak"]}, "tree: list; text is needed"),
+        ({"tree": "oak\0judged"}, "tree: holds a zero byte"),
+    ],
+)
+def test_what_is_malformed_is_named(
+    engine: InlineWorker, change: dict[str, Any], said: str
+) -> None:
+    """Field, value and what is needed."""
+    engine.pipe.inbox.append(replace(round_of(1), **change))
+    engine.work()
+    with pytest.raises(EngineError, match=said):
+        raise answers(engine)[1]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("message", ["a word", None, Release(None, "oak"), Abort("1", "oak")])
+def test_what_is_no_call_is_logged(
+    engine: InlineWorker, message: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nobody to answer."""
+    engine.pipe.inbox.append(message)
+    engine.work()
+    assert not answers(engine)
+    assert len(caplog.records) == 1
+
+
+async def test_ordinary_refusals_are_no_faults(
+    engine: InlineWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a client may ask for in good faith and cannot have is not logged."""
+    with pytest.raises(PrefixTooLong):
+        await engine.expand("oak", round_of(1, (1,) * 600).branches, SAMPLING)
+    assert not caplog.records
