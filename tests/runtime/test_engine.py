@@ -226,6 +226,9 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
     """Errors keep their class and message across the process border."""
     with pytest.raises(PrefixTooLong, match=r"600 tokens and a step of up to 12 .* context of 512"):
         await engine.expand("oak", [Branch(ROOT, 0, (1,) * 600, 0, LIMIT, 1)], SAMPLING)
+    pid = engine.pid
+    with pytest.raises(EngineError, match=r"stop: holds '\\ud800', half a character"):
+        await engine.expand("oak", [Branch(ROOT, 0, (1,), 0, 3, 1)], Sampling(stop=("\ud800",)))
     with pytest.raises(EngineError, match="tokens: empty"):
         await engine.expand("oak", [Branch(ROOT, 0, (), 0, LIMIT, 1)], SAMPLING)
     with pytest.raises(EngineError, match="steps: node 7 has an empty one or none"):
@@ -233,6 +236,8 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
     with pytest.raises(EngineError, match="steps: token id 9999; ids from 0"):
         await engine.embed("oak", (1,), [Trajectory(1, ((9999,),), ("",))])
     await engine.health()
+    assert engine.pid == pid
+    assert (await engine.usage()).call_faults_total == 4
 
 
 async def test_embeddings_depend_on_the_last_step_alone(

@@ -261,6 +261,20 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
     engine.cache.check()
 
 
+def test_nothing_is_begun_below_what_has_been_pruned() -> None:
+    """Nodes that were to run ahead and are dead by now do not; nothing of them outlives a search."""
+    engine, _ = scheduler(speculate=True)
+    first_round(engine, "oak", ahead=20)
+    until_early(engine, 10)
+    dead = {run.branch.parent for run in engine.expansion.runs()}
+    engine.hint("oak", Hint(dead=tuple(dead)))
+    finish(engine)
+    assert not dead & {run.branch.parent for run in engine.expansion.runs()}
+    engine.release("oak")
+    assert not engine.cache.lanes
+    engine.check()
+
+
 def test_two_searches_share_the_slack() -> None:
     """While both have children left to run ahead, neither has two places more than the other."""
     engine, _ = scheduler(speculate=True, batch_limit=14)
