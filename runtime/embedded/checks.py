@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.embedded.messages import (
     MOST_AT_ONCE,
+    MOST_TO_SCORE,
     Abort,
     Embed,
     Expand,
@@ -21,6 +22,7 @@ from runtime.embedded.messages import (
     Ping,
     Release,
     Score,
+    tokens_of,
 )
 from runtime.embedded.scoring.embedder import Words
 from search.engine import EngineError, Hint, Trajectory
@@ -129,7 +131,8 @@ def _whole_numbers(field: str, values: object, needed: str) -> NDArray[np.int64]
 
 def _check_trajectories(trajectories: object) -> None:
     known: set[int] = set()
-    for one in each("trajectories", trajectories, Trajectory):
+    trajectories = each("trajectories", trajectories, Trajectory)
+    for one in trajectories:
         whole("node", one.node, 0, MOST_NODES)
         whole("seed", one.seed, 0, SEEDS)
         steps, texts = each("steps", one.steps, tuple), each("texts", one.texts, str)
@@ -144,6 +147,9 @@ def _check_trajectories(trajectories: object) -> None:
             if id(words) not in known:
                 known.add(id(words))
                 text("texts", words)
+    tokens = sum(map(tokens_of, trajectories))
+    if tokens > MOST_TO_SCORE and len(trajectories) > 1:
+        raise EngineError(f"steps: {tokens} tokens; at most {MOST_TO_SCORE} are allowed at once")
 
 
 def _check_hint(hint: object) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Any
+from itertools import chain, count
+from typing import Any, TypeVar
 
 from runtime.embedded.link import Link
 from runtime.embedded.messages import (
@@ -25,6 +25,9 @@ from runtime.embedded.messages import (
     Said,
     Score,
     ToEngine,
+    in_parts,
+    readings,
+    rounds,
 )
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.embedder import Words
@@ -46,6 +49,8 @@ from search.engine import (
 __all__ = ["EmbeddedEngine", "EngineOptions"]
 
 QUIET_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class EmbeddedEngine:
@@ -106,7 +111,9 @@ class EmbeddedEngine:
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
-        return await self._ask(lambda call: Expand(call, tree, tuple(branches), sampling))
+        return await self._ask_in_parts(
+            rounds(branches), lambda call, part: Expand(call, tree, part, sampling)
+        )
 
     async def score(
         self,
@@ -116,8 +123,9 @@ class EmbeddedEngine:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, unrounded."""
-        paths = tuple(trajectories)
-        return await self._ask(lambda call: Score(call, tree, prompt, question, paths))
+        return await self._ask_in_parts(
+            readings(trajectories), lambda call, part: Score(call, tree, prompt, question, part)
+        )
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
@@ -128,8 +136,10 @@ class EmbeddedEngine:
             return await self._endpoint.embed_texts(texts)
         if self._options.embedder == "lexical":
             return await asyncio.to_thread(embed_texts, texts)
-        steps = tuple(Words(t.steps[-1], t.texts[-1]) for t in trajectories)
-        return await self._ask(lambda call: Embed(call, tree, steps))
+        steps = [Words(t.steps[-1], t.texts[-1]) for t in trajectories]
+        return await self._ask_in_parts(
+            in_parts(steps, [0] * len(steps), 0), lambda call, part: Embed(call, tree, part)
+        )
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Tell the KV manager about a tree; lost without harm when the engine is down."""
@@ -203,14 +213,28 @@ class EmbeddedEngine:
             raise
 
     async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
+        [answer] = await self._ask_all([message])
+        return answer
+
+    async def _ask_all(self, messages: Sequence[Callable[[int], ToEngine]]) -> list[Any]:
         link = self._must_be_up()
-        call = next(self._calls)
-        answer = self._pending[call] = asyncio.get_running_loop().create_future()
-        link.send(message(call))
+        asked: dict[int, asyncio.Future[Any]] = {}
+        for message in messages:
+            call = next(self._calls)
+            asked[call] = self._pending[call] = asyncio.get_running_loop().create_future()
+            link.send(message(call))
         try:
-            return await answer
+            return [await answer for answer in asked.values()]
         finally:
-            self._pending.pop(call, None)
+            for call in asked:
+                self._pending.pop(call, None)
+
+    async def _ask_in_parts(
+        self, parts: Sequence[tuple[T, ...]], message: Callable[[int, tuple[T, ...]], ToEngine]
+    ) -> list[Any]:
+        """Ask for all parts at once; the answers joined."""
+        asked = [lambda call, part=part: message(call, part) for part in parts]
+        return list(chain.from_iterable(await self._ask_all(asked)))
 
     def _must_be_up(self) -> Link:
         if self._link is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from runtime.embedded.scoring.embedder import Vector, Words
 from search.engine import (
@@ -18,8 +20,14 @@ from search.engine import (
     Usage,
 )
 
+T = TypeVar("T")
+
 MOST_AT_ONCE = 1024
-"""Branches, trajectories or steps of one message: the engine goes on in between."""
+"""Branches, trajectories or steps of one message. The engine goes on in between."""
+MOST_TO_DRAW = 1 << 20
+"""Tokens of all prefixes in one message, those of one tuple counted once."""
+MOST_TO_SCORE = 1 << 16
+"""Tokens of all steps in one message: many formats spell them anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +150,36 @@ class Said:
 
 ToEngine = Expand | Score | Embed | Hinted | Release | Abort | Ping | Stop
 FromEngine = Ready | Refused | Done | Failed | Report | Said
+
+
+def in_parts(items: Sequence[T], sizes: Sequence[int], most: int) -> list[tuple[T, ...]]:
+    """``items`` as messages may hold them: in order, ``MOST_AT_ONCE`` at most in a part, and
+    ``most`` by their ``sizes`` unless one alone is larger. At least one part, which may be empty.
+    """
+    parts: list[list[T]] = [[]]
+    held = 0
+    for item, size in zip(items, sizes, strict=True):
+        if parts[-1] and (len(parts[-1]) == MOST_AT_ONCE or held + size > most):
+            parts.append([])
+            held = 0
+        parts[-1].append(item)
+        held += size
+    return [tuple(part) for part in parts]
+
+
+def rounds(branches: Sequence[Branch]) -> list[tuple[Branch, ...]]:
+    """What of a round goes into each message."""
+    tokens = [branch.tokens for branch in branches]
+    above = [None, *tokens]
+    sizes = [0 if own is last else len(own) for own, last in zip(tokens, above, strict=False)]
+    return in_parts(branches, sizes, MOST_TO_DRAW)
+
+
+def readings(trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, ...]]:
+    """What of the trajectories to score goes into each message."""
+    return in_parts(trajectories, [tokens_of(t) for t in trajectories], MOST_TO_SCORE)
+
+
+def tokens_of(trajectory: Trajectory) -> int:
+    """Of all its steps."""
+    return sum(map(len, trajectory.steps))

@@ -262,7 +262,7 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
 
 
 def test_nothing_is_begun_below_what_has_been_pruned() -> None:
-    """Nodes that were to run ahead and are dead by now do not; nothing of them outlives a search."""
+    """Dead nodes that were to run ahead do not; nothing of them outlives a search."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak", ahead=20)
     until_early(engine, 10)

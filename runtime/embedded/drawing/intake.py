@@ -11,13 +11,12 @@ from runtime.embedded.checks import LARGEST, MOST_NODES, SEEDS, each, real, whol
 from runtime.embedded.drawing.account import must_fit
 from runtime.embedded.drawing.batch import must_be_ids
 from runtime.embedded.drawing.stops import encoded
+from runtime.embedded.messages import MOST_TO_DRAW
 from search.engine import Ahead, Branch, EngineError, Sampling
 
 MOST_STOPS = 32
 STOP_BYTES = 1 << 16
 """Of all stop strings together; a table costs what these cost."""
-MOST_TOKENS = 1 << 20
-"""Of a call's prefixes together, those alike counted once."""
 
 
 def must_be_drawable(
@@ -44,8 +43,8 @@ def must_be_drawable(
             f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
             "do not fit the",
         )
-    if tokens > MOST_TOKENS and len(prefixes) > 1:
-        raise EngineError(f"tokens: {tokens} in all; at most {MOST_TOKENS} are allowed at once")
+    if tokens > MOST_TO_DRAW and len(prefixes) > 1:
+        raise EngineError(f"tokens: {tokens} in all; at most {MOST_TO_DRAW} are allowed at once")
     return [prefixes[id(branch.tokens)] for branch in branches]
 
 

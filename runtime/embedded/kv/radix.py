@@ -15,7 +15,7 @@ from itertools import count
 
 import numpy as np
 
-from runtime.embedded.kv.marks import Mark, Marks
+from runtime.embedded.kv.marks import TOKEN_BYTES, Mark, Marks
 
 EMPTY = np.empty(0, dtype=np.int64)
 UNHELD, HELD = range(2)
@@ -142,7 +142,7 @@ class RadixTree:
 
         Tokens that nobody holds then are freed at once unless they are kept.
         """
-        wanted = {node for path in paths for node in self._walk(path)}
+        wanted = self._nodes_of(paths)
         dropped = [node for node in self._held.get(tree, ()) if node not in wanted]
         for node in dropped:
             self._let_go(node, tree)
@@ -275,6 +275,25 @@ class RadixTree:
             if node is not child:
                 break
         return path
+
+    def _nodes_of(self, paths: Iterable[np.ndarray]) -> set[Node]:
+        """The nodes of the longest cached prefixes of all these paths.
+
+        In an order that has each path right after those it goes on from, so that it is followed
+        from where the last of them ends.
+        """
+        found: set[Node] = set()
+        above: list[tuple[bytes, Node]] = []
+        for key in sorted({path.tobytes() for path in paths}):
+            while above and not key.startswith(above[-1][0]):
+                above.pop()
+            known, start = above[-1] if above else (b"", self.root)
+            nodes = self._walk(np.frombuffer(key[len(known) :], dtype=np.int64), start)
+            found.update(nodes)
+            cached = len(known) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
+            if cached == len(key):
+                above.append((key, nodes[-1] if nodes else start))
+        return found
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut an edge after ``at`` tokens; returns the upper part. The lower one stays ``node``."""
