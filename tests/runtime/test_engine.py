@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from runtime.embedded import messages
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedders.endpoint import EndpointOptions
@@ -196,6 +197,20 @@ async def test_scores_do_not_depend_on_what_was_scored_before(
     assert await engine.score("at once", ids, "", paths) == slowly[::-1]
     await engine.release("slowly")
     await engine.release("at once")
+
+
+async def test_a_round_in_several_messages_is_the_same_round(
+    engine: EmbeddedEngine, reference: Grown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Branches, trajectories and steps of one call, cut up and put together in their order."""
+    monkeypatch.setattr(messages, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(messages, "MOST_TO_SCORE", 30)
+    assert await grow(engine, "oak", 3) == reference
+    steps = [step for step, _ in reference]
+    paths = [Trajectory(i + 1, (step.tokens,), (step.text,)) for i, step in enumerate(steps)]
+    together = await engine.embed("oak", prompt(3), paths)
+    assert together == [(await engine.embed("oak", prompt(3), [path]))[0] for path in paths]
+    await engine.release("oak")
 
 
 async def test_abort_fails_what_is_under_way_and_frees_it(engine: EmbeddedEngine) -> None:

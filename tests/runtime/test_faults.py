@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import pickle
+import time
 from collections import deque
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.embedded.messages import (
+    MOST_AT_ONCE,
     Abort,
     Done,
     Embed,
@@ -23,6 +26,7 @@ from runtime.embedded.messages import (
     Release,
     Score,
     ToEngine,
+    in_parts,
 )
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.embedder import Words
@@ -321,3 +325,54 @@ async def test_ordinary_refusals_are_no_faults(
     with pytest.raises(PrefixTooLong):
         await engine.expand("oak", round_of(1, (1,) * 600).branches, SAMPLING)
     assert not caplog.records
+
+
+def largest() -> dict[str, ToEngine]:
+    """Messages with as much in them as is allowed, every prefix and step another."""
+    paths = [(i % 200, i // 200, *(n % 199 for n in range(498))) for i in range(MOST_AT_ONCE)]
+    branches = tuple(Branch(i, 0, path, i, 6, i + 9999) for i, path in enumerate(paths))
+    steps = [path[:63] for path in paths]
+    texts = ["".join(chr(97 + n % 26) for n in step) for step in steps]
+    many = tuple(range(65_536))
+    return {
+        "expand": Expand(1, TREE, branches, Sampling(stop=("ab" * 128,) * 16, max_step_tokens=6)),
+        "score": Score(
+            2,
+            TREE,
+            PROMPT,
+            "",
+            tuple(Trajectory(i, (steps[i],), (texts[i],)) for i in range(MOST_AT_ONCE)),
+        ),
+        "hint": Hinted(TREE, Hint(dict.fromkeys(many, 0.5), many, many, many)),
+        "embed": Embed(3, TREE, tuple(map(Words, steps, texts))),
+        "abort": Abort(4, TREE),
+        "release": Release(5, TREE),
+    }
+
+
+def test_no_message_holds_the_loop_for_long(engine: InlineWorker) -> None:
+    """Read and begun within a quarter second of the thread's time, each as large as it may be."""
+    taken: dict[str, float] = {}
+    for kind, message in largest().items():
+        data = pickle.dumps(message)
+        before = time.thread_time()
+        engine.worker._take(pickle.loads(data))
+        taken[kind] = time.thread_time() - before
+    assert max(taken.values()) < 0.25, taken
+    found = answers(engine)
+    assert {call for call, said in found.items() if isinstance(said, Done)} == {4, 5}
+    assert all("was aborted" in str(found[call]) for call in (1, 2, 3))
+    must_hold_nothing(engine)
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 12))
+def test_parts_hold_what_a_message_may(sizes: list[int], most: int) -> None:
+    """All, in order; no part is too large unless by a single one, or could take the next one."""
+    items = list(range(len(sizes)))
+    parts = in_parts(items, sizes, most)
+    assert [item for part in parts for item in part] == items
+    held = [sum(sizes[item] for item in part) for part in parts]
+    assert all(size <= most or len(part) == 1 for size, part in zip(held, parts, strict=True))
+    assert all(
+        size + sizes[after[0]] > most for size, after in zip(held[:-1], parts[1:], strict=True)
+    )
