@@ -31,8 +31,7 @@ from runtime.embedded.link import let_threads_rest
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kernels import cut, product
 from runtime.embedded.model.matrix import Matrix
-from runtime.embedded.model.thread_timing import fastest_threads
-from runtime.embedded.model.threads import thread_counts
+from runtime.embedded.model.threads import BLOCK, BLOCKS, ThreadTuner, thread_counts
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome
@@ -136,17 +135,18 @@ def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float
 def decode_rows(most: int, repeats: int) -> list[dict]:
     """One row for each number of sequences; with ``most`` threads, 0: as many as are fastest."""
     counts = (most,) if most else thread_counts(os.cpu_count() or 1)
-    exact = Forward(POLICY, exact=True, threads=max(counts), counts=counts)
-    threads = fastest_threads(exact, counts)
-    plain = Forward(POLICY, exact=False, threads=threads)
+    exact = Forward(POLICY, exact=True, threads=counts)
+    plain = Forward(POLICY, exact=False, threads=counts)
     rows = []
     for n in SEQUENCES:
+        threads = fastest_threads(exact, counts, n)
+        exact.threads = plain.threads = ThreadTuner((threads,))
         calls = [Decoding(exact, n).step, Decoding(plain, n).step, Floor(exact, n).step]
         decode, without, floor = interleaved(calls, repeats)
         rows.append(
             {
                 "sequences": n,
-                "threads": threads.at(n),
+                "threads": threads,
                 "decode_ms": round(decode, 3),
                 "plain_ms": round(without, 3),
                 "floor_ms": round(floor, 3),
@@ -156,6 +156,15 @@ def decode_rows(most: int, repeats: int) -> list[dict]:
         )
         print(f"{n} sequences: {decode:.2f} ms, plain {without:.2f} ms", file=sys.stderr)
     return rows
+
+
+def fastest_threads(forward: Forward, counts: Sequence[int], sequences: int) -> int:
+    """What the forward chooses for decode steps of so many sequences."""
+    forward.threads = tuner = ThreadTuner(counts)
+    decoding = Decoding(forward, sequences)
+    for _ in range(4 * BLOCK * BLOCKS * len(counts)):
+        decoding.step()
+    return tuner.at(sequences)
 
 
 async def against_the_loop(threads: int, questions: int, width: int) -> dict:

@@ -13,7 +13,7 @@ from runtime.embedded.drafting.pace import LONGEST
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy, Worth
 from runtime.embedded.model.native import Kernel
-from runtime.embedded.model.threads import Threads
+from runtime.embedded.model.threads import thread_counts
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -59,8 +59,7 @@ class EngineOptions:
     scored along with the one before it; ``order``: in which a round's branches are let in;
     ``unison``: what several branches have drawn alike is computed once (not under ``leviathan``,
     whose candidates must be each branch's own).
-    ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core;
-    ``by_rows``: what the engine found that to be, None before it has.
+    ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
     ``exact``: batch-invariant arithmetic; ``kernel``: what attends.
     ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
     into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``
@@ -101,7 +100,6 @@ class EngineOptions:
     unison: bool = True
     order: Visits = "prefix"
     threads: int = 0
-    by_rows: Threads | None = None
     exact: bool = True
     kernel: Kernel = "auto"
     strict: bool = False
@@ -194,6 +192,7 @@ class EngineOptions:
         return self.threads or os.cpu_count() or 1
 
     @property
-    def pass_threads(self) -> Threads:
-        """The threads of each pass."""
-        return self.by_rows or Threads.same(self.cores)
+    def pass_threads(self) -> tuple[int, ...]:
+        """The numbers of threads that a pass may have: one where bits may depend on it."""
+        fixed = self.threads or not self.exact or self.embedder == "encoder"
+        return (self.cores,) if fixed else thread_counts(self.cores)

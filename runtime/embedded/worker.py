@@ -45,8 +45,6 @@ from runtime.embedded.messages import (
 )
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
-from runtime.embedded.model.thread_timing import fastest_threads
-from runtime.embedded.model.threads import thread_counts
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
 from runtime.embedded.report import cost_of, report_of
@@ -101,11 +99,7 @@ class Worker:
         self._format = reward_format(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
-        counts = (options.threads,) if options.threads else thread_counts(options.cores)
-        how = options.arithmetic
-        forward = Forward(options.policy, threads=options.cores, counts=counts, **how)
-        threads = fastest_threads(forward, counts)
-        options = replace(options, threads=threads.most, by_rows=threads)
+        forward = Forward(options.policy, threads=options.pass_threads, **options.arithmetic)
         by_roofline, shared = options.kv_split == "roofline", Shared.of(options)
         options = split_pools(options, shared)
         self._pipe = pipe
@@ -133,7 +127,7 @@ class Worker:
             context_tokens=context,
             fingerprint=fingerprint(options, forward.attends),
             score_tokens=scoring[1] if scoring else (0, 0),
-            threads=options.threads,
+            threads=options.cores,
             kernel=forward.kernel,
         )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.embedded.model import matrix
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.model.threads import Threads
+from runtime.embedded.model.threads import ThreadTuner
 from tests.runtime.kernels import KERNELS
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
@@ -139,9 +139,9 @@ def test_one_thread_is_two(llama_forward, llama, kernel):
     for threads in (2, 3):
         forward = Forward(llama, threads=threads, kernel=kernel)
         assert torch.equal(one, forward.run(spans, forward.new_store(720)))
-    forward = Forward(llama, threads=3, counts=(1, 2, 3), kernel=kernel)
-    for threads in (Threads.same(1), Threads.same(3), Threads.rising([(1, 1), (64, 2)])):
-        forward.threads = threads
+    forward = Forward(llama, threads=(1, 2, 3), kernel=kernel)
+    for threads in (1, 3, 2):
+        forward.threads = ThreadTuner((threads,))
         assert torch.equal(one, forward.run(spans, forward.new_store(720)))
 
 

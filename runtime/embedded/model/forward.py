@@ -28,7 +28,7 @@ from runtime.embedded.model.native_check import chosen
 from runtime.embedded.model.native_rows import NativeRows
 from runtime.embedded.model.plan import Plan, Span, build_plan
 from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
-from runtime.embedded.model.threads import Threads
+from runtime.embedded.model.threads import ThreadTuner
 from runtime.embedded.model.torch_rows import TorchRows
 from runtime.embedded.model.weights import Layer, Weights
 
@@ -43,27 +43,25 @@ class Forward:
         checkpoint: str | Path,
         *,
         exact: bool = True,
-        threads: int | Threads,
-        counts: Sequence[int] = (),
+        threads: int | Sequence[int],
         head: bool = True,
         kernel: Kernel = "auto",
     ) -> None:
         """Load ``checkpoint`` in float32 and fix the tiles.
 
         ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
-        ``threads``: torch's threads, set for the whole process before every pass; they may be set
-        anew to any of ``counts``. ``exact`` False: one matrix product over all rows; results then
-        depend on the batch by some 1e-7. ``kernel``: what attends.
+        ``threads``: torch's threads, set for the whole process before every pass; of several
+        numbers the one that is fastest for a pass of its size. ``exact`` False: one matrix product
+        over all rows; results then depend on the batch by some 1e-7. ``kernel``: what attends.
         """
-        threads = Threads.same(threads) if isinstance(threads, int) else threads
-        torch.set_num_threads(threads.most)
+        self.threads = ThreadTuner((threads,) if isinstance(threads, int) else threads)
+        counts = self.threads.counts
+        torch.set_num_threads(counts[-1])
         self.config = ModelConfig.from_checkpoint(checkpoint)
         self.exact = exact
-        self.threads = threads
         with torch.inference_mode():
             self._weights = Weights.load(checkpoint, self.config, head=head)
             tiles = plain_tiles()
-            counts = sorted({*threads.counts, *counts})
             self._native = chosen(kernel, self.config, counts)
             if exact:
                 attends = self._native is None
@@ -93,8 +91,8 @@ class Forward:
         Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
         Raises ValueError for a span whose lengths do not fit together or that exceeds the context.
         """
-        self._set_threads(spans)
-        with torch.inference_mode():
+        with self.threads.timed(_rows(spans)) as count, torch.inference_mode():
+            _set_threads(count)
             plan = self._plan(spans, store)
             hidden = self._blocks(plan, store)
             return self._logits(hidden, _asked(spans, plan))
@@ -104,17 +102,12 @@ class Forward:
 
         Returns float32 (rows asked, hidden) in span order.
         """
-        self._set_threads(spans)
+        _set_threads(self.threads.at(_rows(spans)))
         with torch.inference_mode():
             plan = self._plan(spans, store)
             stream = self._blocks(plan, store, layers)
             asked = stream.index_select(0, _asked(spans, plan))
             return normalise(asked, self.config.norm_eps, torch.empty_like(asked))
-
-    def _set_threads(self, spans: Sequence[Span]) -> None:
-        count = self.threads.at(sum(len(span.tokens) for span in spans))
-        if torch.get_num_threads() != count:
-            torch.set_num_threads(count)
 
     def _plan(self, spans: Sequence[Span], store: KVStore) -> Plan:
         longest = max((len(s.slots) for s in spans), default=0)
@@ -198,6 +191,15 @@ class _Pass:
         padded = torch.zeros(self._rows, dtype=torch.int64)
         padded[: len(ids)] = torch.from_numpy(ids)
         return padded
+
+
+def _rows(spans: Sequence[Span]) -> int:
+    return sum(len(span.tokens) for span in spans)
+
+
+def _set_threads(count: int) -> None:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def _asked(spans: Sequence[Span], plan: Plan) -> Tensor:

@@ -1,58 +1,119 @@
-"""How many threads a pass computes with: the more rows it has, the more of them may pay."""
+"""How many threads a pass computes with: what has lately been fastest for passes of its size.
+
+Exact arithmetic does not depend on the choice. A second thread may halve a large pass, cost a small
+one more than it wins, and cost every pass where other work wants the processors: the thread that is
+done waits for the one that is kept from its core. Which it is changes with the load.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+import logging
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+_LOG = logging.getLogger(__name__)
+
+BLOCK = 4
+"""Passes in a row with one number of threads; the first wakes them and is not counted."""
+BLOCKS = 2
+"""Of each number in a trial, in turns: load that comes and goes meets all of them."""
+SOONEST, LATEST = 64, 512
+"""Passes until the next trial, doubled each time that nothing has changed."""
+WORTH = 1.05
+"""How much faster more threads must be: what does not need a processor leaves it to others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """``steps``: rows of a pass, from the fewest, and the threads from so many rows on."""
+class ThreadTuner:
+    """Chooses among ``counts`` of threads for each size of pass, again and again, by short trials.
 
-    steps: tuple[tuple[int, int], ...]
+    Sizes are powers of two of a pass's rows. A trial runs passes that are wanted anyway with the
+    number chosen so far and its neighbours; the fewest threads win that none beats by ``WORTH``.
+    """
 
-    def __post_init__(self) -> None:
-        for _, count in self.steps:
+    def __init__(
+        self, counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Raises ValueError for a count below 1."""
+        for count in counts:
             if count < 1:
                 raise ValueError(f"threads: {count}; at least 1 is needed")
-
-    @classmethod
-    def same(cls, count: int) -> Self:
-        """So many for every pass."""
-        return cls(((1, count),))
-
-    @classmethod
-    def rising(cls, found: Sequence[tuple[int, int]]) -> Self:
-        """Of what was found, the steps to more threads: what pays for few rows pays for more."""
-        kept = [found[0]]
-        for rows, count in found[1:]:
-            if count > kept[-1][1]:
-                kept.append((rows, count))
-        return cls(tuple(kept))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Every number of threads that there may be, rising."""
-        return tuple(sorted({count for _, count in self.steps}))
-
-    @property
-    def most(self) -> int:
-        """The largest of them."""
-        return self.counts[-1]
+        self.counts = tuple(sorted(set(counts)))
+        self._clock = clock
+        self._sizes: dict[int, _Size] = {}
 
     def at(self, rows: int) -> int:
-        """For a pass of so many rows."""
-        count = self.steps[0][1]
-        for least, more in self.steps[1:]:
-            if rows >= least:
-                count = more
-        return count
+        """What is chosen for a pass of so many rows."""
+        return self._size(rows).chosen
 
-    def __str__(self) -> str:
-        first, *rest = self.steps
-        return ", ".join([str(first[1]), *(f"{count} from {rows} rows on" for rows, count in rest)])
+    @contextmanager
+    def timed(self, rows: int) -> Iterator[int]:
+        """The threads for the pass of ``rows`` rows that runs in this context."""
+        if len(self.counts) == 1:
+            yield self.counts[0]
+            return
+        size = self._size(rows)
+        count = size.next(self.counts)
+        began = self._clock()
+        yield count
+        size.took(count, (self._clock() - began) / max(1, rows))
+        if size.trial_over:
+            before = size.chosen
+            size.settle()
+            if size.chosen != before:
+                least = 1 << max(0, rows.bit_length() - 1)
+                _LOG.debug("passes from %d rows on: %d threads", least, size.chosen)
+
+    def _size(self, rows: int) -> _Size:
+        bits = rows.bit_length()
+        if bits not in self._sizes:
+            self._sizes[bits] = _Size(self.counts[-1])
+        return self._sizes[bits]
+
+
+@dataclass(slots=True)
+class _Size:
+    """Passes of one size: ``wait`` of them until the next trial, ``left`` to run of the present."""
+
+    chosen: int
+    pause: int = SOONEST // 2
+    wait: int = 0
+    left: list[int] = field(default_factory=list)
+    taken: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def trial_over(self) -> bool:
+        return not self.left and bool(self.taken)
+
+    def next(self, counts: tuple[int, ...]) -> int:
+        """The threads of the next pass."""
+        if not self.left:
+            if self.wait:
+                self.wait -= 1
+                return self.chosen
+            place = counts.index(self.chosen)
+            tried = counts[max(0, place - 1) : place + 2]
+            self.left = [count for _ in range(BLOCKS) for count in tried for _ in range(BLOCK)]
+        return self.left[0]
+
+    def took(self, count: int, seconds_a_row: float) -> None:
+        """How long it took, if it was part of a trial."""
+        if self.left:
+            if len(self.left) % BLOCK:
+                self.taken[count].append(seconds_a_row)
+            self.left.pop(0)
+
+    def settle(self) -> None:
+        """Choose, and wait for longer if nothing has changed."""
+        costs = {count: statistics.median(times) for count, times in self.taken.items()}
+        best = min(costs.values())
+        chosen = min(count for count, cost in costs.items() if cost <= WORTH * best)
+        self.pause = min(2 * self.pause, LATEST) if chosen == self.chosen else SOONEST
+        self.chosen, self.wait = chosen, self.pause
+        self.taken.clear()
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
