@@ -16,10 +16,11 @@ from search.tree import ROOT, Node, Tree
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A tree of blocks.
+    """A tree of blocks, whose numbers say nothing: a parent's may be above its child's.
 
     ``above``: each block's parent, -1 for the first, which holds the prompt. ``costs``: whole
-    numbers. ``ends``: the block in which each leaf ends; leaves with the same token path share it.
+    numbers. ``ends``: the block in which each leaf ends, by rising leaf id; leaves with the same
+    token path share it.
     """
 
     above: tuple[int, ...]

@@ -46,7 +46,10 @@ class LogicalKV:
         return self._prompt + sum(len(self._edge[at]) for at in seen)
 
     def edges(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The radix tree so far: each edge's parent (-1: none) and its tokens, the prompt first."""
+        """The radix tree so far: each edge's parent (-1: none) and its tokens, the prompt first.
+
+        Where an edge was split, its upper part has a higher number than its lower one.
+        """
         lengths = map(len, self._edge[1:])
         return tuple(self._above), (self._prompt, *lengths)
 

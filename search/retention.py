@@ -22,7 +22,7 @@ looked at, in a tenth of the time that a solver takes to begin.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,7 @@ class Program:
 
     ``above``: as in ``Blocks``. ``gains``: what keeping each block adds, its leaves' weights less
     its cost. ``bonus``: what covering a cluster adds. ``members``: the blocks where each cluster's
-    leaves end. ``leaf_blocks``: the blocks where any leaf ends, ascending.
+    leaves end. ``leaf_blocks``: the blocks where any leaf ends, in the order of the leaves.
     """
 
     above: tuple[int, ...]
@@ -83,17 +83,18 @@ class Program:
             gains=tuple(gains),
             bonus=round(UNIT * diversity_weight / len(members)) if members else 0,
             members=tuple(tuple(sorted(ends)) for ends in members),
-            leaf_blocks=tuple(sorted(set(blocks.ends))),
+            leaf_blocks=tuple(dict.fromkeys(blocks.ends)),
         )
+
+    def path(self, block: int) -> Iterator[int]:
+        """A block and those above it, up to the first."""
+        while block >= 0:
+            yield block
+            block = self.above[block]
 
     def value(self, ends: Iterable[int]) -> int:
         """The objective, in 1/UNIT, of keeping these leaf blocks and what is above them."""
-        kept: set[int] = set()
-        for end in ends:
-            block = end
-            while block >= 0 and block not in kept:
-                kept.add(block)
-                block = self.above[block]
+        kept = {block for end in ends for block in self.path(end)}
         covered = sum(not kept.isdisjoint(ends) for ends in self.members)
         return sum(self.gains[block] for block in kept) + self.bonus * covered
 
@@ -108,14 +109,14 @@ def optimum(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) 
 def best_set(program: Program) -> set[int]:
     """The leaf blocks of the best of all sets that are not empty; between equal ones the lower ids.
 
-    A set is a number whose bit i says that the i-th leaf block is in it. A block is kept by every
-    set with a leaf block at or below it.
+    A set is a number whose bit i says that the i-th leaf block is in it, and with a leaf block it
+    holds those above it; the lowest number of the best ones is taken. A block is kept by every set
+    with a leaf block at or below it. How blocks are numbered does not matter.
     """
     below = [0] * len(program.above)
     for bit, end in enumerate(program.leaf_blocks):
-        below[end] |= 1 << bit
-    for block in range(len(below) - 1, 0, -1):
-        below[program.above[block]] |= below[block]
+        for block in program.path(end):
+            below[block] |= 1 << bit
     worth: dict[int, int] = {}
     for leaves, gain in zip(below, program.gains, strict=True):
         worth[leaves] = worth.get(leaves, 0) + gain
@@ -125,11 +126,13 @@ def best_set(program: Program) -> set[int]:
             leaves |= below[end]
         worth[leaves] = worth.get(leaves, 0) + program.bonus
     sets = np.arange(1, 1 << len(program.leaf_blocks))
+    for bit, end in enumerate(program.leaf_blocks):
+        sets = sets[((sets & below[end]) == 0) | (sets >> bit & 1 == 1)]
     value = np.zeros(len(sets), dtype=np.int64)
     for leaves, gain in worth.items():
         value += gain * ((sets & leaves) > 0)
     best = int(sets[value.argmax()])
-    return {end for end in program.leaf_blocks if below[end] & best}
+    return {end for bit, end in enumerate(program.leaf_blocks) if best >> bit & 1}
 
 
 def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:
@@ -145,7 +148,7 @@ def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) ->
 def _highs(program: Program, node_limit: int) -> list[bool] | None:
     """HiGHS through SciPy, in this process and thread: whether each block is kept."""
     blocks, clusters = len(program.above), len(program.members)
-    rows = [*_rows(program), [(block, 1) for block in sorted(set(program.leaf_blocks))]]
+    rows = [*_rows(program), [(block, 1) for block in sorted(program.leaf_blocks)]]
     row = np.repeat(np.arange(len(rows)), [len(entries) for entries in rows])
     column, entry = np.array([pair for entries in rows for pair in entries]).T
     # Sparse: given a dense one, SciPy makes every thread's warnings errors for a moment
@@ -172,7 +175,7 @@ def _cbc(program: Program, node_limit: int) -> list[bool] | None:
     problem += pulp.LpAffineExpression(list(zip(columns, values, strict=True)))
     for row in _rows(program):
         problem += pulp.LpAffineExpression([(columns[i], entry) for i, entry in row]) <= 0
-    problem += pulp.lpSum(blocks[end] for end in program.leaf_blocks) >= 1
+    problem += pulp.lpSum(blocks[end] for end in sorted(program.leaf_blocks)) >= 1
     bundled = pulp.PULP_CBC_CMD.pulp_cbc_path
     problem.solve(pulp.COIN_CMD(path=bundled, msg=False, gapRel=0, maxNodes=node_limit))
     if problem.sol_status != pulp.LpSolutionOptimal:

@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import chain, combinations
+from random import Random
 
 import numpy as np
 import pytest
@@ -185,6 +186,25 @@ def test_between_equal_sets_the_lower_ids_are_kept() -> None:
     blocks = Blocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 0, 0], 4 / 3, 1.0)) == {1}
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 1, 2], 4 / 3, 1.0)) == {1, 2, 3}
+
+
+@given(found=programs(), lambda_b=dials, lambda_d=dials, order=st.randoms(use_true_random=False))
+def test_how_blocks_are_numbered_changes_nothing(
+    found: tuple[Blocks, list[int], list[int]], lambda_b: float, lambda_d: float, order: Random
+) -> None:
+    """Ties included: they go by the leaves."""
+    blocks, weights, clusters = found
+    place = order.sample(range(len(blocks.above)), len(blocks.above))
+    above, costs = [-1] * len(place), [0] * len(place)
+    for block, number in enumerate(place):
+        above[number] = place[blocks.above[block]] if block else -1
+        costs[number] = blocks.costs[block]
+    other = Blocks(tuple(above), tuple(costs), tuple(place[end] for end in blocks.ends))
+    kept, moved = (
+        best_set(Program.of(each, weights, clusters, lambda_b, lambda_d))
+        for each in (blocks, other)
+    )
+    assert moved == {place[end] for end in kept}
 
 
 def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:

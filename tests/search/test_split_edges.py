@@ -1,0 +1,148 @@
+"""The optimum over trees whose steps begin alike, so that edges of their radix tree are split.
+
+What is kept is compared with every set of leaves, whose cost is counted from token prefixes and
+whose worth is what the paper's objective (7) says: nothing of ``search.kv_blocks``,
+``search.logical_kv`` or ``search.retention`` is used for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from search.kv_blocks import token_blocks
+from search.policies.ets import Ets
+from search.policies.policy import Round
+from search.retention import UNIT, Program, best_set, solve
+from search.tree import Node, Tree
+from tests.search.trees import END, STEP
+
+KV = Ets(4, 0.2, diversity_weight=0.0, cost="tokens")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tree's open leaves, what REBASE would give them, their clusters (none: not compared)."""
+
+    tree: Tree
+    leaves: list[Node]
+    weights: list[int]
+    clusters: list[int]
+    budget: Fraction
+    diversity: Fraction
+
+    @property
+    def program(self) -> Program:
+        """What is solved."""
+        blocks = token_blocks(self.tree, self.leaves)
+        dials = float(self.budget), float(self.diversity)
+        return Program.of(blocks, self.weights, self.clusters, *dials)
+
+    def kept(self, ends: set[int]) -> int:
+        """The leaves that end in these blocks, leaf i as bit i."""
+        blocks = token_blocks(self.tree, self.leaves)
+        return sum(1 << i for i, end in enumerate(blocks.ends) if end in ends)
+
+    def objectives(self) -> dict[int, Fraction]:
+        """Objective (7) of every set of leaves that is not empty and holds, with a leaf, every one
+        whose path begins that leaf's: it costs nothing and may only gain."""
+        paths = [self.tree.tokens(leaf.id) for leaf in self.leaves]
+        prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
+        bit = {prefix: 1 << i for i, prefix in enumerate(sorted(prefixes))}
+        needs = [sum(bit[path[:n]] for n in range(1, len(path) + 1)) for path in paths]
+        found = {}
+        for kept in range(1, 1 << len(paths)):
+            chosen = [i for i in range(len(paths)) if kept >> i & 1]
+            held = 0
+            for i in chosen:
+                held |= needs[i]
+            if any(need | held == held and not kept >> i & 1 for i, need in enumerate(needs)):
+                continue
+            covered = len({self.clusters[i] for i in chosen}) if self.clusters else 0
+            found[kept] = (
+                Fraction(sum(self.weights[i] for i in chosen), sum(self.weights))
+                - self.budget * Fraction(held.bit_count(), len(prefixes))
+                + self.diversity * Fraction(covered, len(set(self.clusters)) or 1)
+            )
+        return found
+
+
+def case(seed: int, most: int = 9) -> Case:
+    """Up to ``most`` steps a level, of one to three letters, so that many begin as others do."""
+    dice = Random(seed)
+    tree, letters = Tree((7,) * dice.randint(1, 4)), dice.randint(1, 3)
+    branches = dice.randint(2, most)
+    for _ in range(dice.randint(1, 4)):
+        level = [leaf.id for leaf in tree.leaves()]
+        for branch in range(branches):
+            step = [dice.randint(1, letters) for _ in range(dice.randint(1, 4))]
+            ends = END if branch and dice.random() < 0.1 else STEP
+            tree.add(dice.choice(level), step, "", ends)
+        for node in level:
+            if not tree[node].children:
+                tree.prune(node)
+    leaves = list(tree.leaves())
+    weights = [dice.randint(0, 9) for _ in leaves]
+    weights[0] += 1
+    names = [dice.randint(0, 3) for _ in leaves] if dice.random() < 0.5 else []
+    numbers: dict[int, int] = {}
+    clusters = [numbers.setdefault(name, len(numbers)) for name in names]
+    budget, diversity = (Fraction(dice.randint(0, 30), 10) for _ in range(2))
+    return Case(tree, leaves, weights, clusters, budget, diversity)
+
+
+def check(found: Case) -> int:
+    """Whether an edge was split; what is kept is an optimum, but for what rounding hides."""
+    program = found.program
+    objectives = found.objectives()
+    count = len(program.above) + len(found.weights) + len(program.members)
+    least = max(objectives.values()) - Fraction(count, UNIT)
+    assert objectives[found.kept(best_set(program))] >= least
+    return any(above > block for block, above in enumerate(program.above))
+
+
+def test_every_choice_is_brute_forces() -> None:
+    """A thousand trees, most of them with edges that were split."""
+    assert sum(check(case(seed)) for seed in range(1000)) > 600
+
+
+@pytest.mark.slow
+def test_ten_thousand_choices_are_brute_forces() -> None:
+    """The same over more and larger ones."""
+    assert sum(check(case(seed, most=10)) for seed in range(10_000)) > 6000
+
+
+def test_the_solver_says_the_same() -> None:
+    """HiGHS, for a hundred of them."""
+    for seed in range(100):
+        program = case(seed).program
+        kept = solve(program, "highs")
+        assert kept
+        assert program.value(kept) == program.value(best_set(program))
+
+
+@pytest.mark.slow
+def test_both_solvers_say_the_same() -> None:
+    """CBC too, which is a process each time."""
+    for seed in range(100, 200):
+        program = case(seed).program
+        highs, cbc = solve(program, "highs"), solve(program, "cbc")
+        assert highs
+        assert cbc
+        best = program.value(best_set(program))
+        assert program.value(highs) == program.value(cbc) == best
+
+
+def test_a_round_worked_by_hand() -> None:
+    """12 and 13 share the 1, so that its edge is split; six tokens, each a sixth of lambda_b = 1.
+
+    Rewards .9, .8, .9 at T = .2 weigh 4 as 2, 0, 2. Leaves 1 and 3 gain 1 - 5/6, which leaf 2 would
+    lower by its 1/6; leaf 3 alone gains 1/2 - 3/6, and so does leaf 1.
+    """
+    tree = Tree((7,))
+    for step, reward in (((1, 2), 0.9), ((1, 3), 0.8), ((4, 4), 0.9)):
+        tree.add(0, step, "", STEP).reward = reward
+    assert KV.plan(tree) == Round({1: 2, 3: 2}, (2,))
