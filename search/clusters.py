@@ -35,6 +35,8 @@ def rounded(vectors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
     table = np.array(vectors, dtype=np.float64)
     if not np.isfinite(table).all():
         raise ValueError("embeddings: not finite; finite numbers are needed")
+    _, exponent = np.frexp(np.abs(table).max(axis=1, keepdims=True, initial=0.0))
+    table = np.ldexp(table, -exponent)  # exact, and squares then neither vanish nor overflow
     length = np.sqrt((table * table).sum(axis=1, keepdims=True))
     units = np.rint(table / np.where(length > 0, length, 1.0) * UNITS)
     return [tuple(row) for row in (units / UNITS).tolist()]

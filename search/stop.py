@@ -14,16 +14,17 @@ round under way is dropped. ``consensus``: the answer is settled, as ``consensus
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from math import comb
 
 from search.digest import UNITS
 from search.policies.policy import Backtracking, Policy, Scores, remaining
 from search.spec import SearchSpec, StopReason, VoteName
 from search.tree import Finish, Node, Tree
-from search.vote import VOTE_SCORES, Standing, joined, path_rewards, standing, vote_name
+from search.vote import VOTE_SCORES, Standing, joined, path_units, standing, vote_name
 
-ROUNDING = 1e-12
-"""More than the rounding of a mean can add to it."""
+MEAN_LEAD = Fraction(1, 10**12)
+"""Less than any two means differ by: one that others may come to equal has settled nothing."""
 
 
 def budget_met(tree: Tree, spec: SearchSpec, held: Callable[[], int]) -> StopReason | None:
@@ -74,7 +75,7 @@ def consensus_met(
     rule = vote_name(spec)
     *rivals, leader = sorted(standing(tree, rule, members) for members in classes.values())
     if spec.consensus == "certain":
-        newcomer = Standing(0.0, 0, -len(tree))
+        newcomer = Standing(Fraction(0), 0, -len(tree))
         best = _best_score(tree, spec, rule, growing)
         return all(_joined(rival, rule, out, best) < leader for rival in (*rivals, newcomer))
     return posterior(leader.members, max((r.members for r in rivals), default=0)) >= spec.consensus
@@ -91,23 +92,22 @@ def posterior(first: int, second: int) -> float:
     return sum(comb(n, k) for k in range(first + 1)) / 2**n
 
 
-def _joined(rival: Standing, rule: VoteName, out: int, best: float) -> Standing:
+def _joined(rival: Standing, rule: VoteName, out: int, best: Fraction) -> Standing:
     """Where a rival class stands once ``out`` more have joined it with the ``best`` score."""
     count = rival.members + out
     if rule == "majority":
-        return Standing(float(count), count, rival.age)
+        return Standing(Fraction(count), count, rival.age)
     if rule == "weighted_majority":
-        weight = (round(rival.weight * UNITS) + out * UNITS) / UNITS
-        return Standing(weight, count, rival.age)
+        return Standing(rival.weight + out, count, rival.age)
     return Standing(max(rival.weight, best), count, rival.age)
 
 
-def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[int]) -> float:
+def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[int]) -> Fraction:
     """The best that a trajectory still out can score: every step to come gets reward 1."""
     if VOTE_SCORES[rule] is not Scores.ALL:
-        return 1.0
-    slack = ROUNDING if rule == "best_mean" else 0.0
-    return slack + max(
-        joined(rule, path_rewards(tree, rule, node) + [1.0] * (spec.max_depth - tree[node].depth))
+        return Fraction(1)
+    lead = MEAN_LEAD if rule == "best_mean" else 0
+    return lead + max(
+        joined(rule, path_units(tree, rule, node) + [UNITS] * (spec.max_depth - tree[node].depth))
         for node in growing
     )

@@ -1,9 +1,14 @@
-"""From finished trajectories to one answer and one reply."""
+"""From finished trajectories to one answer and one reply.
+
+Rewards are whole numbers of 1/UNITS, so sums, products and means of them are compared exactly, as
+fractions: what is a tie on paper is one here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import fsum, prod
 from typing import NamedTuple
 
@@ -38,7 +43,7 @@ class Ballot:
 class Standing(NamedTuple):
     """What classes are ranked by: weight, then members, then the lowest id (here: negative)."""
 
-    weight: float
+    weight: Fraction
     members: int
     age: int
 
@@ -118,32 +123,34 @@ def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]])
     return Ballot(answers[0].answer, answers[0].reply, answers, rule)
 
 
-def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> float:
+def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Fraction:
     """What a class of equal answers weighs under ``rule``."""
     if rule == "majority":
-        return float(len(members))
+        return Fraction(len(members))
     if rule == "weighted_majority":
-        return sum(round(_reward(node, rule) * UNITS) for node in members) / UNITS
+        return Fraction(sum(_units(node, rule) for node in members), UNITS)
     return max(path_score(tree, rule, node) for node in members)
 
 
-def path_score(tree: Tree, rule: VoteName, node: Node) -> float:
+def path_score(tree: Tree, rule: VoteName, node: Node) -> Fraction:
     """A trajectory's own score: its last reward, or min, product or mean over its steps."""
     if VOTE_SCORES[rule] is not Scores.ALL:
-        return _reward(node, rule)
-    return joined(rule, path_rewards(tree, rule, node.id))
+        return Fraction(_units(node, rule), UNITS)
+    return joined(rule, path_units(tree, rule, node.id))
 
 
-def path_rewards(tree: Tree, rule: VoteName, node_id: int) -> list[float]:
-    """The rewards of the steps down to a node. Raises RewardMissing if one has none."""
-    return [_reward(step, rule) for step in tree.chain(node_id)]
+def path_units(tree: Tree, rule: VoteName, node_id: int) -> list[int]:
+    """The rewards of the steps down to a node, in 1/UNITS. Raises RewardMissing if one has none."""
+    return [_units(step, rule) for step in tree.chain(node_id)]
 
 
-def joined(rule: VoteName, rewards: Sequence[float]) -> float:
-    """The rewards of a path's steps as one score, for the rules that look at all of them."""
+def joined(rule: VoteName, units: Sequence[int]) -> Fraction:
+    """The rewards of a path's steps, in 1/UNITS, as one score: for rules that look at them all."""
     if rule == "best_min":
-        return min(rewards)
-    return prod(rewards) if rule == "best_prod" else fsum(rewards) / len(rewards)
+        return Fraction(min(units), UNITS)
+    if rule == "best_prod":
+        return Fraction(prod(units), UNITS ** len(units))
+    return Fraction(sum(units), UNITS * len(units))
 
 
 def standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Standing:
@@ -153,20 +160,21 @@ def standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Standing:
 
 def _class(tree: Tree, rule: VoteName, answer: str, members: Sequence[Node]) -> AnswerClass:
     reply = min(members, key=lambda node: (-_merit(tree, rule, node), node.id))
-    return AnswerClass(answer, class_weight(tree, rule, members), len(members), reply.id)
+    return AnswerClass(answer, float(class_weight(tree, rule, members)), len(members), reply.id)
 
 
-def _merit(tree: Tree, rule: VoteName, node: Node) -> float:
+def _merit(tree: Tree, rule: VoteName, node: Node) -> Fraction:
     """What makes a member its class's reply."""
     if rule == "majority":
-        return node.reward or 0.0
+        return Fraction(round((node.reward or 0.0) * UNITS), UNITS)
     return path_score(tree, rule, node)
 
 
-def _reward(node: Node, rule: str) -> float:
+def _units(node: Node, rule: str) -> int:
+    """A node's reward in 1/UNITS."""
     if node.reward is None:
         raise RewardMissing(f"node {node.id} has no reward; vote {rule} needs one")
-    return node.reward
+    return round(node.reward * UNITS)
 
 
 def _without_answers(tree: Tree, finished: Sequence[Node]) -> Ballot:
