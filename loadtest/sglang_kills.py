@@ -85,7 +85,8 @@ class Killer:
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     return event.is_set()
 
 

@@ -7,13 +7,19 @@ fewer trees for its weight goes first. Nothing here can change what a tree becom
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from server.errors import ApiError
+from server.errors import ApiError, unforeseen
 from server.keys import Key
+
+T = TypeVar("T")
+
+log = logging.getLogger("hedgerow.admission")
 
 
 @dataclass(slots=True, eq=False)
@@ -28,24 +34,45 @@ class Share:
 
 
 class Ticket:
-    """A request's place: taken before anything is spent on it, given back when it ends."""
+    """A request's place: taken before anything is spent on it, given back once.
+
+    With the work that was started under it, when that has ended; with the request itself where none
+    was. So nothing grows that holds no place, whoever leaves when.
+    """
 
     def __init__(self, admission: Admission, share: Share, number: int) -> None:
         self.key = share.key
         self.number = number
+        self.granted = False
         self._admission = admission
         self._share = share
-        self._granted: asyncio.Future[None] | None = None
+        self._turn: asyncio.Future[None] | None = None
+        self._work: asyncio.Task[Any] | None = None
+        self._kept = False
+        self._cancelled = False
         self._closed = False
+
+    def start(self, work: Coroutine[Any, Any, T], *, kept: bool = False) -> asyncio.Task[T]:
+        """Run ``work`` as the task that has this place until it ends.
+
+        It is cancelled when the request is over, unless it is to be ``kept``.
+        """
+        assert self._work is None, "a ticket is for one tree"
+        assert not self._closed, "the place has been given back"
+        task = asyncio.create_task(work)
+        self._work, self._kept = task, kept
+        task.add_done_callback(self._ended)
+        return task
 
     async def turn(self, seconds: float) -> None:
         """Wait until the tree may grow. Raises ApiError (504) after so many seconds."""
-        assert self._granted is None, "a ticket is for one tree"
-        self._granted = asyncio.get_running_loop().create_future()
+        assert self._turn is None, "a ticket is for one tree"
+        self._turn = asyncio.get_running_loop().create_future()
         began = time.monotonic()
         self._admission.wait(self, self._share)
         try:
-            await asyncio.wait_for(asyncio.shield(self._granted), seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._turn)
         except TimeoutError:
             raise waited_too_long(seconds) from None
         finally:
@@ -53,19 +80,32 @@ class Ticket:
 
     def grant(self) -> None:
         """Called by the admission: it is this ticket's turn."""
-        assert self._granted is not None, "a ticket that does not wait is granted nothing"
-        self._granted.set_result(None)
-
-    @property
-    def granted(self) -> bool:
-        """Whether its tree may grow."""
-        return self._granted is not None and self._granted.done()
+        assert self._turn is not None, "a ticket that does not wait is granted nothing"
+        self.granted = True
+        if not self._turn.done():  # who waited may be on the way out
+            self._turn.set_result(None)
 
     def close(self) -> None:
-        """Give the place back; once is enough."""
-        if not self._closed:
-            self._closed = True
+        """The request is over; once is enough."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._work is None:
             self._admission.leave(self, self._share)
+        elif not self._kept:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End its work. That is cancelled once: a second time would cut short how it lets go."""
+        if self._work is not None and not self._cancelled:
+            self._cancelled = True
+            self._work.cancel()
+
+    def _ended(self, work: asyncio.Task[Any]) -> None:
+        self._admission.leave(self, self._share)
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, Exception) and self._closed and not self._kept and unforeseen(error):
+            log.error("what a client left behind failed", exc_info=error)
 
 
 class Admission:
@@ -83,7 +123,7 @@ class Admission:
         self._most_running = running
         self._most_open = running + queued
         self._retry_after = retry_after
-        self._shares: dict[str, Share] = {}
+        self.shares: dict[str, Share] = {}
         self._numbers = 0
         self._now = 0.0
         self.open = 0
@@ -96,10 +136,10 @@ class Admission:
 
     def take(self, key: Key) -> Ticket:
         """A ticket. Raises ApiError (429) when all are taken, or all that this key may have."""
-        share = self._shares.setdefault(key.name, Share(key))
+        share = self.shares.setdefault(key.name, Share(key))
         if self.open >= self._most_open:
             raise self._refused("queue_full", "the queue is full")
-        if share.open >= key.running + key.queued:
+        if share.open >= min(key.running, self._most_running) + key.queued:
             raise self._refused("rate_limit_exceeded", "this key has too many requests open")
         self.open += 1
         share.open += 1
@@ -126,7 +166,7 @@ class Admission:
 
     def _serve(self) -> None:
         while self.running < self._most_running:
-            ready = [s for s in self._shares.values() if s.waiting and s.running < s.key.running]
+            ready = [s for s in self.shares.values() if s.waiting and s.running < s.key.running]
             if not ready:
                 return
             share = min(ready, key=lambda s: (s.next_start, s.waiting[0].number))

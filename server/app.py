@@ -16,6 +16,7 @@ from search.controller import search
 from search.engine import Engine
 from server import errors
 from server.admission import Admission
+from server.bodies import Bodies
 from server.chat import chat_routes
 from server.completion import complete
 from server.edge import Edge
@@ -119,6 +120,8 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         await at_end()
 
     settings = service.settings
+    bodies = Bodies(settings)
+    service.metrics.arriving.set_function(lambda: len(bodies))
     app = FastAPI(
         title="Hedgerow",
         version=own_version(),
@@ -132,6 +135,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         settings=settings,
         keys=service.keys,
         admission=service.admission,
+        bodies=bodies,
         ledger=service.ledger,
         draining=service.draining,
     )
@@ -146,7 +150,6 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
     app.add_middleware(
         Edge,
         metrics=service.metrics,
-        max_body_bytes=settings.max_body_bytes,
         retry_seconds=settings.retry_seconds,
         root_path=settings.root_path,
     )

@@ -226,7 +226,11 @@ async def _tokens(
 ) -> tuple[int, ...]:
     """A prompt's ids. A long text takes the tokenizer a while: it runs beside the event loop."""
     async with service.tokenizing:
-        prompt = await asyncio.to_thread(encode)
+        thread = asyncio.create_task(asyncio.to_thread(encode))
+        try:
+            prompt = await asyncio.shield(thread)
+        finally:  # whoever leaves meanwhile does not let the next one in beside the thread
+            await asyncio.wait({thread})
     context = service.forest.engine.capabilities.context_tokens
     if len(prompt) >= context:
         raise prompt_too_long(len(prompt), context, field)

@@ -26,6 +26,7 @@ from server.app import add_model, create_app, create_service
 from server.drain import DrainingServer
 from server.embedding import endpoint_options
 from server.further_models import further_models
+from server.heads import heads_within
 from server.keeper import Restartable, keep_up
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
@@ -219,6 +220,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        http=heads_within(settings.head_seconds),
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )

@@ -20,15 +20,11 @@ log = logging.getLogger("hedgerow.background")
 def in_background(
     work: Coroutine[Any, Any, Any], ask: Ask, service: Service, ticket: Ticket, feed: Feed
 ) -> None:
-    """Run ``work`` to its end; what goes wrong is kept under the search's id and told its readers.
-
-    The ticket is given back when the work is over.
-    """
-    task = service.forest.start(work)
-    service.store.begin(ask.id, ask.key.name, ask.created, task, feed)
+    """Run ``work`` to its end; what goes wrong is kept under its id and told its readers."""
+    task = service.forest.start(work, ticket, kept=True)
+    service.store.begin(ask.id, ask.key.name, ask.created, ticket, feed)
 
     def end(task: asyncio.Task[Any]) -> None:
-        ticket.close()
         error = service.forest.cancelled() if task.cancelled() else task.exception()
         if error is None:
             return

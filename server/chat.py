@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from server.progress import Progress
 from server.reply import Reply, chunk, search_document, usage_chunk
 from server.service import Service
 from server.shapes import Shape
-from server.stream import DONE, Result, Silence, event, follow, streaming
+from server.stream import DONE, Events, Result, Silence, event, follow
 from server.thoughts import Saying
 from server.wire import ChatRequest, TextRequest
 
@@ -63,10 +63,11 @@ def chat_routes(service: Service) -> APIRouter:
 
     async def answer(ask: Ask, stream: bool | None, request: Request) -> Response:
         own = service.serving(ask.model)
-        work = partial(_work, ask, own, request.state.ticket)
+        ticket = request.state.ticket
+        work = partial(_work, ask, own, ticket)
         if stream:
-            return streaming(_chunks(ask, own, work))
-        reply = await run_for(request, own.forest, work(None))
+            return Events(_chunks(ask, own, ticket, work))
+        reply = await run_for(ticket, own.forest, work(None))
         return JSONResponse(reply.completion(ask, own.fingerprint))
 
     return router
@@ -159,8 +160,11 @@ def _certain(ask: Ask, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
 
 
 async def _chunks(
-    ask: Ask, service: Service, work: Callable[[Tell], Coroutine[Any, Any, Reply]]
-) -> AsyncIterator[bytes]:
+    ask: Ask,
+    service: Service,
+    ticket: Ticket,
+    work: Callable[[Tell], Coroutine[Any, Any, Reply]],
+) -> AsyncGenerator[bytes, None]:
     """The stream: roles, text when it is certain (empty deltas meanwhile), reasons, usage, end."""
     settings, shape = service.settings, ask.shape
     write = partial(chunk, ask, service.fingerprint)
@@ -169,7 +173,7 @@ async def _chunks(
     for opening in filter(None, map(shape.opening, range(1 if ask.spec else ask.choices))):
         yield event(write(opening))
     try:
-        async for item in follow(service.forest, work, settings.keepalive_seconds):
+        async for item in follow(ticket, service.forest, work, settings.keepalive_seconds):
             match item:
                 case Silence():
                     yield event(write(shape.piece(0)))

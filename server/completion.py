@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from search.engine import Branch, Engine, PrefixTooLong, Sampling
+from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
 from search.seed import node_seed
 from search.tree import Finish
 
@@ -55,12 +56,13 @@ async def complete(
     released = False
     try:
         reply = await _chain(wanted, limit, until, engine, tree_id, on_text)
-        released = True
         await engine.release(tree_id)
+        released = True
         return reply
     finally:
         if not released:
-            await engine.abort(tree_id)
+            with suppress(EngineError):
+                await engine.abort(tree_id)
 
 
 async def _chain(

@@ -1,4 +1,4 @@
-"""Work for a client that may leave before it is done."""
+"""A client that leaves takes along whatever its request is doing just then."""
 
 from __future__ import annotations
 
@@ -6,36 +6,64 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.admission import Ticket
 from server.errors import ClientLeft
 from server.forest import Forest
 
 T = TypeVar("T")
 
 
-async def run_for(request: Request, forest: Forest, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` and return its result, watching the connection meanwhile.
+async def while_connected(
+    app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send
+) -> None:
+    """Have ``app`` answer a request whose body is whole, and cancel it when the client leaves.
 
-    A handler alone never learns that its client has left. The request's body must have been read.
-    Raises ClientLeft after cancelling the work, Deleted or Stopped if somebody else cancelled it.
+    Raises ClientLeft then; otherwise what the app raises.
     """
-    task = forest.start(work)
-    watch = asyncio.create_task(_left(request))
+    unread, answered = [body], False
+    left = asyncio.create_task(_left(receive))
+
+    async def receive_rest() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        await asyncio.wait({left})
+        return {"type": "http.disconnect"}
+
+    async def send_noted(message: Message) -> None:
+        nonlocal answered
+        await send(message)
+        answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    task = asyncio.ensure_future(app(scope, receive_rest, send_noted))
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        too_soon = not (task.done() or answered)  # servers tell of a disconnect after an answer too
+        if not too_soon:
             await asyncio.wait({task})
-            raise ClientLeft
-        if task.cancelled():
-            raise forest.cancelled()
-        return task.result()
     finally:
-        watch.cancel()
+        left.cancel()
         task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    if too_soon:
+        raise ClientLeft
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def run_for(ticket: Ticket, forest: Forest, work: Coroutine[Any, Any, T]) -> T:
+    """Run a request's ``work`` under its ticket and return the result.
+
+    Raises Deleted or Stopped if somebody else than its own client cancelled it.
+    """
+    task = forest.start(work, ticket)
+    await asyncio.wait({task})
+    if task.cancelled():
+        raise forest.cancelled()
+    return task.result()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -39,8 +39,13 @@ class DrainingServer(uvicorn.Server):
         if self._until is None:
             return False
         if counter % 10 == 0:
-            log.info("draining: %d requests under way", self._service.admission.open)
-        if self._service.admission.open and time.monotonic() < self._until:
+            log.info("draining: %d requests under way", self._under_way)
+        if self._under_way and time.monotonic() < self._until:
             return False
         await self._service.close()
         return True
+
+    @property
+    def _under_way(self) -> int:
+        """Requests being answered, and searches that go on without one."""
+        return max(len(self.server_state.tasks), self._service.admission.open)

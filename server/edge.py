@@ -1,4 +1,4 @@
-"""The outermost layer, pure ASGI: request ids, bounded bodies, timing, and streams cut short."""
+"""The outermost layer, pure ASGI: request ids, timing, and streams cut short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, ClientLeft, StreamAborted, internal_error
+from server.errors import ClientLeft, StreamAborted, internal_error
 from server.logs import request_id
 from server.metrics import Metrics
 
@@ -30,7 +30,6 @@ class Edge:
         self,
         app: ASGIApp,
         metrics: Metrics,
-        max_body_bytes: int,
         retry_seconds: float,
         root_path: str,
     ) -> None:
@@ -38,7 +37,6 @@ class Edge:
         ``root_path`` is where a proxy shows this server, stripped or not."""
         self._app = app
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
         self._retry_seconds = retry_seconds
         self._root_path = root_path
 
@@ -65,7 +63,7 @@ class Edge:
 
         with self._metrics.requests_in_flight.track_inprogress():
             try:
-                await self._bounded(scope, receive, send_named)
+                await self._app(scope, receive, send_named)
             except ClientLeft:
                 self._metrics.disconnects.inc()
             except StreamAborted as aborted:
@@ -84,26 +82,6 @@ class Edge:
                 fields |= {} if key is None else {"key": key.name}
                 said = " ".join(f"{k}={v}" for k, v in fields.items())
                 log.info("answered %s", said, extra={"fields": fields})
-
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        too_large = ApiError(
-            413, "request_too_large", f"the body may have at most {self._max_body_bytes} bytes"
-        )
-        length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
-            await JSONResponse(too_large.body(), 413)(scope, receive, send)
-            return
-        seen = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_body_bytes:
-                raise too_large
-            return message
-
-        await self._app(scope, receive_bounded, send)
 
 
 def _route(scope: Scope) -> str:

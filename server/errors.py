@@ -174,6 +174,11 @@ def translate(error: Exception, retry_after: int) -> ApiError:
     return internal_error()
 
 
+def unforeseen(error: Exception) -> bool:
+    """Whether an exception is a fault of this server's own, which belongs into the log."""
+    return translate(error, 0).code == "internal_error"
+
+
 def install(app: FastAPI, retry_after: int) -> None:
     """Make every foreseen error, unknown routes included, leave in OpenAI's shape."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from server.stream import event
@@ -33,7 +33,7 @@ class Feed:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def read(self, after: int, quiet_seconds: float) -> AsyncIterator[bytes]:
+    async def read(self, after: int, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
         """The events after number ``after``, those that are still to come included."""
         at = after + 1
         while True:
@@ -43,6 +43,7 @@ class Feed:
             if self._ended:
                 return
             try:
-                await asyncio.wait_for(self._news.wait(), quiet_seconds)
+                async with asyncio.timeout(quiet_seconds):
+                    await self._news.wait()
             except TimeoutError:
                 yield HEARTBEAT

@@ -13,6 +13,7 @@ from search.engine import Engine
 from search.events import Event
 from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
+from server.admission import Ticket
 from server.answers import answers_to
 from server.branch import Begun, Continued
 from server.completion import Completion, PlainReply, complete
@@ -45,15 +46,20 @@ class Forest:
         self._complete = complete
         self._answers: AnswerRule = answers
         self.metrics = metrics
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], Ticket] = {}
         self._closing = False
         self._told_of_embedder = False
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` as a task that is kept until it ends; cancelling it frees its tree."""
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    def start(
+        self, work: Coroutine[Any, Any, T], ticket: Ticket, *, kept: bool = False
+    ) -> asyncio.Task[T]:
+        """Run ``work`` as the task that has the ticket's place; cancelling that frees its tree.
+
+        It outlives its request only if it is to be ``kept``.
+        """
+        task = ticket.start(work, kept=kept)
+        self._running[task] = ticket
+        task.add_done_callback(self._running.pop)
         return task
 
     @property
@@ -141,6 +147,6 @@ class Forest:
     async def close(self) -> None:
         """Cancel what is under way and wait until it has let go of its trees."""
         self._closing = True
-        for task in tuple(self._running):
-            task.cancel()
+        for ticket in tuple(self._running.values()):
+            ticket.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Between the edge and the routes, pure ASGI: whose request it is, and whether it may come in.
 
-Nothing of a request's body has been read when it is turned away here.
+Most are turned away before their body is read; a place is taken once it is whole.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.admission import Admission
+from server.admission import Admission, Ticket
+from server.bodies import Bodies
+from server.disconnect import while_connected
 from server.errors import ApiError, shutting_down
-from server.keys import Keyring, must_hold
+from server.keys import Key, Keyring, must_hold
 from server.ledger import Ledger
 from server.settings import Settings
 
@@ -28,7 +30,7 @@ GROWING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/search"})
 class Gate:
     """Wraps the app; puts ``key`` and, where a tree may grow, ``ticket`` into the request's state.
 
-    The ticket is given back when the response is over, unless a background search kept it.
+    What is done for a request with a key ends when its client leaves, whatever it is by then.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Gate:
         settings: Settings,
         keys: Keyring,
         admission: Admission,
+        bodies: Bodies,
         ledger: Ledger,
         draining: asyncio.Event,
     ) -> None:
@@ -44,6 +47,7 @@ class Gate:
         self._settings = settings
         self._keys = keys
         self._admission = admission
+        self._bodies = bodies
         self._ledger = ledger
         self._draining = draining
 
@@ -53,40 +57,54 @@ class Gate:
             return
         state = scope.setdefault("state", {})
         try:
-            self._let_in(scope, state)
+            grows = self._let_in(scope, state)
+            body = await self._bodies.whole(scope, receive) if "key" in state else None
+            ticket = self._ticket(state) if grows else None
         except ApiError as refused:
             self._ledger.refused(refused.code)
             answer = JSONResponse(refused.body(), refused.status_code, refused.headers)
             await answer(scope, receive, send)
             return
-        ticket = state.get("ticket")
-        try:
+        if body is None:
             await self._app(scope, receive, send)
+            return
+        try:
+            await while_connected(self._app, scope, body, receive, send)
         finally:
-            if ticket is not None and not state.get("kept"):
+            if ticket is not None:
                 ticket.close()
 
-    def _let_in(self, scope: Scope, state: dict[str, Any]) -> None:
-        """Raises ApiError for a request that may not come in."""
+    def _let_in(self, scope: Scope, state: dict[str, Any]) -> bool:
+        """Whether a tree may grow for it. Raises ApiError for a request that may not come in."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
         if path in OPEN or path.startswith(PLAYGROUND):
-            return
+            return False
         if path == "/metrics":
             must_hold(_secret(self._settings.metrics_key), sent)
-            return
+            return False
         if path.startswith("/admin/"):
             if self._settings.admin_key is None:
                 raise ApiError(404, "not_found", "there is no such route")
             must_hold(_secret(self._settings.admin_key), sent)
-            return
+            return False
         state["key"] = self._keys.find(sent)
         branch = path.startswith("/v1/search/") and path.endswith("/branch")
-        if scope["method"] == "POST" and (path in GROWING or branch):
-            if self._draining.is_set():
-                raise shutting_down(self._settings.retry_after_seconds)
-            self._ledger.must_have_left(state["key"])
-            state["ticket"] = self._admission.take(state["key"])
+        grows = scope["method"] == "POST" and (path in GROWING or branch)
+        if grows:
+            self._must_be_able(state["key"])
+        return grows
+
+    def _ticket(self, state: dict[str, Any]) -> Ticket:
+        """A place, now that the body is whole; while it came, much may have changed."""
+        self._must_be_able(state["key"])
+        state["ticket"] = self._admission.take(state["key"])
+        return state["ticket"]
+
+    def _must_be_able(self, key: Key) -> None:
+        if self._draining.is_set():
+            raise shutting_down(self._settings.retry_after_seconds)
+        self._ledger.must_have_left(key)
 
 
 def _secret(setting: SecretStr | None) -> str | None:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from server.errors import bad_value, no_events, search_unknown
 from server.search_store import Kept
 from server.service import Service
-from server.stream import streaming
+from server.stream import Events
 
 
 def kept_routes(service: Service) -> APIRouter:
@@ -29,7 +29,7 @@ def kept_routes(service: Service) -> APIRouter:
         feed = find(service, search_id, request).feed
         if feed is None:
             raise no_events(search_id)
-        return streaming(feed.read(last_event(request), service.settings.keepalive_seconds))
+        return Events(feed.read(last_event(request), service.settings.keepalive_seconds))
 
     @router.delete("/v1/search/{search_id}")
     async def delete(search_id: str, request: Request) -> Response:

@@ -64,6 +64,11 @@ class Keyring:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SettingsError(f"api keys: {twice!r} is there twice; every name once is needed")
+        owners: dict[bytes, str] = {}
+        for digest, key in keys:
+            if (first := owners.setdefault(digest, key.name)) != key.name:
+                said = f"{first!r} and {key.name!r} have the same secret; each its own is needed"
+                raise SettingsError(f"api keys: {said}")
         return cls(keys, _key({"name": ANYBODY}, settings, "limits"))
 
     def __len__(self) -> int:
@@ -160,7 +165,7 @@ def _from_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def _key(entry: dict[str, Any], settings: Settings, where: str) -> Key:
     limits = {
         "running": settings.key_running,
-        "queued": settings.key_queued,
+        "queued": _queued(entry["name"], settings),
         "width": settings.max_width,
         "depth": settings.max_depth,
         "prompt_tokens": settings.max_prompt_tokens,
@@ -176,3 +181,10 @@ def _key(entry: dict[str, Any], settings: Settings, where: str) -> Key:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise SettingsError(f"{where}: {field} = {first['input']!r}: {first['msg']}") from None
+
+
+def _queued(name: str, settings: Settings) -> int:
+    """How many requests of a key may wait where its entry does not say: never all by default."""
+    if settings.key_queued is not None:
+        return settings.key_queued
+    return settings.max_queued if name == ANYBODY else (settings.max_queued + 1) // 2

@@ -92,6 +92,7 @@ class Metrics:
         self.requests_in_flight = self._gauge("requests_in_flight", "Requests being answered.")
         self.key_tokens = self._count("key_tokens", "Tokens used by each key.", "key", "kind")
         self.refusals = self._count("refusals", "Requests turned away at the gate.", "code")
+        self.arriving = self._gauge("requests_arriving", "Requests whose bodies are on their way.")
         self.queue = self._gauge("requests_waiting", "Requests that wait for their turn.")
         self.queue_wait = self._spread(
             "queue_wait_seconds", "Time that requests waited for their turn.", WAITS

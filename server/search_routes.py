@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from server.feed import HEARTBEAT, Feed
 from server.kept_routes import find, running
 from server.reply import search_document
 from server.service import Service
-from server.stream import Result, Silence, event, follow, streaming
+from server.stream import Events, Result, Silence, event, follow
 from server.wire import BranchRequest, SearchRequest
 
 PUBLIC_NAMES = {"answered": "answer"}
@@ -59,17 +59,16 @@ def search_routes(service: Service) -> APIRouter:
     ) -> Response:
         ticket, own = request.state.ticket, service.serving(ask.model)
         if body.background:
-            request.state.kept = True
             feed = Feed()
             work = grow(ask, spec, own, partial(_record, feed, ask), ticket, feed)
             in_background(work, ask, own, ticket, feed)
             if body.stream:
-                return streaming(feed.read(-1, service.settings.keepalive_seconds))
+                return Events(feed.read(-1, service.settings.keepalive_seconds))
             return JSONResponse(running(ask.id, ask.created), 202)
         if body.stream:
-            return streaming(_events(ask, spec, own, ticket))
+            return Events(_events(ask, spec, own, ticket))
         work = grow(ask, spec, own, lambda _: None, ticket)
-        return JSONResponse(await run_for(request, own.forest, work))
+        return JSONResponse(await run_for(ticket, own.forest, work))
 
     return router
 
@@ -83,7 +82,7 @@ async def grow(
     feed: Feed | None = None,
 ) -> dict[str, Any]:
     """Search when it is its turn, and keep the document under the search's id."""
-    service.store.begin(ask.id, ask.key.name, ask.created, asyncio.current_task(), feed)
+    service.store.begin(ask.id, ask.key.name, ask.created, ticket or asyncio.current_task(), feed)
     try:
         seconds = await seconds_after_turn(ticket, ask.seconds)
         prompt = len(ask.problem.prompt)
@@ -119,13 +118,13 @@ async def grow(
 
 async def _events(
     ask: Ask, spec: SearchSpec, service: Service, ticket: Ticket
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Tree events numbered from 0, then ``done`` with everything but the tree, or ``error``."""
     settings = service.settings
     number = 0
     try:
         work = partial(grow, ask, spec, service, ticket=ticket)
-        async for item in follow(service.forest, work, settings.keepalive_seconds):
+        async for item in follow(ticket, service.forest, work, settings.keepalive_seconds):
             if isinstance(item, Silence):
                 yield HEARTBEAT
                 continue

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from server.feed import Feed
 from server.settings import Settings
+
+
+class Running(Protocol):
+    """A search under way."""
+
+    def cancel(self) -> object:
+        """End it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -22,7 +29,7 @@ class Kept:
 
     owner: str
     created: int
-    task: asyncio.Task[Any] | None
+    task: Running | None
     document: bytes = b""
     ended: float = 0.0
     feed: Feed | None = None
@@ -55,7 +62,7 @@ class SearchStore:
         search_id: str,
         owner: str,
         created: int,
-        task: asyncio.Task[Any] | None,
+        task: Running | None,
         feed: Feed | None = None,
     ) -> None:
         """Note a search that starts."""

@@ -192,6 +192,12 @@ class Settings(BaseModel):
     embeddings_key: SecretStr | None = Field(default=None, description="sent as a bearer token")
 
     max_body_bytes: int = Field(default=2 << 20, ge=1024)
+    head_seconds: float = Field(default=10.0, gt=0, description="for a request's head to come")
+    body_seconds: float = Field(default=60.0, gt=0, description="for a request's body to come")
+    body_idle_seconds: float = Field(default=10.0, gt=0, description="of these without a byte")
+    max_bodies: int = Field(default=4096, ge=1, description="on their way at once")
+    max_bodies_by_address: int = Field(default=1024, ge=1, description="of these, of one address")
+    max_bodies_bytes: int = Field(default=256 << 20, ge=1024, description="of these together")
     max_messages: int = Field(default=1024, ge=1)
     max_stop_strings: int = Field(default=16, ge=1)
     max_width: int = Field(default=1024, ge=1, le=1024)
@@ -221,7 +227,9 @@ class Settings(BaseModel):
     max_running: int = Field(default=64, ge=1, description="trees at once")
     max_queued: int = Field(default=1024, ge=0, description="requests that may wait")
     key_running: int = Field(default=64, ge=1, description="trees of one key at once")
-    key_queued: int = Field(default=1024, ge=0, description="requests of one key that may wait")
+    key_queued: int | None = Field(
+        default=None, ge=0, description="of one key; none: half of max_queued, without keys all"
+    )
     key_tokens_a_day: int | None = Field(default=None, ge=1, description="of one key, by UTC")
     key_tokens_total: int | None = Field(default=None, ge=1, description="of one key, since start")
     max_depth: int = Field(default=200, ge=1, le=200)

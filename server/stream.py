@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from server.admission import Ticket
 from server.forest import Forest
 
 T = TypeVar("T")
@@ -39,33 +42,30 @@ class _End:
 
 
 async def follow(
+    ticket: Ticket,
     forest: Forest,
     work: Callable[[Callable[[T], None]], Coroutine[Any, Any, R]],
     quiet_seconds: float,
 ) -> AsyncIterator[T | Silence | Result[R]]:
-    """Run ``work(tell)`` and yield what it tells, Silence in between, its Result last.
-
-    Raises what the work raises. A follower that goes away cancels the work, and is counted.
+    """Run ``work(tell)`` under the ticket and yield what it tells, Silence in between, its Result
+    last. Raises what the work raises.
     """
     told: asyncio.Queue[T | _End] = asyncio.Queue()
-    task = forest.start(work(told.put_nowait))
+    task = forest.start(work(told.put_nowait), ticket)
     task.add_done_callback(lambda _: told.put_nowait(_End()))
-    try:
-        while True:
-            try:
-                item = await asyncio.wait_for(told.get(), quiet_seconds)
-            except TimeoutError:
-                yield Silence()
-                continue
-            if isinstance(item, _End):
-                break
-            yield item
-        if task.cancelled():
-            raise forest.cancelled()
-        yield Result(task.result())
-    finally:
-        if task.cancel():
-            forest.metrics.disconnects.inc()
+    while True:
+        try:
+            async with asyncio.timeout(quiet_seconds):
+                item = await told.get()
+        except TimeoutError:
+            yield Silence()
+            continue
+        if isinstance(item, _End):
+            break
+        yield item
+    if task.cancelled():
+        raise forest.cancelled()
+    yield Result(task.result())
 
 
 def event(data: Any, name: str | None = None, number: int | None = None) -> bytes:
@@ -77,6 +77,14 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> byte
     return ("\n".join(lines) + "\n\n").encode()
 
 
-def streaming(events: AsyncIterator[bytes]) -> StreamingResponse:
-    """The response that sends these events as they come."""
-    return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
+class Events(StreamingResponse):
+    """Sends events as they come, until it is cancelled: the gate sees to that."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=HEADERS)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        async with aclosing(self._events):
+            await self.stream_response(send)

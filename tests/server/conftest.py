@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from search.engine import Branch
 from server.app import create_app, create_service
+from server.assemble import listen
+from server.heads import heads_within
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, encode
 
@@ -82,14 +87,33 @@ def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{BASE}/v1", api_key="any", http_client=http, max_retries=0)
 
 
-class Call:
-    """One raw ASGI request whose answer can be watched as it comes, and whose client can leave."""
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[int]:
+    """The app behind a socket of this machine, as the server has it; its port."""
+    listener = listen("127.0.0.1", 0)
+    heads = heads_within(app.state.service.settings.head_seconds)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=heads))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await task
 
-    def __init__(self, app: FastAPI, path: str, body: dict[str, Any]) -> None:
+
+class Call:
+    """One raw ASGI request whose answer can be watched as it comes, and whose client can leave.
+
+    Its body comes in ``pieces``, each a step of the event loop after the one before.
+    """
+
+    def __init__(self, app: FastAPI, path: str, body: dict[str, Any], *, pieces: int = 1) -> None:
         self.sent: list[dict[str, Any]] = []
         self.arrived = asyncio.Condition()
         self.left = asyncio.Event()
-        self._body = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        sent = json.dumps(body).encode()
+        cuts = [len(sent) * i // pieces for i in range(pieces + 1)]
+        self._body = [sent[a:b] for a, b in pairwise(cuts)]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -120,10 +144,14 @@ class Call:
             await self.arrived.wait_for(lambda: self.body.count(mark) >= count)
 
     async def _receive(self) -> dict[str, Any]:
-        if self._body:
-            return self._body.pop()
-        await self.left.wait()
-        return {"type": "http.disconnect"}
+        if len(self._body) > 1:
+            await asyncio.sleep(0)
+        elif not self._body:
+            await self.left.wait()
+        if self.left.is_set():
+            return {"type": "http.disconnect"}
+        piece = self._body.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(self._body)}
 
     async def _send(self, message: Any) -> None:
         async with self.arrived:

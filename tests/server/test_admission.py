@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.engine import EngineDown
 from server.admission import Admission, Ticket
 from server.errors import ApiError
 from server.keys import Key
@@ -107,35 +108,121 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     admission.take(key("eve"))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "turn", "close"]), st.integers(0, 9))))
-def test_no_place_is_ever_lost(steps: list[tuple[str, int]]) -> None:
-    """Whatever is taken, waited for and given back in whatever order, the counts agree."""
+class House:
+    """An admission, the tickets taken from it, and what grows under them."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(running=2, queued=3, retry_after=1)
+        self.tickets: list[Ticket] = []
+        self.works: dict[Ticket, asyncio.Task[None]] = {}
+        self.over: set[Ticket] = set()
+        self.growing = self.letting_go = 0
+        self._owners = [key("ann", running=1), key("bob", weight=2.0)]
+
+    async def act(self, what: str, which: int) -> None:
+        """Do something, to one of the tickets; nothing if it cannot be."""
+        if what == "take" and self.admission.open < 5:
+            self.tickets.append(self.admission.take(self._owners[which % 2]))
+        elif what == "step" or not self.tickets:
+            await self.step()
+            return
+        ticket = self.tickets[which % len(self.tickets)]
+        if what in ("start", "keep") and ticket not in self.works.keys() | self.over:
+            self.works[ticket] = ticket.start(self._grow(ticket), kept=what == "keep")
+        elif what == "cancel":
+            ticket.cancel()
+        elif what == "over":
+            ticket.close()
+            self.over.add(ticket)
+
+    async def step(self) -> None:
+        """One step of the event loop: what grows has a place."""
+        await asyncio.sleep(0)
+        assert self.growing <= self.admission.running <= 2
+        assert self.admission.running <= self.admission.open <= 5
+
+    async def _grow(self, ticket: Ticket) -> None:
+        await ticket.turn(60)
+        self.growing += 1
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.letting_go += 1
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self.letting_go -= 1  # nothing may have cut it short
+            raise
+        finally:
+            self.growing -= 1
+
+
+ACTS = st.sampled_from(["take", "start", "keep", "step", "cancel", "over"])
+
+
+@given(st.lists(st.tuples(ACTS, st.integers(0, 9)), max_size=60))
+def test_no_place_is_ever_lost_or_shared(acts: list[tuple[str, int]]) -> None:
+    """Whatever is taken, started, cancelled and left at whatever step of the event loop: what grows
+    has a place as long as it takes to let go, and every place is given back once."""
 
     async def run() -> None:
-        admission = Admission(running=2, queued=3, retry_after=1)
-        owners = [key("ann", running=1), key("bob", weight=2.0)]
-        tickets: list[Ticket] = []
-        turns: list[asyncio.Task[None]] = []
-        asked: set[int] = set()
-        for what, which in steps:
-            if what == "take" and admission.open < 5:
-                tickets.append(admission.take(owners[which % 2]))
-            elif tickets and what == "turn" and tickets[which % len(tickets)].number not in asked:
-                ticket = tickets[which % len(tickets)]
-                asked.add(ticket.number)
-                turns.append(asyncio.create_task(ticket.turn(60)))
-                await asyncio.sleep(0)
-            elif tickets and what == "close":
-                tickets.pop(which % len(tickets)).close()
-            assert admission.open == len(tickets)
-            assert admission.running == sum(t.granted for t in tickets) <= 2
-        for task in turns:
-            task.cancel()
-        for ticket in tickets:
+        house = House()
+        for what, which in acts:
+            await house.act(what, which)
+        for ticket in house.tickets:
             ticket.close()
-        assert (admission.open, admission.running) == (0, 0)
+        while house.admission.open:
+            await house.step()
+        assert (house.admission.running, house.growing, house.letting_go) == (0, 0, 0)
+        for share in house.admission.shares.values():
+            assert (share.open, share.running, len(share.waiting)) == (0, 0, 0)
 
     asyncio.run(run())
+
+
+async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
+    """Both in one step of the event loop: who leaves is cancelled, and the next has the place."""
+    admission = Admission(running=1, queued=9, retry_after=1)
+    first, second, third = (admission.take(key("ann")) for _ in range(3))
+    grown: list[int] = []
+
+    async def grow(ticket: Ticket) -> None:
+        await ticket.turn(60)
+        grown.append(ticket.number)
+        await asyncio.sleep(0)
+
+    works = [ticket.start(grow(ticket)) for ticket in (first, second, third)]
+    while not second.granted:
+        await asyncio.sleep(0)
+    second.close()
+    await asyncio.gather(*works, return_exceptions=True)
+    assert works[1].cancelled()
+    assert grown == [first.number, third.number]
+    assert admission.open == 0
+
+
+async def test_a_fault_of_what_a_client_left_behind_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody else would hear of it; what was to be expected is no fault."""
+    admission = Admission(running=9, queued=9, retry_after=1)
+
+    async def fail(error: Exception) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise error
+
+    for error in (ZeroDivisionError(), EngineDown("down")):
+        ticket = admission.take(key("ann"))
+        ticket.start(fail(error))
+        await asyncio.sleep(0)
+        ticket.close()
+    while admission.open:
+        await asyncio.sleep(0)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
 
 
 @pytest.mark.parametrize("settings", [{"max_running": 1, "max_queued": 1}], indirect=True)

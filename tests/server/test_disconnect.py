@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
+from server.app import create_app, create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import Call, question
+from tests.server.conftest import Call, PlainText, question
 
 CHAT = {"model": "sprig", "messages": question()}
 SEARCH = {"search": {"policy": "rebase", "width": 4}}
@@ -42,6 +45,38 @@ async def test_a_client_that_leaves_aborts_its_tree(
     assert not call.ended
     assert not app.state.service.forest.under_way
     assert len(app.state.service.store) == 0
+
+
+class SlowText(PlainText):
+    """A tokenizer that works until it may go on, and bears one user at a time."""
+
+    def __init__(self) -> None:
+        self.users = self.most = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """As slowly as a test wants."""
+        self.users += 1
+        self.most = max(self.most, self.users)
+        self.begun.set()
+        self.go_on.wait(60)
+        self.users -= 1
+        return super().encode_chat(messages)
+
+
+async def test_leaving_lets_nobody_into_the_tokenizer_beside_it(engine: ScriptedEngine) -> None:
+    """A thread cannot be cancelled: the next one waits for it."""
+    text = SlowText()
+    app = create_app(create_service(Settings(), engine, text))
+    calls = [Call(app, "/v1/chat/completions", CHAT) for _ in range(3)]
+    await asyncio.to_thread(text.begun.wait)
+    calls[0].left.set()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    text.go_on.set()
+    await asyncio.gather(*(call.task for call in calls))
+    assert [call.ended for call in calls] == [False, True, True]
+    assert text.most == 1
 
 
 async def test_one_client_leaving_leaves_the_others_alone(

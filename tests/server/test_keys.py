@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from server.admission import Admission
+from server.errors import ApiError
 from server.keys import Keyring
 from server.settings import Settings, SettingsError, load_settings
 from tests.search.scripted_engine import ScriptedEngine
@@ -137,6 +140,29 @@ def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
     assert "secret" not in repr(vars(keys))
 
 
+async def test_one_key_cannot_take_the_whole_queue() -> None:
+    """By hand: of one that runs and six that wait, Ann has one and three; then Bob comes in.
+    Without keys everybody together may have all; who sets the limit has what is set."""
+
+    def most(settings: Settings) -> list[int]:
+        ring = Keyring.load(settings)
+        admission = Admission(settings.max_running, settings.max_queued, retry_after=1)
+        found = []
+        for secret in ([b"Bearer a"], [b"Bearer b"]):
+            before = admission.open
+            with suppress(ApiError):
+                while True:
+                    admission.take(ring.find(secret))
+            found.append(admission.open - before)
+        return found
+
+    places: dict[str, Any] = {"max_running": 1, "max_queued": 6}
+    keyed = places | {"api_keys": "ann:a,bob:b"}
+    assert most(Settings(**keyed)) == [4, 3]
+    assert most(Settings(**places)) == [7, 0]
+    assert most(Settings(**keyed, key_queued=1)) == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -163,6 +189,14 @@ def test_a_wrong_entry_is_named(tmp_path: Path, text: str, words: str) -> None:
     [
         ({"HEDGEROW_API_KEYS": "topsecret"}, "name:key"),
         ({"HEDGEROW_API_KEYS": "a:topsecret,a:b"}, "'a' is there twice"),
+        ({"HEDGEROW_API_KEYS": "a:topsecret,b:x,c:topsecret"}, "'a' and 'c' have the same secret"),
+        (
+            {
+                "HEDGEROW_API_KEYS": "a:topsecret,"
+                f"b:sha256={hashlib.sha256(b'topsecret').hexdigest()}"
+            },
+            "'a' and 'b' have the same secret",
+        ),
         ({"HEDGEROW_API_KEYS": "a:sha256=topsecret"}, "64 hexadecimal"),
         ({"HEDGEROW_API_KEYS_FILE": "/nowhere"}, "No such file"),
     ],

@@ -8,22 +8,20 @@ import os
 import random
 import re
 import signal
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from threading import Event
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from server.app import create_app
-from server.assemble import listen, running
+from server.assemble import running
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import question, saying
+from tests.server.conftest import question, saying, serving
 from tests.server.test_process import QUESTION, Server, engine_pid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -33,19 +31,6 @@ STREAMS = 500
 LEAVERS = int(os.environ.get("LEAVERS", "1000"))
 KILLS = int(os.environ.get("ENGINE_KILLS", "2"))
 """Of the engine, under load; 50 take some minutes."""
-
-
-@asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[int]:
-    """The app behind a socket of this machine; its port."""
-    listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    await task
 
 
 async def asked(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
@@ -101,11 +86,14 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
         service = parts.service(settings)
         async with serving(create_app(service)) as port:
             before = asyncio.all_tasks()
-            await asyncio.gather(
+            leavers = asyncio.gather(
                 *(one(port, number) for number in range(LEAVERS)), return_exceptions=True
             )
-            while service.admission.open or service.forest.under_way:
-                await asyncio.sleep(0.05)
+            while service.admission.open or service.forest.under_way or not leavers.done():
+                growing = sum(s.value for s in service.metrics.in_flight.collect()[0].samples)
+                assert growing <= service.admission.running <= settings.max_running
+                await asyncio.sleep(0.01)
+            await leavers
             usage = await parts.engine.usage()
             while asyncio.all_tasks() - before:
                 await asyncio.sleep(0.05)

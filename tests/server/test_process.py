@@ -176,6 +176,38 @@ def test_clients_that_leave_hold_no_kv(server: Server, http: httpx2.Client) -> N
     assert http.post("/v1/chat/completions", json=SEARCH).status_code == 200
 
 
+def test_streams_whose_clients_close_at_once_do_not_go_on(
+    server: Server, http: httpx2.Client
+) -> None:
+    """Twenty of twenty: their clients send the request and close, and none of them ends otherwise
+    than cancelled, begun or not. Nobody's fault is in the log."""
+    address = http.base_url.host, http.base_url.port
+    search = {"policy": "rebase", "width": 64, "trajectory_tokens": 300}
+    sent = json.dumps({"question": QUESTION, "stream": True, "search": search}).encode()
+    head = f"POST /v1/search HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n"
+    head += "content-type: application/json\r\n\r\n"
+
+    def ended() -> dict[str, float]:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        (family,) = (f for f in families if f.name == "hedgerow_searches")
+        return {
+            str(sample.labels): sample.value
+            for sample in family.samples
+            if sample.labels["stop_reason"] != "cancelled"
+        }
+
+    before, left = ended(), metric(http, "hedgerow_disconnects_total")
+    for _ in range(20):
+        with socket.create_connection(address) as client:
+            client.sendall(head.encode() + sent)
+    until(http, "hedgerow_disconnects_total", left + 20)
+    until(http, "hedgerow_searches_in_flight", 0, policy="rebase")
+    until(http, "hedgerow_kv_tokens", 0, served="sprig", model="policy", state="active")
+    assert metric(http, "hedgerow_requests_waiting") == 0
+    assert ended() == before
+    assert "never retrieved" not in "".join(server.log)
+
+
 def test_solve_and_replay_over_http(server: Server, http: httpx2.Client, tmp_path: Path) -> None:
     """``--url`` uses the running server; a chat response of it replays."""
     done = subprocess.run(

@@ -29,7 +29,8 @@ async def test_no_path_with_its_tags_outgrows_the_context(
     engine.context_tokens = 120
     engine.say = lambda branch: f"{len(branch.tokens)} on\n\n"
     body = {"model": "sprig", "messages": question(), "search": {"width": 2, "max_depth": 50}}
-    await asyncio.wait_for(http.post("/v1/chat/completions", json=body), 20)
+    async with asyncio.timeout(20):
+        await http.post("/v1/chat/completions", json=body)
     prompt = len(engine.expanded[0][0].tokens)
     longest = max(
         prompt + sum(map(len, t.steps)) + len(t.steps) for call in engine.scored for t in call

@@ -226,17 +226,19 @@ async def test_a_background_search_that_fails_says_why(
 ) -> None:
     """Its readers get an error event; its document says ``failed``, unless it was deleted."""
     engine.gate = asyncio.Event()
-    started = (await http.post("/v1/search", json=BODY | {"background": True})).json()
-    path = f"/v1/search/{started['id']}"
-    reader = asyncio.create_task(http.get(f"{path}/events"))
+    reader = Call(app, "/v1/search", BODY | {"background": True, "stream": True})
     await engine.waiting.wait()
+    await reader.until(1, b"event: started")
+    (name,) = engine.live
+    path = f"/v1/search/{name}"
     if deleted:
         await http.delete(path)
     else:
         engine.fail_at = 1
         engine.gate.set()
     code = "search_cancelled" if deleted else "engine_unavailable"
-    _, name, data = events_of((await reader).text)[-1]
+    await reader.task
+    _, name, data = events_of(reader.body.decode())[-1]
     assert (name, data["error"]["code"]) == ("error", code)
     kept = await http.get(path)
     assert kept.status_code == (404 if deleted else 200)

@@ -1,0 +1,193 @@
+"""Every moment at which a client may leave: nothing is held, nobody else is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from fastapi import FastAPI
+
+from search.engine import Branch, Sampling, Step, TreeCost
+from server.app import create_app, create_service
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import Call, PlainText, question
+
+T = TypeVar("T")
+
+SEEDED = {"search": {"policy": "rebase", "width": 2, "max_depth": 2, "seed": 3}}
+CHAT = {"model": "sprig", "messages": question("?"), "max_tokens": 16, "seed": 3}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("/v1/chat/completions", CHAT),
+    "plain stream": ("/v1/chat/completions", CHAT | {"stream": True}),
+    "two choices": ("/v1/chat/completions", CHAT | {"n": 2}),
+    "searched": ("/v1/chat/completions", CHAT | SEEDED),
+    "searched stream": ("/v1/chat/completions", CHAT | SEEDED | {"stream": True}),
+    "search": ("/v1/search", {"question": "?"} | SEEDED),
+    "search stream": ("/v1/search", {"question": "?"} | SEEDED | {"stream": True}),
+    "background": ("/v1/search", {"question": "?", "background": True} | SEEDED),
+    "background stream": (
+        "/v1/search",
+        {"question": "?", "background": True, "stream": True} | SEEDED,
+    ),
+}
+
+LEAVER = "asked by who leaves"
+LETTING_GO = 8
+"""Steps of the event loop until what a client left is cancelled; a tree takes more to its end."""
+
+
+def two_deep(branch: Branch) -> str:
+    """A step, and then an answer."""
+    return "The answer is 1." if branch.node else "A step\n\n"
+
+
+class Reluctant(ScriptedEngine):
+    """Takes some steps of the event loop to draw, and to let go of a tree."""
+
+    def __init__(self) -> None:
+        super().__init__(say=two_deep)
+        self.leavers: set[str] = set()
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """In six steps."""
+        if LEAVER in "".join(map(chr, branches[0].tokens)):
+            self.leavers.add(tree)
+        await steps(6)
+        return await super().expand(tree, branches, sampling)
+
+    async def release(self, tree: str) -> TreeCost:
+        """In three steps."""
+        await steps(3)
+        return await super().release(tree)
+
+    async def abort(self, tree: str) -> None:
+        """In three steps."""
+        await steps(3)
+        await super().abort(tree)
+
+
+async def steps(count: int) -> None:
+    """So many steps of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def beside(work: Callable[..., T], *args: Any) -> T:
+    """``asyncio.to_thread`` for a thread that always takes three steps, cancelled or not."""
+
+    async def thread() -> T:
+        await steps(3)
+        return work(*args)
+
+    return await asyncio.shield(asyncio.create_task(thread()))
+
+
+class House:
+    """A server with one place, and what must hold in it at every step."""
+
+    def __init__(self) -> None:
+        self.engine = Reluctant()
+        settings = Settings(max_running=1, step_tokens=8)
+        self.service = create_service(settings, self.engine, PlainText())
+        self.app: FastAPI = create_app(self.service)
+        self.faults: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self.faults.append(context))
+
+    async def step(self) -> None:
+        """One step of the event loop: whatever grows has the place."""
+        await asyncio.sleep(0)
+        growing = {tree.partition(".")[0] for tree in self.engine.live}
+        assert len(growing) <= self.service.admission.running <= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is open or under way."""
+        return bool(self.service.admission.open or self.service.forest.under_way)
+
+    def ended(self) -> int:
+        """How many trees were grown to their end whose clients were to leave."""
+        return sum(tree in self.engine.leavers for tree in self.engine.released)
+
+    def left(self) -> float:
+        """Clients that left, as counted."""
+        return self.service.metrics.registry.get_sample_value("hedgerow_disconnects_total") or 0
+
+    def nothing_is_held(self) -> None:
+        """No place, no tree, nobody in the queue, nothing counted twice, no fault unheard."""
+        admission, metrics = self.service.admission, self.service.metrics
+        assert (admission.open, admission.running, admission.waiting) == (0, 0, 0)
+        assert not self.engine.live
+        for share in admission.shares.values():
+            assert (share.open, share.running, len(share.waiting)) == (0, 0, 0)
+        for sample in metrics.in_flight.collect()[0].samples:
+            assert sample.value == 0
+        assert not self.faults
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whoever_leaves_whenever(
+    kind: str, who: int, cut_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests share one place. One of them is left by its client (or cut off by the server) at
+    the first step of the event loop, then at the second, and so on until it is answered: at no step
+    does anything grow without the place, nothing is held afterwards, the other is answered."""
+    monkeypatch.setattr(asyncio, "to_thread", beside)
+    house = House()
+    at = 0
+    while not await left_at(house, kind, who, at, cut_off):
+        at += 1
+    assert at > 20
+    gc.collect()  # what nobody heard of is told when it is let go
+    await steps(2)
+    assert not house.faults
+
+
+async def left_at(house: House, kind: str, who: int, at: int, cut_off: bool) -> bool:
+    """One round of the above; whether the leaver had been answered by then."""
+    path, body = KINDS[kind]
+    before = house.left()
+    marked = json.loads(json.dumps(body).replace("?", LEAVER))
+    calls = [Call(house.app, path, marked if i == who else body, pieces=3) for i in range(2)]
+    leaver, other = calls[who], calls[1 - who]
+    for _ in range(at):
+        await house.step()
+    answered = leaver.task.done()
+    if cut_off:
+        leaver.task.cancel()
+    else:
+        leaver.left.set()
+    for _ in range(LETTING_GO):
+        await house.step()
+    ended = house.ended()
+    while house.busy or not all(call.task.done() for call in calls):
+        await house.step()
+    if "background" not in body:
+        assert house.ended() == ended
+    other.task.result()
+    assert other.ended
+    if cut_off:
+        assert leaver.task.cancelled() or leaver.ended
+    else:
+        assert house.left() - before == (not leaver.ended)
+    await steps(2)
+    house.nothing_is_held()
+    if "background" in body:
+        await _is_kept(house, leaver)
+    return answered
+
+
+async def _is_kept(house: House, call: Call) -> None:
+    """A background search that was accepted has gone on to its end."""
+    if not call.sent:
+        return
+    kept = [house.service.store.get(name, "anybody") for name in house.engine.released]
+    assert kept
+    assert all(found is not None and json.loads(found.document)["answers"] for found in kept)
