@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from search.deadline import Deadline, TooLate
 from search.digest import tree_digest
 from search.embedding import Embeddings
 from search.engine import (
@@ -44,6 +45,28 @@ from search.tree import ROOT, Node, Tree
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
+
+Answers = Mapping[str, Sequence[Node]]
+"""Finished trajectories by answer."""
+
+UNCOMPARED = "(answers told apart by their spelling: the deadline came)"
+ABORT_SECONDS = 1.0
+"""For an engine to say that it has let go of a tree whose search failed or was cancelled."""
+
+
+async def within(seconds: float | None, work: Awaitable[T]) -> T:
+    """What ``work`` comes to; None: whenever that is. Raises TooLate after so many seconds.
+
+    A coroutine is begun in any case: where no time is left, up to where it has to wait.
+    """
+    timer = asyncio.timeout(seconds)
+    try:
+        async with timer:
+            return await work
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        raise TooLate from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +112,10 @@ async def search(
 
     Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
     it short. Cancelling the awaiting task ends a search early. The engine's tree is released, or
-    aborted if an error or a cancellation comes through. Raises ValueError (no seed), PrefixTooLong,
-    RewardMissing and whatever other EngineError the engine raises.
+    aborted if an error or a cancellation comes through. What takes longer than CLOSING_SECONDS past
+    the deadline is not waited for: the tree's cost is not known then, and answers are told apart by
+    their spelling. Raises ValueError (no seed), PrefixTooLong, RewardMissing and whatever other
+    EngineError the engine raises while the tree grows.
     """
     if spec.seed is None:
         raise ValueError("seed: None; the caller must draw one, an integer from 0 to 2**63 - 1")
@@ -104,8 +129,7 @@ async def search(
     growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
     growth.outlook = outlook_of(policy)
     tally = Tally(LogicalKV(len(problem.prompt)), frontier)
-    start = clock()
-    known, classes = Embeddings(tree), AnswerClasses(answer_of, same_answer)
+    start, until = clock(), Deadline(clock, deadline)
     run = _Run(
         problem,
         spec,
@@ -114,16 +138,17 @@ async def search(
         policy,
         growth,
         tally,
-        known,
-        classes,
+        Embeddings(tree),
+        AnswerClasses(answer_of, until.heed(same_answer)),
+        AnswerClasses(answer_of),
         clock,
         start,
-        deadline,
+        until,
         None if listen is None else KvStory(tree, listen),
     )
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
-    stop, cost = await run.to_the_end()
-    return await run.outcome(stop, cost, emit)
+    stop, cost, answers = await run.to_the_end()
+    return run.outcome(stop, cost, answers, emit)
 
 
 def _policy(
@@ -153,29 +178,46 @@ class _Run:
     tally: Tally
     embeddings: Embeddings
     classes: AnswerClasses
+    spelled: AnswerClasses
     clock: Callable[[], float]
     start: float
-    deadline: float | None
+    until: Deadline
     story: KvStory | None
 
-    async def to_the_end(self) -> tuple[StopReason, TreeCost]:
-        """Grow, then let go of the engine's tree, whatever happens."""
-        released = False
+    async def to_the_end(self) -> tuple[StopReason, TreeCost | None, Answers]:
+        """Grow, then let go of the engine's tree, whatever happens, while answers are compared."""
         try:
             stop = await self.grow()
-            cost = await self.engine.release(self.tree_id)
-            released = True
-            return stop, cost
-        finally:
-            if not released:
-                with suppress(EngineError):
-                    await self.engine.abort(self.tree_id)
+            return stop, *await asyncio.gather(self.release(), self.voters())
+        except BaseException:
+            with suppress(EngineError, TooLate):
+                seconds = self.until.closing(ABORT_SECONDS)
+                await within(seconds, self.engine.abort(self.tree_id))
+            raise
+
+    async def release(self) -> TreeCost | None:
+        """Let go of the engine's tree; what it cost, None if the engine does not say so in time.
+
+        The tree is whole: an engine that is lost now costs no answer.
+        """
+        try:
+            return await within(self.until.closing(), self.engine.release(self.tree_id))
+        except (EngineError, TooLate):
+            return None
 
     async def grow(self) -> StopReason:
-        """Round after round, until the policy is done or a budget is met."""
+        """Round after round, until the policy is done, a budget is met or time is up."""
+        try:
+            return await self.rounds()
+        except TooLate:
+            return StopReason.DEADLINE
+
+    async def rounds(self) -> StopReason:
+        """As ``grow``. Raises TooLate at the deadline; the round under way is dropped whole."""
         tree = self.growth.tree
-        while await self.embed():
-            plan = await self.plan()
+        while True:
+            await self.embed()
+            plan = await within(self.until.left(), self.plan())
             if plan is None:
                 return why_done(tree, self.spec, self.policy)
             if (met := budget_met(tree, self.spec, lambda: self.tally.held(tree))) is not None:
@@ -183,18 +225,17 @@ class _Run:
             if self.spec.consensus and await self.settled(plan):
                 return StopReason.CONSENSUS
             self.hint(plan)
+            self.until.check()
             try:
-                drawn = await self.in_time(lambda plan=plan: self.draw(plan))
+                drawn = await within(self.until.left(), self.draw(plan))
             except KvFull:
                 return StopReason.KV
-            if drawn is None:
-                break
+            self.until.check()
             children = self.growth.commit(*drawn)
             self.tally.round(tree, children, self.clock() - self.start)
             self.tell_kv(plan)
             if len(children) < sum(plan.expand.values()):
                 return StopReason.MAX_TOKENS
-        return StopReason.DEADLINE
 
     def hint(self, plan: Round) -> None:
         """Begin a round, and tell the engine and who watches its KV."""
@@ -220,13 +261,26 @@ class _Run:
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
         if isinstance(self.policy, Backtracking):
             growing.add(ROOT)
-        return consensus_met(tree, self.spec, await self.answers(), growing)
+        return consensus_met(tree, self.spec, await self.answers(self.until.left()), growing)
 
-    async def answers(self) -> Mapping[str, Sequence[Node]]:
-        """The finished trajectories by answer."""
-        if self.classes.compares:
-            return await asyncio.to_thread(self.classes.of, self.growth.tree)
-        return self.classes.of(self.growth.tree)
+    async def answers(self, seconds: float | None) -> Answers:
+        """The finished trajectories by answer. Raises TooLate where comparing takes longer; from
+        then on the spelling decides."""
+        classes, tree = self.classes, self.growth.tree
+        if not classes.compares:
+            return classes.of(tree)
+        try:
+            return await within(seconds, asyncio.to_thread(classes.of, tree))
+        except TooLate:
+            self.classes = self.spelled
+            raise
+
+    async def voters(self) -> Answers:
+        """The finished trajectories by answer, of which there is one sorting in any case."""
+        try:
+            return await self.answers(self.until.closing())
+        except TooLate:
+            return self.spelled.of(self.growth.tree)
 
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
@@ -244,32 +298,17 @@ class _Run:
             self.tally.solver_fallbacks += plan.fell_back
         return plan
 
-    async def in_time(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """What ``work`` comes to, or None if the deadline comes first."""
-        left = None if self.deadline is None else self.deadline - self.clock()
-        if left is not None and left <= 0:
-            return None
-        timer = asyncio.timeout(left)
-        try:
-            async with timer:
-                done = await work()
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            return None
-        late = self.deadline is not None and self.clock() >= self.deadline
-        return None if late else done
-
-    async def embed(self) -> bool:
-        """Put the embeddings that the policy will ask for on the nodes; False: too late."""
+    async def embed(self) -> None:
+        """Put the embeddings that the policy will ask for on the nodes. Raises TooLate."""
         if not isinstance(self.policy, Comparing):
-            return True
+            return
         nodes = self.policy.to_embed(self.growth.tree)
         unknown = self.embeddings.unknown(nodes)
-        if self.asks(unknown) and await self.in_time(lambda: self.learn(unknown)) is None:
-            return False
+        if self.asks(unknown):
+            self.until.check()
+            await within(self.until.left(), self.learn(unknown))
+            self.until.check()
         self.embeddings.store(nodes)
-        return True
 
     def asks(self, unknown: Sequence[Trajectory]) -> bool:
         """Whether there is anything to embed.
@@ -278,15 +317,13 @@ class _Run:
         """
         return bool(unknown) and self.tally.embedder_fault is None
 
-    async def learn(self, unknown: Sequence[Trajectory]) -> bool:
-        """Have steps embedded; whether they were."""
+    async def learn(self, unknown: Sequence[Trajectory]) -> None:
+        """Have steps embedded, or note why they are not."""
         try:
             vectors = await self.engine.embed(self.tree_id, self.problem.prompt, unknown)
             self.embeddings.take(unknown, vectors)
         except EmbeddingMissing as error:
             self.tally.embedder_fault = str(error)
-            return False
-        return True
 
     async def draw(self, plan: Round) -> tuple[list[Draft], dict[int, float]]:
         """A round's steps and rewards. A policy that has compared steps will compare these: they
@@ -316,12 +353,18 @@ class _Run:
             )
         return {trajectory.node: r for trajectory, r in zip(wanted, given, strict=True)}
 
-    async def outcome(
-        self, stop: StopReason, cost: TreeCost, emit: Callable[[Event], None]
+    def outcome(
+        self,
+        stop: StopReason,
+        cost: TreeCost | None,
+        answers: Answers,
+        emit: Callable[[Event], None],
     ) -> Outcome:
         """Hold the vote and sum up."""
         tree = self.growth.tree
-        ballot = hold_vote(tree, vote_name(self.spec), await self.answers())
+        ballot = hold_vote(tree, vote_name(self.spec), answers)
+        if self.classes is self.spelled:  # what time has changed is told as such
+            stop, ballot = StopReason.DEADLINE, replace(ballot, rule=f"{ballot.rule} {UNCOMPARED}")
         text = "" if ballot.chosen is None else tree.text(ballot.chosen)
         digest = tree_digest(tree, ballot.answer)
         emit(Answered(ballot.chosen, ballot.answer, text, ballot.rule, stop.value, digest))

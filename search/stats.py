@@ -27,7 +27,7 @@ class SearchStats:
     limit, ``embedder_fallbacks``: since the embedder failed, with ``embedder_fault`` for a reason.
     ``precise_goodput``: tokens a second, the mean length of the finished trajectories over the mean
     time at which their rounds ended; 0 where nothing finished. ``engine``: what the tree cost it,
-    dropped work included.
+    dropped work included; all zero where it did not say so in time (``cost_known`` is False then).
     """
 
     rounds: int
@@ -48,6 +48,7 @@ class SearchStats:
     seconds: float
     precise_goodput: float
     engine: TreeCost
+    cost_known: bool = True
 
 
 def path_length(tree: Tree, node_id: int) -> int:
@@ -87,8 +88,10 @@ class Tally:
         """Unique tokens, prompt included, on the paths of the nodes that may still grow."""
         return self.kv.tokens(node.id for node in self.frontier(tree))
 
-    def stats(self, tree: Tree, chosen: int | None, seconds: float, cost: TreeCost) -> SearchStats:
-        """The final numbers, ``seconds`` after the start."""
+    def stats(
+        self, tree: Tree, chosen: int | None, seconds: float, cost: TreeCost | None
+    ) -> SearchStats:
+        """The final numbers, ``seconds`` after the start. ``cost``: None if not known."""
         steps = tree.nodes[1:]
         lengths = [path_length(tree, node.id) for node in tree.finished()]
         elapsed = fsum(self.finished_after)
@@ -110,5 +113,6 @@ class Tally:
             embedder_fault=self.embedder_fault,
             seconds=seconds,
             precise_goodput=sum(lengths) / elapsed if elapsed else 0.0,
-            engine=cost,
+            engine=cost or TreeCost(),
+            cost_known=cost is not None,
         )

@@ -8,9 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from search.controller import ABORT_SECONDS, within
+from search.deadline import Deadline, TooLate
 from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
 from search.seed import node_seed
 from search.tree import Finish
+from server.errors import nothing_drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +50,28 @@ async def complete(
     """Draw the reply, calling ``on_text`` with each part of it that can no longer change.
 
     Noise goes by absolute position under one seed, so the size of the pieces changes nothing.
-    Raises EngineError. Whatever happens, the engine lets go of the tree.
+    At the deadline the reply is what was drawn by then. Raises EngineError, and ApiError (504) if
+    nothing was. Whatever happens, the engine lets go of the tree, if need be after the reply.
     """
-    until = time.monotonic() + wanted.seconds
+    until = Deadline(time.monotonic, time.monotonic() + wanted.seconds)
     limit = min(wanted.limit, engine.capabilities.context_tokens - len(wanted.prompt))
     if limit < 1:
         raise PrefixTooLong(f"{len(wanted.prompt)} prompt tokens leave no room for a reply")
-    released = False
     try:
         reply = await _chain(wanted, limit, until, engine, tree_id, on_text)
-        await engine.release(tree_id)
-        released = True
+        with suppress(EngineError, TooLate):  # the reply is whole
+            await within(until.closing(), engine.release(tree_id))
         return reply
-    finally:
-        if not released:
-            with suppress(EngineError):
-                await engine.abort(tree_id)
+    except BaseException:
+        with suppress(EngineError, TooLate):
+            await within(until.closing(ABORT_SECONDS), engine.abort(tree_id))
+        raise
 
 
 async def _chain(
     wanted: Completion,
     limit: int,
-    until: float,
+    until: Deadline,
     engine: Engine,
     tree_id: str,
     on_text: Callable[[str], None],
@@ -79,14 +82,20 @@ async def _chain(
     while True:
         left = limit - (len(tokens) - len(wanted.prompt))
         branch = Branch(node, 0, tokens, seed, min(wanted.piece, left), node + 1)
-        (step,) = await engine.expand(tree_id, [branch], sampling)
+        try:
+            (step,) = await within(until.left(), engine.expand(tree_id, [branch], sampling))
+        except TooLate:
+            if not node:
+                raise nothing_drawn() from None
+            on_text(text[sent:])
+            return PlainReply(text, len(tokens) - len(wanted.prompt), "length")
         tokens, text, node = tokens + step.tokens, text + step.text, node + 1
         drawn = len(tokens) - len(wanted.prompt)
         end = first_stop(text, wanted.stop)
         if end is not None or step.finish is Finish.END:
             on_text(text[sent:end])
             return PlainReply(text[:end], drawn, "stop")
-        if drawn >= limit or time.monotonic() >= until:
+        if drawn >= limit:
             on_text(text[sent:])
             return PlainReply(text, drawn, "length")
         certain = max(sent, len(text) - held_back(text, wanted.stop))

@@ -114,6 +114,12 @@ def nothing_finished(stop_reason: str, policy: str) -> ApiError:
     return ApiError(504, code, message, headers=NO_RETRY)
 
 
+def nothing_drawn() -> ApiError:
+    """The deadline came before anything of a plain reply was drawn."""
+    message = "the deadline came before any of the reply was drawn"
+    return ApiError(504, "deadline_exceeded", message, headers=NO_RETRY)
+
+
 def search_unknown(search_id: str) -> ApiError:
     """No such search, or it is no longer kept."""
     message = f"id: there is no search {echo(search_id)}, or it is no longer kept"

@@ -93,8 +93,9 @@ class ScriptedEngine:
 
     ``say``: what a branch draws. ``score_of``: an unrounded reward from the texts of a path.
     ``fail_at``: the expand call (from 0) that raises EngineDown. ``gate``: expand waits for it;
-    ``waiting`` is set while it does. ``finish_order``: a permutation in which branches are worked
-    off. ``vector_of``: an unrounded embedding from a step's text. ``on_expand``, ``on_score``,
+    ``waiting`` is set while it does. ``still``: the calls, by name, that never return, as of an
+    engine that stands still. ``finish_order``: a permutation in which branches are worked off.
+    ``vector_of``: an unrounded embedding from a step's text. ``on_expand``, ``on_score``,
     ``on_embed``: called at every call, for instance to turn a clock. What was asked is kept in
     ``expanded``, ``scored``, ``embedded``, ``hints``, ``live``, ``released``, ``aborted``.
     """
@@ -107,6 +108,7 @@ class ScriptedEngine:
     context_tokens: int = 4096
     fail_at: int | None = None
     gate: asyncio.Event | None = None
+    still: frozenset[str] = frozenset()
     finish_order: Callable[[int], Sequence[int]] = range
     on_expand: Callable[[], None] = lambda: None
     on_score: Callable[[], None] = lambda: None
@@ -145,6 +147,7 @@ class ScriptedEngine:
             self.down = True
             raise EngineDown("the engine is down")
         self.expanded.append(list(branches))
+        await self._move("expand")
         self._charge(tree, decoded_tokens=len(branches))
         self.samplings.append(sampling)
         if self.gate is not None:
@@ -168,6 +171,7 @@ class ScriptedEngine:
         """What ``score_of`` says of each path."""
         if self.down:
             raise EngineDown("the engine is down")
+        await self._move("score")
         await asyncio.sleep(0)
         self.scored.append(list(trajectories))
         self._charge(tree, prm_tokens=len(trajectories))
@@ -180,6 +184,7 @@ class ScriptedEngine:
         """What ``vector_of`` makes of each last step's text."""
         if self.down:
             raise EngineDown("the engine is down")
+        await self._move("embed")
         await asyncio.sleep(0)
         self.embedded.append(list(trajectories))
         self.on_embed()
@@ -193,6 +198,7 @@ class ScriptedEngine:
         """Forget the tree; a cost of one token a branch or path, and of one model call a call."""
         self.live.discard(tree)
         self.released.append(tree)
+        await self._move("release")
         return self.costs.pop(tree, TreeCost())
 
     async def abort(self, tree: str) -> None:
@@ -200,6 +206,7 @@ class ScriptedEngine:
         self.live.discard(tree)
         self.costs.pop(tree, None)
         self.aborted.append(tree)
+        await self._move("abort")
 
     async def usage(self) -> Usage:
         """Nothing is held; ``running`` counts the trees in flight."""
@@ -214,6 +221,12 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Remember it."""
         self.closed = True
+
+    async def _move(self, call: str) -> None:
+        """Stand still for ever where the test says so."""
+        if call in self.still:
+            self.waiting.set()
+            await asyncio.Event().wait()
 
     def _charge(self, tree: str, decoded_tokens: int = 0, prm_tokens: int = 0) -> None:
         cost = self.costs.get(tree, TreeCost())

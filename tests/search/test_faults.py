@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +23,10 @@ from search.engine import (
 )
 from search.events import Event
 from search.outcome import Outcome
+from search.policies.ets import Ets
+from search.policies.policy import Round
 from search.spec import SearchSpec, StopReason
+from search.tree import Tree
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
 
 PROBLEM = Problem(encode("Q: "), "Q")
@@ -127,6 +132,108 @@ async def test_an_engine_that_hangs_is_left_at_the_deadline() -> None:
     outcome = await run(engine, deadline=0.01)
     assert outcome.stop_reason is StopReason.DEADLINE
     assert (engine.released, engine.aborted, engine.live) == (["t"], [], set())
+
+
+@pytest.mark.parametrize("call", ["expand", "score", "embed"])
+async def test_an_engine_that_stands_still_costs_no_reply_its_time(call: str) -> None:
+    """Whatever it was asked when it stopped, and although it lets go of nothing: what stood before
+    the round is voted on, and the tree's cost is not known."""
+    engine = ScriptedEngine()
+    calls = 0
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            engine.still = frozenset({call, "release", "abort"})
+
+    if call == "expand":
+        engine.on_score = stop
+    else:
+        engine.on_expand = stop
+    async with asyncio.timeout(30):
+        outcome = await run(engine, deadline=0.05, seed=1, width=9, policy="ets")
+    assert outcome.stop_reason is StopReason.DEADLINE
+    assert outcome.stats.rounds == (2 if call == "expand" else 1)
+    assert (outcome.stats.engine, outcome.stats.cost_known) == (TreeCost(), False)
+    assert (engine.released, engine.aborted) == (["t"], [])
+
+
+async def test_an_engine_that_stops_after_the_last_round_costs_no_answer() -> None:
+    """The tree is whole: still or gone, the engine has nothing to add but the cost."""
+    free = await run(ScriptedEngine())
+
+    class Dead(ScriptedEngine):
+        async def release(self, tree: str) -> TreeCost:
+            raise EngineDown("gone")
+
+    for engine in (ScriptedEngine(still=frozenset({"release"})), Dead()):
+        outcome = await run(engine, deadline=0.05)
+        assert (outcome.digest, outcome.answer) == (free.digest, free.answer)
+        assert outcome.stop_reason is free.stop_reason
+        assert (free.stats.cost_known, outcome.stats.cost_known) == (True, False)
+
+
+@pytest.mark.parametrize("deadline", [None, 0.5])
+async def test_an_abort_that_never_returns_holds_up_nobody(deadline: float | None) -> None:
+    """Not a client that leaves, with a deadline or without, and not an error."""
+    still = frozenset({"expand", "abort"})
+    engine = ScriptedEngine(still=still)
+    task = asyncio.create_task(run(engine, deadline=deadline))
+    await engine.waiting.wait()
+    task.cancel()
+    async with asyncio.timeout(30):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        failing = ScriptedEngine(fail_at=1, still=still - {"expand"})
+        with pytest.raises(EngineDown):
+            await run(failing, deadline=deadline)
+    assert engine.aborted == failing.aborted == ["t"]
+
+
+@pytest.mark.parametrize("consensus", [None, 0.9])
+async def test_answers_that_take_long_to_compare_are_told_apart_by_their_spelling(
+    consensus: float | None,
+) -> None:
+    """At the deadline the vote is held, and says how; the thread that compares ends."""
+    never, ended = threading.Event(), threading.Event()
+
+    def same(first: str, other: str) -> bool:
+        never.wait(0.3)
+        ended.set()
+        return True
+
+    engine = ScriptedEngine()
+    outcome = await search(
+        PROBLEM,
+        SearchSpec.model_validate({"seed": 5, "width": 9, "consensus": consensus}),
+        engine,
+        tree_id="t",
+        answer_of=answer_of,
+        same_answer=same,
+        clock=time.monotonic,
+        deadline=time.monotonic() + 0.05,
+    )
+    assert not ended.is_set()
+    assert outcome.stop_reason is StopReason.DEADLINE
+    assert outcome.vote.endswith("spelling: the deadline came)")
+    assert outcome.chosen is not None
+    assert engine.live == set()
+    never.set()
+
+
+async def test_planning_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy's solver has limits of its own, but not of time."""
+    never = threading.Event()
+
+    def plan(self: Ets, tree: Tree) -> Round | None:
+        never.wait(0.3)
+        return None
+
+    monkeypatch.setattr(Ets, "plan", plan)
+    outcome = await run(ScriptedEngine(), deadline=0.05, policy="ets")
+    assert (outcome.stop_reason, len(outcome.tree)) == (StopReason.DEADLINE, 1)
+    never.set()
 
 
 async def test_cancelling_aborts_the_tree() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from search.engine import Branch, PrefixTooLong
-from server.completion import Completion, complete, first_stop, held_back
+from server.completion import Completion, PlainReply, complete, first_stop, held_back
+from server.errors import ApiError
 from tests.search.scripted_engine import ScriptedEngine, dice, encode
 
 PROMPT = encode("user: count\n")
@@ -52,10 +54,30 @@ def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop:
     assert "".join(told) == text
 
 
-def test_a_deadline_ends_a_reply_where_it_is() -> None:
-    """At least one piece is drawn; then time is up."""
-    text, _, _ = draw(seconds=0.0)
-    assert len(text) == 16
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+async def test_a_deadline_ends_a_reply_where_it_is(pieces: int) -> None:
+    """What is drawn by then, although the engine stands still and lets go of nothing; without a
+    piece, a 504."""
+    engine = ScriptedEngine(say=by_position)
+
+    def stop() -> None:
+        if len(engine.expanded) == pieces:
+            engine.still = frozenset({"expand", "release", "abort"})
+
+    engine.on_expand = stop
+    stop()
+    told: list[str] = []
+    wanted = Completion(PROMPT, limit=40, piece=16, seed=3, stop=("!",), seconds=0.05)
+    async with asyncio.timeout(30):
+        if not pieces:
+            with pytest.raises(ApiError, match="before any of the reply was drawn") as refused:
+                await complete(wanted, engine, "t", told.append)
+            assert (refused.value.status_code, refused.value.code) == (504, "deadline_exceeded")
+            return
+        reply = await complete(wanted, engine, "t", told.append)
+    whole = await complete(replace(wanted, seconds=60), ScriptedEngine(say=by_position), "t", str)
+    assert reply == PlainReply(whole.text[: 16 * pieces], 16 * pieces, "length")
+    assert "".join(told) == reply.text
 
 
 def test_first_stop_by_hand() -> None:
