@@ -28,6 +28,8 @@ CostName = Literal["nodes", "tokens"]
 SolverName = Literal["highs", "cbc"]
 
 Consensus = Literal["certain"] | float
+MOST = 2**31 - 1
+"""Tokens of a whole tree: far above what a server lets pass."""
 _CONSENSUS_SENT = Literal["certain"] | Annotated[float, Field(gt=0.5, lt=1.0)] | None
 
 
@@ -64,14 +66,15 @@ class SearchSpec(BaseModel):
     )
     trajectory_tokens: int = Field(default=1024, ge=1, le=131072)
     max_tokens: int | None = Field(
-        default=None, ge=1, description="generated tokens of the whole committed tree"
+        default=None, ge=1, le=MOST, description="generated tokens of the whole committed tree"
     )
     max_kv_tokens: int | None = Field(
         default=None,
         ge=1,
+        le=MOST,
         description="unique tokens on the paths of nodes that may still grow, prompt included",
     )
-    deadline_ms: int | None = Field(default=None, ge=1)
+    deadline_ms: int | None = Field(default=None, ge=1, le=86_400_000)
     vote: VoteName | None = Field(
         default=None, description="default: weighted majority; majority for self_consistency"
     )
@@ -90,6 +93,7 @@ class SearchSpec(BaseModel):
     beam_width: int | None = Field(
         default=None,
         ge=1,
+        le=1024,
         description="leaves that beam, and subtrees that dvts keeps; default: the rounded-up root "
         "of width",
     )
@@ -140,10 +144,16 @@ class SearchSpec(BaseModel):
         description="best_first: an explored leaf is taken deep from this share of the mean on",
     )
     enough_answers: int = Field(
-        default=5, ge=1, description="best_first: stops after these if no open step beats the best"
+        default=5,
+        ge=1,
+        le=65536,
+        description="best_first: stops after these if no open step beats the best",
     )
     breadth: int | None = Field(
-        default=None, ge=1, description="tot_bfs: leaves kept a level; default: width / branch"
+        default=None,
+        ge=1,
+        le=65536,
+        description="tot_bfs: leaves kept a level; default: width / branch",
     )
 
     @field_validator("*", mode="before")

@@ -19,7 +19,7 @@ from search.controller import Problem
 from search.spec import PolicyName, SearchSpec
 from server.branch import Begun, begun_at
 from server.completion import Completion, first_stop
-from server.errors import ApiError, bad_value, prompt_too_long, unknown_model
+from server.errors import ApiError, bad_value, prompt_too_long, unknown_model, unsupported
 from server.keys import Key
 from server.limits import settle
 from server.room import needs_rewards, policy_needs_rewards
@@ -259,6 +259,8 @@ def _ask(
     if spec is None and choices * tokens > key.tree_tokens:
         allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are allowed"
         raise bad_value("max_tokens", f"{allowed}, got {tokens}")
+    if spec is not None and request.ignore_eos:
+        raise unsupported("ignore_eos", "a search cannot: leave it out or send False")
     _tell(messages or problem.question, settings)
     first = Completion(
         prompt=problem.prompt,
@@ -268,6 +270,7 @@ def _ask(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         stop=stop,
+        ignore_eos=bool(request.ignore_eos),
     )
     return Ask(
         id=f"{shape.prefix}-{uuid.uuid4().hex}",

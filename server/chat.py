@@ -16,7 +16,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import Ticket, seconds_after_turn
 from server.ask import Ask, ask_chat, ask_text
-from server.completion import Completion, PlainReply, held_back
+from server.completion import Completion, PlainReply, first_stop, held_back
 from server.disconnect import run_for
 from server.errors import StreamAborted, translate
 from server.foresight import Foresight
@@ -131,7 +131,7 @@ async def _search(
         in_thought=bool(ask.in_thought),
     )
     if service.trees.wanted:
-        service.trees.write(search_document(ask, outcome, service.fingerprint))
+        service.log_tree(search_document(ask, outcome, service.fingerprint))
     return outcome
 
 
@@ -143,8 +143,10 @@ def _certain(ask: Ask, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
     def look() -> None:
         nonlocal sent, looking
         looking = False
-        text, stopped = ask.cut(foresight.text())
-        end = len(text) if stopped else len(text) - held_back(text, ask.stop)
+        text = foresight.text()
+        end = first_stop(text, ask.stop, sent)
+        if end is None:
+            end = len(text) - held_back(text, ask.stop)
         tell(Certain(0, text[sent:end]))
         sent = max(sent, end)
 

@@ -21,7 +21,7 @@ class Completion:
     """What is wanted: ``prompt`` ids, at most ``limit`` tokens drawn ``piece`` at a time.
 
     ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole. ``draw``
-    tells the replies to one request apart.
+    tells the replies to one request apart. With ``ignore_eos`` the model cannot end it.
     """
 
     prompt: tuple[int, ...]
@@ -33,6 +33,7 @@ class Completion:
     stop: tuple[str, ...] = ()
     seconds: float = 600.0
     draw: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +92,39 @@ async def _chain(
             return PlainReply(text, len(tokens) - len(wanted.prompt), "length")
         tokens, text, node = tokens + step.tokens, text + step.text, node + 1
         drawn = len(tokens) - len(wanted.prompt)
-        end = first_stop(text, wanted.stop)
-        if end is not None or step.finish is Finish.END:
+        end = first_stop(text, wanted.stop, sent)
+        if end is not None or (step.finish is Finish.END and not wanted.ignore_eos):
             on_text(text[sent:end])
             return PlainReply(text[:end], drawn, "stop")
         if drawn >= limit:
             on_text(text[sent:])
             return PlainReply(text, drawn, "length")
-        certain = max(sent, len(text) - held_back(text, wanted.stop))
+        certain = len(text) - held_back(text, wanted.stop)
         on_text(text[sent:certain])
         sent = certain
 
 
-def first_stop(text: str, stop: tuple[str, ...]) -> int | None:
+def first_stop(text: str, stop: tuple[str, ...], since: int = 0) -> int | None:
     """Where the stop string begins that is complete first (of several, the longest); or None.
 
-    Not the one that begins first: whoever reads along could not know of it yet.
+    Not the one that begins first: whoever reads along could not know of it yet. None begins before
+    ``since``: what was not held back then is not looked at again.
     """
-    found = [(at + len(string), at) for string in stop if (at := text.find(string)) >= 0]
+    found = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
     return min(found)[1] if found else None
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
-    """How many last characters may still turn out to be the beginning of a stop string."""
-    return max(
-        (n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])),
-        default=0,
-    )
+    """How many last characters may still turn out to be the beginning of a stop string.
+
+    Only the end of the text is looked at, as much of it as the longest string could reach.
+    """
+    return max((_begun(text, string) for string in stop), default=0)
+
+
+def _begun(text: str, string: str) -> int:
+    """How many last characters of the text are the longest beginning of ``string``."""
+    at = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while at >= 0 and not string.startswith(text[at:]):
+        at = text.find(string[0], at + 1)
+    return 0 if at < 0 else len(text) - at

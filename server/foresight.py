@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from search.events import Event, Started, grow
 from search.policies.policy import Backtracking
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from search.tree import Tree
+from search.tree import ROOT, Node, Tree
 
 
 class Foresight:
@@ -21,6 +22,9 @@ class Foresight:
 
     def __init__(self, spec: SearchSpec) -> None:
         self._tree: Tree | None = None
+        self._trunk = ROOT
+        """The last node known to be on the way to everything alive, and the text down to it."""
+        self._said = ""
         self._goes_back = isinstance(POLICIES[spec.policy](spec), Backtracking)
 
     def hear(self, event: Event) -> None:
@@ -35,7 +39,25 @@ class Foresight:
         tree = self._tree
         if tree is None:
             return ""
-        return shared([tree.text(node.id) for node in (*tree.leaves(), *tree.finished())])
+        alive = tree.above((*tree.leaves(), *tree.finished()))
+        while len(below := _below(tree, self._trunk, alive)) == 1:
+            self._trunk = below[0].id
+            self._said += below[0].text
+        return self._said + _common(tree, below, alive)
+
+
+def _below(tree: Tree, node: int, alive: AbstractSet[int]) -> list[Node]:
+    """The children of a node through which something alive is reached."""
+    return [tree[child] for child in tree[node].children if child in alive]
+
+
+def _common(tree: Tree, nodes: Sequence[Node], alive: AbstractSet[int]) -> str:
+    """What all that is alive at these siblings and below them says first."""
+    start = shared([node.text for node in nodes])
+    if all(len(node.text) > len(start) for node in nodes):
+        return start
+    begun = [node.text + _common(tree, _below(tree, node.id, alive), alive) for node in nodes]
+    return shared(begun)
 
 
 def shared(texts: Sequence[str]) -> str:

@@ -98,6 +98,9 @@ class Metrics:
             "queue_wait_seconds", "Time that requests waited for their turn.", WAITS
         )
         self.disconnects = self._count("disconnects", "Clients that left before their answer.")
+        self.unwritten_trees = self._count(
+            "unwritten_trees", "Trees that could not be written to the file of trees."
+        )
         self.engine_restarts = self._count(
             "engine_restarts", "Times a dead engine was restarted.", "served"
         )

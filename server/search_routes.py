@@ -103,16 +103,17 @@ async def grow(
             )
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, spec.policy)
+        document = search_document(ask, outcome, service.fingerprint)
+        kept = json.dumps(document).encode()
     except BaseException:
         if feed is None:
             service.store.remove(ask.id)
         raise
-    document = search_document(ask, outcome, service.fingerprint)
-    service.experience.note(outcome)
-    service.trees.write(document)
     if feed is not None:
         feed.add("done", _without_tree(document), last=True)
-    service.store.finish(ask.id, json.dumps(document).encode())
+    service.store.finish(ask.id, kept)
+    service.experience.note(outcome)
+    service.log_tree(document)
     return document
 
 

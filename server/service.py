@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from server.admission import Admission
 from server.experience import Experience
@@ -75,6 +75,11 @@ class Service:
     def models(self) -> list[Service]:
         """This service, and those of the further models."""
         return [self, *self.others.values()]
+
+    def log_tree(self, document: dict[str, Any]) -> None:
+        """Write a search's document to the file of trees; counted where that does not go."""
+        if not self.trees.write(document):
+            self.metrics.unwritten_trees.inc()
 
     async def close(self) -> None:
         """Cancel what is under way, on any model, and wait until it has let go of its trees."""

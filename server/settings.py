@@ -199,7 +199,7 @@ class Settings(BaseModel):
     max_bodies_by_address: int = Field(default=1024, ge=1, description="of these, of one address")
     max_bodies_bytes: int = Field(default=256 << 20, ge=1024, description="of these together")
     max_messages: int = Field(default=1024, ge=1)
-    max_stop_strings: int = Field(default=16, ge=1)
+    max_stop_strings: int = Field(default=16, ge=1, le=16)
     max_width: int = Field(default=1024, ge=1, le=1024)
     default_max_tokens: int = Field(default=1024, ge=1, description="of one trajectory")
     step_tokens: int = Field(default=16, ge=1, description="a streamed piece of a plain reply")

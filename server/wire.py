@@ -10,58 +10,19 @@ from pydantic_core import PydanticKnownError
 
 from search.spec import SearchSpec
 from server.errors import ApiError, bad_value, echo, unsupported
+from server.parameters import CHAT, HARMLESS, TEXT, asks_nothing
 
 log = logging.getLogger("hedgerow.wire")
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-}
-"""Fields of OpenAI's API that this server refuses, and the values under which they ask nothing."""
-
-NEUTRAL_TEXT: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "logprobs": (None,),
-    "suffix": (None, ""),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-}
-"""The same for text completions."""
-
-HARMLESS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "verbosity",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-    }
-)
-"""Fields of OpenAI's API that may be ignored without a word."""
-
 MOST_NAMES_LOGGED = 200
 LONGEST_NAME_LOGGED = 64
+MOST_STOPS = 16
+LONGEST_STOP = 256
+MOST = 2**31 - 1
+"""Of anything that is counted."""
 
 _CONTENT_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -77,11 +38,13 @@ _CONTENT_SCHEMA: dict[str, Any] = {
         },
     ]
 }
+_NOTHING_CALLED = {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]}
+_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
 _STOP_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "string"},
+        _STOP,
         {"type": "null"},
-        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": _STOP, "maxItems": MOST_STOPS},
     ]
 }
 _PROMPT_SCHEMA: dict[str, Any] = {
@@ -99,9 +62,18 @@ def _whole(value: object) -> object:
 
 
 # A JSON number: 5 or 5.0, but not "5" or true. Bounds come before, or the document loses them.
-Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
-Index = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+Seed = Annotated[
+    int,
+    Field(
+        ge=-(2**63),
+        le=2**64 - 1,
+        json_schema_extra={"minimum": 2048 - 2**63, "maximum": 2**64 - 4096},
+    ),
+    BeforeValidator(_whole),
+]
+"""The document names what is within these ends as a double too, as many clients read numbers."""
+Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_whole)]
+Index = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, strict=True)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 
@@ -113,6 +85,8 @@ class Message(BaseModel):
 
     role: Role
     content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
+    tool_calls: Annotated[Any, WithJsonSchema(_NOTHING_CALLED)] = None
+    function_call: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
 
 class StreamOptions(BaseModel):
@@ -144,7 +118,10 @@ class GenerationRequest(BaseModel):
     top_p: TopP | None = None
     max_tokens: Count | None = Field(default=None, description="of one trajectory")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
-    seed: Whole | None = Field(default=None, description="any integer, taken modulo 2**63")
+    ignore_eos: StrictBool | None = Field(
+        default=None, description="a plain reply goes on to its max_tokens"
+    )
+    seed: Seed | None = Field(default=None, description="taken modulo 2**63")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     search: SearchSpec | None = None
@@ -225,9 +202,9 @@ class IgnoredFields:
 def refuse_unsupported(request: GenerationRequest) -> set[str]:
     """Raise ApiError for a known field this server cannot honour; return the unknown names."""
     extra = request.model_extra or {}
-    refused = NEUTRAL_TEXT if isinstance(request, TextRequest) else NEUTRAL
+    refused = TEXT if isinstance(request, TextRequest) else CHAT
     for name, neutral in refused.items():
-        if name in extra and not any(_same(extra[name], value) for value in neutral):
+        if name in extra and not asks_nothing(extra[name], neutral):
             allowed = " or ".join(repr(value) for value in neutral if value is not None)
             raise unsupported(name, f"leave it out{f' or send {allowed}' if allowed else ''}")
     return set(extra) - refused.keys() - HARMLESS
@@ -240,6 +217,10 @@ def plain_messages(messages: list[Message], most: int) -> list[dict[str, str]]:
     """
     if len(messages) > most:
         raise bad_value("messages", f"at most {most} messages are allowed, got {len(messages)}")
+    for i, message in enumerate(messages):
+        for name in ("tool_calls", "function_call"):
+            if getattr(message, name) not in (None, []):
+                raise unsupported(f"messages[{i}].{name}", "leave it out or send null")
     return [
         {
             "role": "system" if message.role == "developer" else message.role,
@@ -261,6 +242,10 @@ def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
     for i, string in enumerate(strings):
         if not isinstance(string, str) or not string:
             raise bad_value(f"stop[{i}]", f"must be a string and not empty, got {echo(string)}")
+        if len(string) > LONGEST_STOP:
+            allowed = f"at most {LONGEST_STOP} characters are allowed"
+            raise bad_value(f"stop[{i}]", f"{allowed}, got {len(string)}")
+        _encodable(string, f"stop[{i}]")
     return tuple(strings)
 
 
@@ -278,12 +263,6 @@ def question_of(messages: list[dict[str, str]]) -> str:
     """What a reward model and a task see: the last thing the user said."""
     said = [message["content"] for message in messages if message["role"] == "user"]
     return said[-1] if said else messages[-1]["content"]
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    if isinstance(value, bool) != isinstance(neutral, bool):
-        return False
-    return value == neutral
 
 
 def _text(content: Any, name: str) -> str:

@@ -277,14 +277,15 @@ async def test_harmless_fields_are_accepted_and_unknown_ones_logged_once(
         "metadata": {},
         "ignore_eos": True,
         "gen_kwargs": {"x": 1},
+        "thinking": {"type": "enabled"},
         "stream_options": None,
     }
     caplog.set_level("INFO", "hedgerow.wire")
     for _ in range(2):
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
     logged = [record.getMessage() for record in caplog.records if record.name == "hedgerow.wire"]
-    assert sorted("ignore_eos" in line for line in logged) == [False, True]
-    assert any("gen_kwargs" in line for line in logged)
+    assert sorted("gen_kwargs" in line for line in logged) == [False, True]
+    assert any("thinking" in line for line in logged)
 
 
 async def test_a_deadline_returns_the_best_so_far(

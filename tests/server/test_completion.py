@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -96,9 +97,78 @@ def test_held_back_by_hand(text: str, stop: tuple[str, ...], held: int) -> None:
     assert held_back(text, stop) == held
 
 
+@given(
+    st.lists(st.text("ab\n", max_size=9), max_size=6),
+    st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=4).map(tuple),
+)
+def test_a_stream_finds_stops_as_the_whole_text_has_them(
+    pieces: list[str], stop: tuple[str, ...]
+) -> None:
+    """By the definitions written out: what is held back could begin a stop, and before it none
+    begins, so a text that grows is searched from there alone."""
+    text, sent = "", 0
+    for piece in pieces:
+        text += piece
+        ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+        end = min(ends)[1] if ends else None
+        assert first_stop(text, stop, sent) == first_stop(text, stop) == end
+        if end is not None:
+            break
+        begun = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
+        assert held_back(text, stop) == max(begun, default=0)
+        assert len(text) - held_back(text, stop) >= sent
+        sent = len(text) - held_back(text, stop)
+
+
+class Counted(str):
+    """A text that counts the characters which are looked for or cut out of it."""
+
+    __slots__ = ("looked",)
+    looked: int
+
+    def find(self, sub: str, start: Any = 0, end: Any = None, /) -> int:
+        """As a text's own."""
+        at = super().find(sub, start)
+        self.looked += (len(self) if at < 0 else at + len(sub)) - start
+        return at
+
+    def __getitem__(self, place: Any) -> str:
+        cut = super().__getitem__(place)
+        self.looked += len(cut)
+        return cut
+
+
+def test_a_stream_costs_what_its_text_does() -> None:
+    """A piece is looked at with what was held back before it, not with all that was sent."""
+
+    def looked_at(pieces: int) -> int:
+        looked, sent, text = 0, 0, ""
+        stop = ("no such text" * 20, "nor", "xy")
+        for _ in range(pieces):
+            grown = Counted(text + "nothing of note. ")
+            grown.looked = 0
+            assert first_stop(grown, stop, sent) is None
+            sent = len(grown) - held_back(grown, stop)
+            looked, text = looked + grown.looked, str(grown)
+        return looked
+
+    assert looked_at(800) < 3 * looked_at(400)
+
+
 async def test_a_prompt_without_room_is_refused() -> None:
     """Nothing is drawn, nothing is held."""
     engine = ScriptedEngine(context_tokens=len(PROMPT))
     with pytest.raises(PrefixTooLong):
         await complete(Completion(PROMPT, 5, 5, 0), engine, "t", lambda _: None)
     assert not engine.expanded
+
+
+async def test_a_reply_whose_end_is_ignored_goes_on_to_its_limit() -> None:
+    """Each piece ends the reply, as far as the model is concerned."""
+    said = {"say": lambda branch: "Done."}
+    wanted = Completion(PROMPT, limit=40, piece=16, seed=3)
+    ended = await complete(wanted, ScriptedEngine(**said), "t", lambda _: None)
+    assert (ended.tokens, ended.finish_reason) == (5, "stop")
+    whole = replace(wanted, ignore_eos=True)
+    reply = await complete(whole, ScriptedEngine(**said), "t", lambda _: None)
+    assert (reply.tokens, reply.finish_reason) == (40, "length")

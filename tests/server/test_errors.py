@@ -27,6 +27,7 @@ IMAGE = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "i
 
 LAST = get_args(PolicyName)[-1]
 
+CALLED = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
 REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"messages": []}, "messages", "invalid_value", "at least 1"),
     ({"messages": [{"role": "me", "content": ""}]}, "messages[0].role", "invalid_value", "'user'"),
@@ -43,6 +44,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"stop": 7}, "stop", "invalid_value", "list of strings"),
     ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "not empty"),
     ({"stop": ["x"] * 17}, "stop", "invalid_value", "at most 16"),
+    ({"stop": "x" * 257}, "stop[0]", "invalid_value", "at most 256 characters"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value", "'medium'"),
     ({"n": 0}, "n", "invalid_value", "greater than or equal to 1"),
     ({"n": 17}, "n", "invalid_value", "at most 16 choices"),
@@ -51,6 +53,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "t"),
     ({"logprobs": True}, "logprobs", "unsupported_parameter", "False"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "leave it out"),
+    ({"messages": CALLED}, "messages[0].tool_calls", "unsupported_parameter", "null"),
+    ({"ignore_eos": True, "search": {}}, "ignore_eos", "unsupported_parameter", "False"),
     ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "0"),
     ({"search": {"polcy": "beam"}}, "search.polcy", "unknown_parameter", "policy, width"),
     ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", f"{LAST!r}, got 'dfs'"),
@@ -91,6 +95,7 @@ async def test_bad_input_names_the_field_its_value_and_what_is_allowed(
         (b"[" * 100_000, "bad_request"),
         (b'{"model":"sprig","messages":[{"role":"user","content":"\\ud800"}]}', "invalid_value"),
         (b'{"model":"\\ud800","messages":[{"role":"user","content":"a"}]}', "model_not_found"),
+        (b'{"model":"sprig","messages":[{"role":"user"}],"stop":"\\ud800"}', "invalid_value"),
         (b'{"model":"sprig","messages":[{"role":"user"}],"temperature":NaN}', "invalid_value"),
         (b'{"model":"sprig","messages":[{"role":"user"}],"seed":1e400}', "invalid_value"),
         (b'{"model":"sprig","messages":[{"role":"user"}],"search":{"\\ud800":1}}', "invalid_value"),

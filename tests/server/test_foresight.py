@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.engine import Branch
-from search.events import Event, Selected
+from search.events import Event, Expanded, Pruned, Selected, Started
+from search.events import grow as change
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec
+from search.tree import Finish, Tree
 from server.foresight import Foresight, shared
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.server.conftest import Call, question
@@ -46,6 +48,31 @@ async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int,
     seen.append(outcome.text)
     if outcome.chosen is not None:
         assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3), st.integers(0, 4))))
+def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int]]) -> None:
+    """Of a tree that grows and is pruned at random, looked at after every change: as if the whole
+    texts were compared."""
+    foresight, tree = Foresight(SearchSpec(policy="beam")), Tree((1,))
+    foresight.hear(Started("t", "beam", 4, 0, (1,)))
+    for place, text, kind in moves:
+        leaves = list(tree.leaves())
+        if not leaves:
+            break
+        above = leaves[place % len(leaves)]
+        told: list[Event] = [Pruned(1, above.id, "")]
+        if kind:
+            finish = Finish.END if kind == 1 else Finish.STEP
+            drawn = range(len(tree), len(tree) + kind)
+            said = (above.id, 0, above.depth + 1, (2,), text, finish.value, 0.0, 0.0)
+            told = [Expanded(1, node, *said) for node in drawn]
+        for event in told:
+            foresight.hear(event)
+            change(tree, event)
+        alive = [tree.text(node.id) for node in (*tree.leaves(), *tree.finished())]
+        if alive:
+            assert foresight.text() == shared(alive)
 
 
 def test_shared_is_the_longest_common_beginning() -> None:

@@ -1,0 +1,95 @@
+"""Every number has an end: the document says which, and nothing beyond it does any harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from tests.server.conftest import question
+
+ODD = ["1" + "0" * 400, str(2**63), "-1", "0", "1e308", "NaN", '"5"']
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "sprig", "messages": question(), "max_tokens": 4},
+    "/v1/completions": {"model": "sprig", "prompt": "a", "max_tokens": 4},
+    "/v1/search": {"question": "a", "search": {"width": 2, "max_depth": 2}},
+    "/v1/search/{search_id}/branch": {"node": 1, "search": {"width": 2, "max_depth": 2}},
+}
+"""Requests that are answered; one field of each is made odd."""
+FIELDS = 4 * 25
+"""At least so many numbers there are, most of them in ``search``."""
+
+Place = tuple[str, ...]
+
+
+def numbers(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
+    """Where numbers may stand in what a schema describes, and what it says of them."""
+    if "$ref" in schema:
+        yield from numbers(
+            document["components"]["schemas"][schema["$ref"].split("/")[-1]], document
+        )
+    if schema.get("type") in ("integer", "number"):
+        yield (), schema
+    for kind in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(kind, []):
+            yield from numbers(part, document)
+    for name, part in schema.get("properties", {}).items():
+        for place, found in numbers(part, document):
+            yield (name, *place), found
+
+
+def posted(app: FastAPI) -> Iterator[tuple[str, Place, Any]]:
+    """Every number of every request's body."""
+    document = app.openapi()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            for kind in operation.get("requestBody", {}).get("content", {}).values():
+                for place, found in numbers(kind["schema"], document):
+                    yield path, place, found
+
+
+def test_every_number_has_a_least_and_a_most(app: FastAPI) -> None:
+    """In the document, of bodies and of parameters."""
+    found = list(posted(app))
+    assert len(found) >= FIELDS
+    assert {path for path, _, _ in found} == BODIES.keys()
+    for path, operations in app.openapi()["paths"].items():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", []):
+                places = numbers(parameter["schema"], app.openapi())
+                found += [(path, (parameter["name"],), schema) for _, schema in places]
+    for path, place, schema in found:
+        for end in ("inimum", "aximum"):
+            (bound,) = (schema[k] for k in (f"m{end}", f"exclusiveM{end}") if k in schema)
+            assert abs(bound) < 2**65, (path, place)
+
+
+def odd(body: dict[str, Any], place: Place, value: str) -> bytes:
+    """The body with a literal at a place."""
+    inner = whole = json.loads(json.dumps(body))
+    for name in place[:-1]:
+        inner = inner.setdefault(name, {})
+    inner[place[-1]] = "\0"
+    return json.dumps(whole).replace(json.dumps("\0"), value).encode()
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: value[:6])
+async def test_no_number_does_any_harm(app: FastAPI, http: httpx2.AsyncClient, value: str) -> None:
+    """Each is taken or refused by name, or the search finds nothing within it (504, as documented);
+    one that stands in a string is never taken."""
+    done = (await http.post("/v1/search", json=BODIES["/v1/search"])).json()
+    for path, place, _ in posted(app):
+        answer = await http.post(
+            path.replace("{search_id}", done["id"]),
+            content=odd(BODIES[path], place, value),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code in (200, 202, 400, 504), (path, place, answer.text)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["param"] in (None, ".".join(place)), answer.text
+        if value == '"5"':
+            assert answer.status_code == 400, (path, place)

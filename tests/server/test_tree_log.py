@@ -1,0 +1,75 @@
+"""The file of trees: a line a tree; where it cannot be written no answer is lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from server.app import create_app, create_service
+from server.settings import Settings
+from server.tree_log import TreeLog
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import BASE, PlainText, question
+
+SEARCH = {"question": "a", "search": {"width": 2}}
+CHAT = {"model": "sprig", "messages": question(), "search": {"width": 2}}
+
+
+async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Searches, streams, searched chats and background searches are answered and end as kept ones
+    do; it is counted each time and said once, and the file is closed without a word."""
+    with TreeLog(Path("/dev/full")) as trees:
+        service = create_service(Settings(), ScriptedEngine(), PlainText(), trees=trees)
+        transport = httpx2.ASGITransport(app=create_app(service))
+        async with httpx2.AsyncClient(transport=transport, base_url=BASE) as http:
+            done = await http.post("/v1/search", json=SEARCH)
+            assert done.status_code == 200
+            stream = await http.post("/v1/search", json=SEARCH | {"stream": True})
+            assert "event: done" in stream.text
+            assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            begun = await http.post("/v1/search", json=SEARCH | {"background": True})
+            events = await http.get(f"/v1/search/{begun.json()['id']}/events")
+            assert "event: done" in events.text
+            for answer in done, begun:
+                kept = await http.get(f"/v1/search/{answer.json()['id']}")
+                assert kept.json()["status"] == "done"
+    assert service.metrics.registry.get_sample_value("hedgerow_unwritten_trees_total") == 4
+    said = [r for r in caplog.records if r.name == "hedgerow.trees" and r.levelno == logging.ERROR]
+    assert len(said) == 1
+
+
+class Disk:
+    """A file that takes so many bytes and no more, until it has room again."""
+
+    name = "trees.jsonl"
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.held = b""
+
+    def write(self, data: Any) -> int:
+        """As a file without a buffer: what fits."""
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        fitting = bytes(data[: self.room])
+        self.held += fitting
+        self.room -= len(fitting)
+        return len(fitting)
+
+
+def test_half_a_line_garbles_no_other() -> None:
+    """Once there is room again a line of its own begins."""
+    trees, disk = TreeLog(None), Disk(room=12)
+    trees._file = disk  # type: ignore[assignment]
+    assert not trees.write({"tree": "lost" * 9})
+    assert not trees.write({"tree": "too"})
+    disk.room = 999
+    assert trees.write({"tree": 1})
+    assert trees.write({"tree": 2})
+    assert disk.held.count(b"\n") == 3
+    assert [json.loads(line) for line in disk.held.splitlines()[1:]] == [{"tree": 1}, {"tree": 2}]
