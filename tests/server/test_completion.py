@@ -168,7 +168,7 @@ async def test_a_reply_whose_end_is_ignored_goes_on_to_its_limit() -> None:
     said = {"say": lambda branch: "Done."}
     wanted = Completion(PROMPT, limit=40, piece=16, seed=3)
     ended = await complete(wanted, ScriptedEngine(**said), "t", lambda _: None)
-    assert (ended.tokens, ended.finish_reason) == (5, "stop")
+    assert (ended.tokens, ended.finish_reason) == (6, "stop")
     whole = replace(wanted, ignore_eos=True)
     reply = await complete(whole, ScriptedEngine(**said), "t", lambda _: None)
     assert (reply.tokens, reply.finish_reason) == (40, "length")
