@@ -149,6 +149,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         unison=settings.unison,
         order=settings.order,
         threads=settings.threads,
+        stall_seconds=settings.stall_seconds,
         exact=settings.exact,
         kernel=settings.kernel,
         version=own_version(),

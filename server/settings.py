@@ -206,6 +206,9 @@ class Settings(BaseModel):
     deadline_seconds: float = Field(default=600.0, gt=0, description="most time for one request")
     keepalive_seconds: float = Field(default=10.0, gt=0, description="most silence in a stream")
     ready_seconds: float = Field(default=2.0, gt=0, description="most time for the engine's answer")
+    stall_seconds: float = Field(
+        default=30.0, gt=0, description="without a sign of life: the engine stands still"
+    )
     keeper_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
     retry_after_seconds: int = Field(default=5, ge=1, le=60)
     retry_seconds: float = Field(

@@ -68,6 +68,7 @@ def sglang_options(
         encoder=settings.encoder,
         endpoint=endpoint_options(settings),
         version=own_version(),
+        stall_seconds=settings.stall_seconds,
     )
 
 

@@ -66,6 +66,7 @@ class EmbeddedEngine:
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._moved: dict[str, KvMoved] = {}
         self._link: Link | None = None
+        self._loading: Link | None = None
         self._started: asyncio.Future[None] | None = None
         self._capabilities: Capabilities | None = None
         self._report: Report | None = None
@@ -93,7 +94,8 @@ class EmbeddedEngine:
     @property
     def pid(self) -> int | None:
         """The engine process's id; None while there is no process."""
-        return self._link.process.pid if self._link else None
+        link = self._link or self._loading
+        return link.process.pid if link else None
 
     @property
     def counters(self) -> dict[str, int]:
@@ -167,7 +169,8 @@ class EmbeddedEngine:
         return self._report.usage
 
     async def health(self) -> None:
-        """Raise EngineDown if the process is gone, or owes an answer and has long said nothing.
+        """Raise EngineDown if the process is gone, still loads, or owes an answer and has long said
+        nothing.
 
         Returns at once: a quiet process is sent a ping, whose answer the next call counts on.
         """
@@ -192,9 +195,10 @@ class EmbeddedEngine:
             await self._endpoint.close()
 
     async def _end(self) -> None:
-        link, self._link = self._link, None
+        links = [link for link in (self._link, self._loading) if link is not None]
+        self._link = self._loading = None
         self._fail_all(EngineDown("the engine was closed"))
-        if link is not None:
+        for link in links:
             await asyncio.to_thread(link.end)
 
     async def _launch(self) -> None:
@@ -202,10 +206,10 @@ class EmbeddedEngine:
         link: Link | None = None
 
         def hear(message: FromEngine | None) -> None:
-            if link is self._link and link is not None:
+            if link is not None and link in (self._link, self._loading):
                 self._hear(link, message)
 
-        link = self._link = Link(self._options, hear)
+        link = self._loading = Link(self._options, hear)
         try:
             await self._started
         except BaseException:
@@ -238,18 +242,19 @@ class EmbeddedEngine:
 
     def _must_be_up(self) -> Link:
         if self._link is None:
-            raise EngineDown("the engine is not running")
+            raise EngineDown("the engine is " + ("loading" if self._loading else "not running"))
         return self._link
 
     def _hear(self, link: Link, message: FromEngine | None) -> None:
         """Take a word from the current process, in the event loop."""
         match message:
             case None:
-                self._link = None
+                self._link = self._loading = None
                 self._fail_all(EngineDown("the engine's process has ended"))
                 return
             case Ready(capabilities, report):
                 self._capabilities, self._report = capabilities, report
+                self._link, self._loading = link, None
                 self._settle(self._started, None)
             case Refused(error):
                 self._settle(self._started, error)

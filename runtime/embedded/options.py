@@ -104,7 +104,7 @@ class EngineOptions:
     kernel: Kernel = "auto"
     strict: bool = False
     version: str = ""
-    stall_seconds: float = 60.0
+    stall_seconds: float = 30.0
     embedder: EmbedderName = "lexical"
     embedder_layer: int | None = None
     encoder: str | Path | None = None

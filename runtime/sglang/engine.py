@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from itertools import count
 from typing import Any
@@ -46,6 +47,8 @@ from search.engine import (
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+WATCH_SECONDS = 1.0
+"""Between looks at servers that are up."""
 
 
 class SglangEngine:
@@ -71,6 +74,8 @@ class SglangEngine:
         self._numbers = count(1)
         self._past = TreeCost()
         self._peak = self._prm_peak = 0
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._endpoint = Endpoint(options.endpoint) if options.endpoint else None
         self._embed_texts = embed_texts
 
@@ -84,6 +89,7 @@ class SglangEngine:
         engine = cls(options)
         try:
             await engine._meet()
+            engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             await engine.close()
             raise
@@ -149,12 +155,11 @@ class SglangEngine:
         search = self._searches.pop(tree, None)
         if search is None:
             return TreeCost()
-        await search.stop()
-        await self._drawer.early.end(search)
-        await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
-        cost = search.account.cost()
-        self._past = _sum(self._past, cost)
-        return cost
+        task = asyncio.create_task(self._let_go(tree, search))
+        self._leaving.add(task)
+        task.add_done_callback(self._left)
+        await asyncio.shield(task)  # goes on where nobody waits for a server that stands still
+        return search.account.cost()
 
     async def abort(self, tree: str) -> None:
         """Stop everything under way for a tree: those calls raise EngineError."""
@@ -201,20 +206,49 @@ class SglangEngine:
         )
 
     async def health(self) -> None:
-        """Raise EngineDown unless a server of each model answers, which takes SGLang a second."""
+        """Raise EngineDown unless a server of each model is there. In a second it answers, or is
+        busy, or has stood still for ``stall_seconds`` and is lost."""
         fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
         await asyncio.gather(*(fleet.check() for fleet in fleets))
 
     async def close(self) -> None:
         """Stop what is under way and close all connections; the servers go on."""
+        if self._watching is not None:
+            self._watching.cancel()
         searches = list(self._searches.values())
         self._searches.clear()
         await asyncio.gather(*(search.stop() for search in searches))
         await asyncio.gather(*(self._drawer.early.end(search) for search in searches))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._policy.close()
         await self._rewards.close()
         if self._endpoint is not None:
             await self._endpoint.close()
+
+    async def _let_go(self, tree: str, search: Growing) -> None:
+        """Stop what is under way for a tree, and have its servers let go of it."""
+        try:
+            await search.stop()
+            await self._drawer.early.end(search)
+        finally:
+            self._past = _sum(self._past, search.account.cost())
+            await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._leaving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a tree was not let go of: %s", error, exc_info=error)
+
+    async def _watch(self) -> None:
+        """Look at the servers now and then, so that one that stands still is noticed whoever asks;
+        while searches are in flight, at their KV too, whose peak nobody else keeps."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            with suppress(EngineError):
+                await self.health()
+            if self._searches:
+                with suppress(EngineError):
+                    await self.usage()
 
     def _growing(self, tree: str) -> Growing:
         if tree not in self._searches:
@@ -229,6 +263,7 @@ class SglangEngine:
             connect=options.connect_seconds,
             answer=options.answer_seconds,
             probe=options.probe_seconds,
+            stall=options.stall_seconds,
         )
 
     async def _meet(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
 CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 """A connection ended before an answer."""
+LOOK = 1.0
+"""Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
 NOT_FOUND = 404
 MOST_SAID = 200
 AGAIN = "+"
@@ -47,11 +50,18 @@ class Replica:
     without the plug-in, what came with a lower priority is evicted first.
 
     The breaker opens with the first request that the server leaves without an answer, and closes
-    when the server has generated a token again, which is tried now and then.
+    when the server has generated a token again, which is tried now and then. One that is busy, as
+    with a long prefill, may leave a look without an answer: it is lost once nothing has come from
+    it for the whole of ``stall`` although it was asked.
     """
 
-    def __init__(self, url: str, *, connect: float, answer: float, probe: float) -> None:
-        """Seconds to connect, for an answer, and for a sign of life. Connects to nothing yet."""
+    def __init__(
+        self, url: str, *, connect: float, answer: float, probe: float, stall: float
+    ) -> None:
+        """Seconds to connect, for an answer, for a sign of life, and until it stands still.
+
+        Connects to nothing yet.
+        """
         self.url = url.rstrip("/")
         self.up = True
         self.failures = 0
@@ -63,11 +73,14 @@ class Replica:
         self.kv_tokens = 0
         self.under_way = 0
         self._probe = probe
+        self._stall = stall
+        self._asked_at: float | None = None
         self._client = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(answer, connect=connect, pool=None),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
             trust_env=False,
+            event_hooks={"request": [self._asked], "response": [self._heard]},
         )
         self._revival: asyncio.Task[None] | None = None
         self._sent_again: set[str] = set()
@@ -149,10 +162,26 @@ class Replica:
     async def check(self) -> None:
         """Look whether the server is there; ``up`` says what was found."""
         try:
-            response = await self._request("GET", "/health", timeout=self._probe)
+            response = await self._request("GET", "/health", timeout=min(LOOK, self._probe))
             response.raise_for_status()
+        except httpx.ReadTimeout as error:
+            if self.silent_seconds() >= self._stall:
+                self._lose(error)
         except httpx.HTTPError as error:
             self._lose(error)
+
+    def silent_seconds(self) -> float:
+        """How long nothing has come from the server although it was asked."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    async def _asked(self, request: httpx.Request) -> None:
+        del request
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+
+    async def _heard(self, response: httpx.Response) -> None:
+        del response
+        self._asked_at = None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -225,6 +254,7 @@ class Replica:
             self.up = False
             self.failures += 1
             self._sent_again.clear()
+            self._asked_at = None
             self._revival = asyncio.create_task(self._revive())
         return ReplicaLost(f"{self.url} does not answer ({said})")
 

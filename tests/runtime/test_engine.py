@@ -339,6 +339,23 @@ async def test_threads_are_in_the_fingerprint_where_bits_may_depend_on_them(
     assert fingerprint(plain[0], "torch") != fingerprint(plain[1], "torch")
 
 
+async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
+    """After a death it is not there until its models are: health says so, and so do calls."""
+    engine = await EmbeddedEngine.start(options)
+    try:
+        before = engine.pid
+        again = asyncio.create_task(engine.restart())
+        while engine.pid in (before, None):
+            await asyncio.sleep(0.001)
+        for call in (engine.health(), engine.usage(), engine.release("oak")):
+            with pytest.raises(EngineDown, match="loading"):
+                await call
+        await again
+        await engine.health()
+    finally:
+        await engine.close()
+
+
 async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
     options: EngineOptions, reference: Grown
 ) -> None:

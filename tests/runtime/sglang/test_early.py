@@ -32,7 +32,7 @@ class Told(Replica):
     """A server that answers a request when a test does."""
 
     def __init__(self) -> None:
-        super().__init__("http://told", connect=1, answer=1, probe=1)
+        super().__init__("http://told", connect=1, answer=1, probe=1, stall=30)
         self.places, self.kv_tokens = 3, 10_000
         self.asked: dict[str, tuple[Json, asyncio.Future[Json]]] = {}
         self.aborted: list[str] = []

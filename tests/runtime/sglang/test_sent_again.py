@@ -36,7 +36,7 @@ async def server(
 
     async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        replica = Replica(url, connect=5, answer=600, probe=probe)
+        replica = Replica(url, connect=5, answer=600, probe=probe, stall=30)
         try:
             yield replica, heard
         finally:
