@@ -1,7 +1,8 @@
 """The token path a reward model reads for a trajectory, by its format.
 
 A step's ids follow from the step alone, so a path only ever grows at its end and scoring a step
-costs a prefill of that step.
+costs a prefill of that step. Rewards are read at a path's last token, wherever else its tag's id
+may stand; what is spelled like a control token in questions and steps is encoded as text.
 """
 
 from __future__ import annotations
@@ -94,17 +95,17 @@ class OwnIds:
     def _open(self, question: str) -> Ids:
         if self.form.system is None:
             begin = self.text.bos if self.form.opening.startswith("{bos}") else None
-            words = self.text.encode(_filled(self.form.opening, question))
+            words = self.text.encode(_filled(self.form.opening, self.text.plain(question)))
             return tuple(words) if begin is None else (begin, *words)
         system = {"role": "system", "content": self.form.system}
-        user = {"role": "user", "content": question}
+        user = {"role": "user", "content": self.text.plain(question)}
         return tuple(self.text.encode(self.text.render_chat([system, user])))
 
     def _spell(self, words: str, before: str) -> Ids:
         bare = words.strip()
         if self.form.tag.strip():
             bare = bare.removesuffix(self.form.tag.strip()).rstrip()
-        ids = self.text.encode_after(before + bare)
+        ids = self.text.encode_after(before + self.text.plain(bare))
         return tuple(ids) if self.tag is None else (*ids, self.tag)
 
 
@@ -146,14 +147,15 @@ class Dialogue:
         return tuple(path)
 
     def _first(self, question: str, words: str) -> str:
-        content = _filled(self.form.opening, question) + words.strip()
+        asked = _filled(self.form.opening, self.text.plain(question))
+        content = asked + self.text.plain(words.strip())
         return self.text.render_chat([{"role": "user", "content": content}])
 
     def _later(self, words: str) -> str:
         """What a turn adds to a conversation of one answered turn."""
         before = [{"role": "user", "content": "?"}]
         answer = {"role": "assistant", "content": self.good}
-        after = [*before, answer, {"role": "user", "content": words.strip()}]
+        after = [*before, answer, {"role": "user", "content": self.text.plain(words.strip())}]
         return self.text.render_chat(after)[len(self.text.render_chat(before)) :]
 
     def _must_cut(self) -> None:

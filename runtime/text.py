@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import AddedToken, Tokenizer
 
+from runtime.token_bytes import most_bytes_a_token
+from search.engine import PrefixTooLong
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -19,6 +22,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _CHARACTER_BYTES = 4
 _ANCHOR = "\n"
 _DATE = "26 Jul 2024"
+_BREAK = "\udc00"
+"""Half a character, which no text holds: what stands before and after it is encoded apart."""
+_THOUGHTS = frozenset({"<think>", "</think>"})
+"""Models write these and clients send them back; templates cut the thoughts out."""
 
 
 class Text:
@@ -90,9 +97,26 @@ class Text:
         ]
         return (*pieces, *[b""] * (self.vocab_size - len(pieces)))
 
+    def another(self) -> Text:
+        """The same checkpoint's, for another thread: a tokenizer bears one user at a time."""
+        return Text(self.checkpoint)
+
+    def plain(self, words: str) -> str:
+        """Somebody's words, such that what is spelled like a control token in them is encoded as
+        text. What is not stays as it is."""
+        if self._controls is None:
+            return words
+        parts, at = [], 0
+        while found := self._controls.search(words, at):
+            parts.append(words[at : found.start() + 1])
+            at = found.start() + 1  # another one may begin within this one
+        return _BREAK.join([*parts, words[at:]])
+
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` alone, nothing added."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        first, *more = text.split(_BREAK)
+        ids = self._backend.encode(first, add_special_tokens=False).ids
+        return ids + [token for part in more for token in self.encode_after(part)]
 
     def encode_after(self, text: str) -> list[int]:
         """The ids of ``text`` as it stands amid a text: no space is put before its first word."""
@@ -101,11 +125,17 @@ class Text:
         anchored, anchor = self.encode(_ANCHOR + text), len(self.encode(_ANCHOR))
         return anchored[anchor:]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """``encode``, but PrefixTooLong, untokenised, for what cannot fit the context."""
+        self._must_fit(text)
+        return self.encode(text)
+
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """A conversation by the checkpoint's chat template, up to where the assistant goes on.
 
         Templates that state today's date are told a fixed one: it would change ids overnight.
-        Raises ValueError where there is no template.
+        Contents that others wrote are to be ``plain``. Raises ValueError where there is no
+        template.
         """
         if self.tokenizer.chat_template is None:
             raise ValueError(f"{self.checkpoint}: has no chat template; one is needed")
@@ -121,14 +151,19 @@ class Text:
         """The ids of a conversation, ready for the assistant's reply.
 
         By the checkpoint's chat template; without one the contents, each followed by a newline,
-        as base models are asked.
+        as base models are asked. Control tokens are the template's alone. Raises PrefixTooLong for
+        what cannot fit the context, before it is tokenised.
         """
+        messages = [{**m, "content": self.plain(m["content"])} for m in messages]
         if self.tokenizer.chat_template is None:
-            return self._backend.encode("".join(f"{m['content']}\n" for m in messages)).ids
-        ids = self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=True, return_dict=False
+            return self._framed("".join(f"{m['content']}\n" for m in messages))
+        rendered = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
         )
-        return cast("list[int]", ids)
+        self._must_fit(cast("str", rendered))
+        first, *more = cast("str", rendered).split(_BREAK)
+        ids = self.tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
+        return [*cast("list[int]", ids), *(t for part in more for t in self.encode_after(part))]
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = (), *, last: bool = True) -> str:
         """The text that ``tokens`` add after the ids ``after``, special tokens left out.
@@ -145,6 +180,53 @@ class Text:
         """The id of the one token that is exactly ``text``, alone; None if there is none."""
         ids = self.encode(text)
         return ids[0] if len(ids) == 1 else self._backend.token_to_id(text)
+
+    def _framed(self, text: str) -> list[int]:
+        """The ids of a text with what the tokenizer puts before and after one."""
+        self._must_fit(text)
+        if _BREAK not in text:
+            return self._backend.encode(text).ids
+        framed, bare = self._backend.encode(_ANCHOR).ids, self.encode(_ANCHOR)
+        at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        return [*framed[:at], *self.encode(text), *framed[at + len(bare) :]]
+
+    def _must_fit(self, text: str) -> None:
+        if self._most_bytes is None or len(text) <= self._most_bytes // _CHARACTER_BYTES:
+            return
+        size = len(text.encode(errors="ignore"))
+        if size > self._most_bytes:
+            raise PrefixTooLong(
+                f"{size} bytes; {self._most_bytes} are more than the {self.context} tokens of the "
+                "model's context can stand for"
+            )
+
+    @cached_property
+    def _most_bytes(self) -> int | None:
+        """Of a text that may fit the context; None if that is not known."""
+        a_token = most_bytes_a_token(json.loads(self._backend.to_str()), self.pieces)
+        return None if a_token is None else a_token * self.context
+
+    @cached_property
+    def _controls(self) -> re.Pattern[str] | None:
+        """Finds what is spelled like a token that is no text: one that the tokenizer says is
+        special, one that ends a reply, or an added one that the chat template writes."""
+        spelled = {
+            token.content
+            for i, token in self._added.items()
+            if token.special or i in self.eos or token.content in self._template
+        }
+        names = sorted((n for n in spelled - _THOUGHTS if len(n) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names))) if names else None
+
+    @cached_property
+    def _template(self) -> str:
+        """The chat template as it is stored, where there is one: read without the tokenizer, which
+        takes seconds to load."""
+        stored = self.checkpoint / "chat_template.jinja"
+        apart = stored.read_text(encoding="utf-8") if stored.is_file() else ""
+        return apart + str(
+            _read_json(self.checkpoint / "tokenizer_config.json").get("chat_template")
+        )
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.pieces[t] for t in tokens if t not in self.special)

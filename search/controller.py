@@ -107,15 +107,13 @@ async def search(
     or None; ``same_answer``: whether two that are spelled differently are equal (by default none
     are), asked in a thread. ``clock``: seconds; ``deadline``: a time by it, at which the round
     under way is dropped whole. ``listen`` hears every event. ``context_tokens``: most tokens of
-    prompt and reply, by default what the engine can hold. ``policy_of`` makes the policy, by
-    default the one that the spec names.
+    prompt and reply, by default what the engine can hold. ``policy_of``: by default the spec's.
 
     Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
     it short. Cancelling the awaiting task ends a search early. The engine's tree is released, or
-    aborted if an error or a cancellation comes through. What takes longer than CLOSING_SECONDS past
-    the deadline is not waited for: the tree's cost is not known then, and answers are told apart by
-    their spelling. Raises ValueError (no seed), PrefixTooLong, RewardMissing and whatever other
-    EngineError the engine raises while the tree grows.
+    aborted if an error or a cancellation comes through. Nothing is waited for longer than
+    CLOSING_SECONDS past the deadline: see SearchStats and UNCOMPARED. Raises ValueError (no seed),
+    PrefixTooLong, RewardMissing and whatever other EngineError is raised while the tree grows.
     """
     if spec.seed is None:
         raise ValueError("seed: None; the caller must draw one, an integer from 0 to 2**63 - 1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from server.search_routes import search_routes
 from server.search_store import SearchStore
 from server.service import ChatText, Service, own_version
 from server.settings import Settings
+from server.tokenizing import Tokenizing
 from server.tree_log import TreeLog
 from server.wire import IgnoredFields
 
@@ -94,7 +94,7 @@ def add_model(
         text=text,
         delimiter=delimiter,
         experience=Experience(),
-        tokenizing=asyncio.Lock(),
+        tokenizing=Tokenizing(),
         others={},
     )
 

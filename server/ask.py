@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from jinja2 import TemplateError
 
 from search.controller import Problem
+from search.engine import PrefixTooLong
 from search.spec import PolicyName, SearchSpec
 from server.branch import Begun, begun_at
 from server.completion import Completion, first_stop
@@ -23,7 +23,7 @@ from server.errors import ApiError, bad_value, prompt_too_long, unknown_model, u
 from server.keys import Key
 from server.limits import settle
 from server.room import needs_rewards, policy_needs_rewards
-from server.service import Service
+from server.service import ChatText, Service
 from server.settings import Settings
 from server.shapes import CHAT, PLAIN, Shape
 from server.thoughts import has_begun, split
@@ -103,7 +103,7 @@ async def ask_chat(request: ChatRequest, service: Service, key: Key) -> Ask:
     messages = plain_messages(request.messages, service.settings.max_messages)
     problem = await pose(messages, service, key)
     ask = _ask(request, CHAT, messages, problem, spec, limit, service, key)
-    begun = has_begun(problem.prompt, service.text.encode)
+    begun = thinks(problem.prompt, service)
     return replace(ask, include_reasoning=bool(request.include_reasoning), in_thought=begun)
 
 
@@ -112,7 +112,7 @@ async def ask_text(request: TextRequest, service: Service, key: Key) -> Ask:
     service.ignored.note(refuse_unsupported(request))
     spec = _spec_of(request, None, service, key, request.max_tokens)
     text = prompt_text(request.prompt)
-    prompt = await _tokens(lambda: service.text.encode(text), "prompt", service, key)
+    prompt = await _tokens(lambda own: own.encode_prompt(text), len(text), "prompt", service, key)
     problem = Problem(prompt=prompt, question=text, delimiter=service.delimiter)
     return _ask(request, PLAIN, [], problem, spec, request.max_tokens, service, key)
 
@@ -143,7 +143,7 @@ async def ask_search(
         seed=spec.seed or 0,
         spec=spec,
         seconds=_seconds(spec, settings),
-        in_thought=has_begun(problem.prompt, service.text.encode),
+        in_thought=thinks(problem.prompt, service),
     )
     return ask, spec
 
@@ -173,7 +173,7 @@ def ask_branch(
         spec=spec,
         seconds=_seconds(spec, service.settings),
         begun=begun,
-        in_thought=has_begun(begun.prompt, service.text.encode),
+        in_thought=thinks(begun.prompt, service),
     )
     return ask, spec
 
@@ -212,25 +212,33 @@ def check_rewards(spec: SearchSpec, service: Service) -> None:
         raise bad_value(f"search.{name}", allowed)
 
 
+def thinks(prompt: Sequence[int], service: Service) -> bool:
+    """Whether a conversation's prompt has opened the reply's thought: as the template does, not as
+    somebody's words may."""
+    return service.thinks and has_begun(prompt, service.text.encode)
+
+
 async def pose(messages: list[dict[str, str]], service: Service, key: Key) -> Problem:
     """Messages under the chat template. Raises ApiError if they do not fit the context."""
+    size = sum(len(message["content"]) for message in messages)
     try:
-        prompt = await _tokens(lambda: service.text.encode_chat(messages), "messages", service, key)
+        prompt = await _tokens(
+            lambda own: own.encode_chat(messages), size, "messages", service, key
+        )
     except TemplateError as error:
         raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
     return Problem(prompt=prompt, question=question_of(messages), delimiter=service.delimiter)
 
 
 async def _tokens(
-    encode: Callable[[], list[int]], field: str, service: Service, key: Key
+    encode: Callable[[ChatText], list[int]], size: int, field: str, service: Service, key: Key
 ) -> tuple[int, ...]:
-    """A prompt's ids. A long text takes the tokenizer a while: it runs beside the event loop."""
-    async with service.tokenizing:
-        thread = asyncio.create_task(asyncio.to_thread(encode))
-        try:
-            prompt = await asyncio.shield(thread)
-        finally:  # whoever leaves meanwhile does not let the next one in beside the thread
-            await asyncio.wait({thread})
+    """A prompt's ids, of ``size`` characters."""
+    try:
+        prompt = await service.tokenizing.run(service.text, size, encode)
+    except PrefixTooLong as error:
+        said = f"{field}: beyond this model's maximum context length: {error}"
+        raise ApiError(400, "context_length_exceeded", said, param=field) from None
     context = service.forest.engine.capabilities.context_tokens
     if len(prompt) >= context:
         raise prompt_too_long(len(prompt), context, field)

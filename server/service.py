@@ -18,6 +18,8 @@ from server.ledger import Ledger
 from server.metrics import Metrics
 from server.search_store import SearchStore
 from server.settings import Settings
+from server.thoughts import has_begun
+from server.tokenizing import Tokenizing
 from server.tree_log import TreeLog
 from server.wire import IgnoredFields
 
@@ -39,15 +41,22 @@ class ChatText(Protocol):
         """Token ids of a text alone, nothing added."""
         ...
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The same. This and ``encode_chat`` may raise PrefixTooLong for what cannot fit."""
+        ...
+
+    def another(self) -> ChatText:
+        """The same, for use in another thread."""
+        ...
+
 
 @dataclass(frozen=True)
 class Service:
     """One server's parts.
 
     ``delimiter`` ends a step of the policy model's replies. ``draining`` is set once the server has
-    been told to end. ``tokenizing`` is held while the tokenizer works in a thread: it bears one
-    user at a time. ``others``: further models by name, each with an engine and a text of its own;
-    all else they share.
+    been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when. ``others``:
+    further models by name, each with an engine and a text of its own; all else they share.
     """
 
     settings: Settings
@@ -64,7 +73,7 @@ class Service:
     experience: Experience = field(default_factory=Experience)
     delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tokenizing: Tokenizing = field(default_factory=Tokenizing)
     others: dict[str, Service] = field(default_factory=dict)
 
     def serving(self, model: str | None) -> Service:
@@ -84,6 +93,12 @@ class Service:
     async def close(self) -> None:
         """Cancel what is under way, on any model, and wait until it has let go of its trees."""
         await asyncio.gather(*(service.forest.close() for service in self.models))
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether the chat template itself opens the reply's thought."""
+        asked = self.text.encode_chat([{"role": "user", "content": "?"}])
+        return has_begun(asked, self.text.encode)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -53,6 +53,14 @@ class PlainText:
         """The text alone."""
         return list(encode(text))
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The same."""
+        return self.encode(text)
+
+    def another(self) -> PlainText:
+        """It bears any number of users."""
+        return self
+
 
 @pytest.fixture
 def settings(request: pytest.FixtureRequest) -> Settings:

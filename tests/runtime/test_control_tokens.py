@@ -1,0 +1,173 @@
+"""Text cannot forge structure: control tokens are the template's and the format's alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.reward_format import REWARD_FORMATS
+from runtime.reward_reader import paths_of
+from runtime.text import Text
+from search.engine import PrefixTooLong, Trajectory
+from server.settings import Settings
+from server.thoughts import has_begun
+from tests.runtime.tiny_models import make_tokenizer
+
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<extra_0>", "[INST]", "[/INST]", "<|eot|>", "<bos>")
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "trims": "<bos>{% for m in messages %}<|im_start|>{{ m['role'] }}\n\n{{ m['content'] | trim }}"
+    "<|eot|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}",
+    "mistral": "<bos>{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}<|eot|>"
+    "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}",
+    "thinks": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip() }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n<think>\n",
+    "json": "{% for m in messages %}<|im_start|>{{ m | tojson }}<|im_end|>{% endfor %}",
+    "none": "",
+}
+ROLES = ("user", "assistant", "user", "tool", "user")
+PIECES = st.sampled_from(
+    [*CONTROLS, "<|im_", "start|>", "<", "|>", "<think>", "ки", "\n\n", "+", "1"]
+)
+words = st.lists(PIECES | st.text("a <|>", max_size=4), max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """A checkpoint with these control tokens and one of the templates."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    made = make_tokenizer(CONTROLS, TEMPLATES[request.param])
+    made.save_pretrained(folder)
+    (folder / "config.json").write_text(
+        json.dumps({"max_position_embeddings": 4096, "vocab_size": 400, "eos_token_id": 262})
+    )
+    return Text(folder)
+
+
+def messages(contents: list[str]) -> list[dict[str, Any]]:
+    """A conversation."""
+    return [{"role": role, "content": c} for role, c in zip(ROLES, contents, strict=False)]
+
+
+def controls(text: Text, ids: Any) -> Counter[int]:
+    """How often each control token is there."""
+    return Counter(token for token in ids if token in text.special)
+
+
+@given(contents=st.lists(words, min_size=1, max_size=5))
+def test_a_prompts_control_tokens_are_its_templates(text: Text, contents: list[str]) -> None:
+    """As many as around harmless words; and what the words say is all there, as text."""
+    asked = messages(contents)
+    ids = text.encode_chat(asked)
+    assert controls(text, ids) == controls(text, text.encode_chat(messages(["x"] * len(asked))))
+    said = b"".join(text.pieces[token] for token in ids).decode()
+    for content in contents:
+        assert content.strip() in said or "tojson" in text._template
+
+
+@given(contents=st.lists(words, min_size=1, max_size=5))
+def test_harmless_words_keep_their_ids(text: Text, contents: list[str]) -> None:
+    """Those that the tokenizer gives them, template and all."""
+    harmless = ["".join(c for c in content if c not in "<[к") for content in contents]
+    asked = messages(harmless)
+    tokenizer = text.tokenizer
+    if tokenizer.chat_template is None:
+        expected = tokenizer.encode("".join(f"{m['content']}\n" for m in asked))
+    else:
+        expected = tokenizer.apply_chat_template(
+            asked, add_generation_prompt=True, return_dict=False
+        )
+    assert text.encode_chat(asked) == expected
+
+
+@given(question=words, texts=st.lists(words, min_size=1, max_size=4))
+@pytest.mark.parametrize("form", ["qwen2.5-math-prm", "once"])
+def test_a_path_has_a_tag_for_each_step(
+    tmp_path_factory: pytest.TempPathFactory, form: str, question: str, texts: list[str]
+) -> None:
+    """Whatever is asked and drawn: the format's tag stands once after every step, last of all where
+    it is read, and no other control token is there but the template's."""
+    prm = chatml(tmp_path_factory)
+    spelled = REWARD_FORMATS["qwen2.5-math-prm"]
+    if form == "once":
+        spelled = spelled.model_copy(update={"system": None, "opening": "{question}\n"})
+    paths = paths_of(spelled, prm, prm)
+    path = paths.path((0,), question, Trajectory(1, ((1,),) * len(texts), tuple(texts)), {})
+    plain = paths.path((0,), "x", Trajectory(1, ((1,),) * len(texts), ("y",) * len(texts)), {})
+    (tag,) = prm.encode("<extra_0>")
+    assert path[-1] == tag
+    assert path.count(tag) == len(texts)
+    assert controls(prm, path) == controls(prm, plain)
+
+
+MADE: dict[str, Text] = {}
+
+
+def chatml(factory: pytest.TempPathFactory) -> Text:
+    """One for all examples."""
+    if "chatml" not in MADE:
+        folder = factory.mktemp("prm")
+        make_tokenizer(CONTROLS, TEMPLATES["chatml"]).save_pretrained(folder)
+        (folder / "config.json").write_text(
+            json.dumps({"max_position_embeddings": 4096, "vocab_size": 400})
+        )
+        MADE["chatml"] = Text(folder)
+    return MADE["chatml"]
+
+
+@given(
+    contents=st.lists(
+        st.sampled_from(["<|user|>", "<|assistant|>", "<|end|>", "ки", "2 + 3", "\n"]).map(str),
+        max_size=6,
+    )
+)
+def test_the_bundled_models_words_forge_nothing(contents: list[str]) -> None:
+    """Neither a turn nor a reward position."""
+    content = "".join(contents)
+    for path in (Settings().policy_model, Settings().reward_model):
+        model = bundled(str(path))
+        ids = model.encode_chat([{"role": "user", "content": content}])
+        harmless = model.encode_chat([{"role": "user", "content": "2 + 3"}])
+        assert controls(model, ids) == controls(model, harmless)
+
+
+def bundled(path: str) -> Text:
+    """A bundled checkpoint's words."""
+    return MADE.setdefault(path, Text(path))
+
+
+def test_a_thought_is_opened_by_the_template_alone(text: Text) -> None:
+    """Where it opens one it does so whatever is said; elsewhere no words do."""
+    asked = [{"role": "user", "content": "so <think>\n"}]
+    opened = has_begun(text.encode_chat(messages(["?"])), text.encode)
+    assert opened == ("assistant\n<think>" in text._template)
+    if opened:
+        assert has_begun(text.encode_chat(asked), text.encode)
+
+
+def test_what_cannot_fit_is_not_tokenised(tmp_path: Path) -> None:
+    """By hand: the longest piece has 13 bytes, the context 10 tokens, so 131 bytes cannot fit.
+    White space may be swallowed by tokens that strip it: then nothing is known."""
+    made = make_tokenizer(("<|im_start|>",), "{{ messages[0].content }}")
+    made.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 10, "vocab_size": 400}')
+    text = Text(tmp_path)
+    most = 10 * max(map(len, text.pieces))
+    assert most == 130
+    for encode in (text.encode_prompt, lambda t: text.encode_chat([{"content": t}])):
+        assert encode("a" * most)
+        with pytest.raises(PrefixTooLong, match="131 bytes"):
+            encode("a" * (most + 1))
+        with pytest.raises(PrefixTooLong, match="132 bytes"):
+            encode("é" * (most // 2 + 1))
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())
+    stored["added_tokens"][0]["rstrip"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    assert Text(tmp_path).encode_prompt("a" * 999)

@@ -1,0 +1,88 @@
+"""Long texts keep no short one waiting, and what cannot fit is refused untokenised."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import httpx2
+
+from search.engine import PrefixTooLong
+from server.app import create_app, create_service
+from server.settings import Settings
+from server.tokenizing import LONG, Tokenizing
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import BASE, PlainText, question
+
+
+class Copied(PlainText):
+    """A tokenizer that says when it is used by two at once, and whose copies know each other."""
+
+    def __init__(self, copies: list[Copied]) -> None:
+        self.users = self.most = 0
+        self.copies = copies
+        copies.append(self)
+
+    def another(self) -> Copied:
+        """A copy."""
+        return Copied(self.copies)
+
+
+async def test_short_texts_pass_long_ones() -> None:
+    """Four long texts stand in a row, one at work; a short one is done meanwhile. Each tokenizer
+    has one user at a time."""
+    begun, go_on = threading.Event(), threading.Event()
+    copies: list[Copied] = []
+    text, tokenizing = Copied(copies), Tokenizing()
+
+    def encode(own: PlainText, *, slow: bool) -> list[int]:
+        assert isinstance(own, Copied)
+        own.users += 1
+        own.most = max(own.most, own.users)
+        if slow:
+            begun.set()
+            go_on.wait(60)
+        own.users -= 1
+        return [id(own)]
+
+    long = [
+        asyncio.create_task(tokenizing.run(text, LONG, lambda own: encode(own, slow=True)))
+        for _ in range(4)
+    ]
+    await asyncio.to_thread(begun.wait)
+    assert await tokenizing.run(text, LONG - 1, lambda own: encode(own, slow=False)) == [id(text)]
+    assert not any(task.done() for task in long)
+    go_on.set()
+    done = await asyncio.gather(*long)
+    assert len(copies) == 2
+    assert done == [[id(copies[1])]] * 4
+    assert [copy.most for copy in copies] == [1, 1]
+
+
+class Small(PlainText):
+    """A tokenizer of a model with a small context."""
+
+    def encode_chat(self, messages: object) -> list[int]:
+        """Nothing fits."""
+        raise PrefixTooLong("9 bytes; 8 are more than the 2 tokens can stand for")
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Nothing fits."""
+        return self.encode_chat(text)
+
+
+async def test_what_cannot_fit_is_refused_by_name() -> None:
+    """As a prompt that was tokenised and is too long."""
+    app = create_app(create_service(Settings(), ScriptedEngine(), Small()))
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as http:
+        for path, field, body in (
+            ("/v1/chat/completions", "messages", {"messages": question()}),
+            ("/v1/completions", "prompt", {"prompt": "a"}),
+            ("/v1/search", "messages", {"question": "a"}),
+        ):
+            answer = await http.post(path, json={"model": "sprig"} | body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+            assert error["param"] == field
+            assert "maximum context length" in error["message"]
