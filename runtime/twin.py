@@ -307,7 +307,9 @@ def _load(checkpoint: str | Path, *, head: bool = True) -> PreTrainedModel:
     from transformers import AutoModel, AutoModelForCausalLM
 
     kind = AutoModelForCausalLM if head else AutoModel
-    return kind.from_pretrained(str(checkpoint), dtype=torch.float32, local_files_only=True).eval()
+    return kind.from_pretrained(
+        str(checkpoint), dtype=torch.float32, local_files_only=True, use_safetensors=True
+    ).eval()
 
 
 def _draw(

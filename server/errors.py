@@ -19,6 +19,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from search.engine import EngineDown, EngineError, KvFull, PrefixTooLong, RewardMissing
 from search.spec import SearchSpec
@@ -26,6 +27,8 @@ from server.logs import request_id
 
 NO_RETRY = {"x-should-retry": "false"}
 LONGEST_ECHO = 80
+METHOD_NOT_ALLOWED = 405
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 class ApiError(HTTPException):
@@ -188,12 +191,26 @@ def unforeseen(error: Exception) -> bool:
 def install(app: FastAPI, retry_after: int) -> None:
     """Make every foreseen error, unknown routes included, leave in OpenAI's shape."""
 
-    async def answer(_: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
         said = translate(error, retry_after)
-        return JSONResponse(said.body(), said.status_code, said.headers)
+        headers = dict(said.headers or {})
+        if said.status_code == METHOD_NOT_ALLOWED:
+            headers["allow"] = ", ".join(_methods(request))
+        return JSONResponse(said.body(), said.status_code, headers)
 
     for kind in (StarletteHTTPException, RequestValidationError, EngineError, Deleted, Stopped):
         app.add_exception_handler(kind, answer)
+
+
+def _methods(request: Request) -> list[str]:
+    """What a path may be asked by: several routes may share it, and each knows its own alone."""
+    named = ("type", "path", "root_path", "headers")
+    scope = {name: request.scope[name] for name in named if name in request.scope}
+    return [
+        method
+        for method in METHODS
+        if any(r.matches(scope | {"method": method})[0] is Match.FULL for r in request.app.routes)
+    ]
 
 
 def echo(value: object) -> str:

@@ -105,9 +105,12 @@ class Ledger:
         self._metrics.key_tokens.labels(key.name, "completion").inc(spent.completion)
 
     def _account(self, name: str) -> Account:
-        """A key's account; a new day begins with none of its tokens."""
+        """A key's account; a new day begins with none of its tokens.
+
+        Days go forwards only: a clock that is set back gives no quota twice.
+        """
         today = int(self._clock()) // DAY
-        if today != self._day:
+        if today > self._day:
             self._day = today
             for account in self._accounts.values():
                 account.tokens_today = 0

@@ -25,7 +25,7 @@ from typing import Any
 from opentelemetry import propagate
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from starlette.datastructures import Headers
@@ -42,6 +42,8 @@ from server.traced_engine import TracedEngine
 OTLP_PATH = "/v1/traces"
 UNTRACED = frozenset({"/health", "/ready", "/metrics"})
 SERVER_ERROR = 500
+MOST_EVENTS = 1 << 20
+"""Of a span: every step of a large tree. By itself OpenTelemetry drops all but the last 128."""
 
 Search = Callable[..., Awaitable[Outcome]]
 Complete = Callable[..., Awaitable[PlainReply]]
@@ -59,7 +61,8 @@ class Traces:
         """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are heeded."""
         own = {"service.name": "hedgerow", "service.version": version}
         self._provider = TracerProvider(
-            resource=Resource.create(own).merge(OTELResourceDetector().detect())
+            span_limits=SpanLimits(max_events=MOST_EVENTS),
+            resource=Resource.create(own).merge(OTELResourceDetector().detect()),
         )
         self._provider.add_span_processor(processor)
         self._model = model

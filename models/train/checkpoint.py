@@ -40,7 +40,7 @@ def load(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     path = CACHE / f"{name}.pt"
     if not path.exists():
         return None
-    state = torch.load(path, weights_only=False)
+    state = torch.load(path, weights_only=True)
     theirs = state.get("options", {})
     for option in sorted({*options, *theirs}):
         ours, its = options.get(option), theirs.get(option)

@@ -31,7 +31,7 @@ class Encoder:
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._model = AutoModel.from_pretrained(
-            str(folder), dtype=torch.float32, local_files_only=True
+            str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         ).eval()
         self._longest = int(getattr(self._model.config, "max_position_embeddings", 512))
 

@@ -49,6 +49,21 @@ def test_a_days_tokens_come_back_at_midnight() -> None:
     }
 
 
+def test_a_clock_that_is_set_back_gives_no_day_twice() -> None:
+    """Over midnight and back: what was used that day stays used."""
+    now = 5 * DAY + 10.0
+    ledger = Ledger(["ann"], Metrics(IgnoredFields()), lambda: now)
+    ann = Key(name="ann", tokens_a_day=10, **ROOM)
+    with ledger.booking(ann, 4, searched=True) as spent:
+        spent.completion = 6
+    for time in (5 * DAY - 10.0, 5 * DAY + 20.0):
+        now = time
+        with pytest.raises(ApiError, match="quota of 10 tokens a day"):
+            ledger.must_have_left(ann)
+    now = 6 * DAY
+    ledger.must_have_left(ann)
+
+
 @pytest.mark.parametrize("settings", [{"key_tokens_total": 5}], indirect=True)
 @pytest.mark.parametrize("body", [BODY, BODY | {"search": {"width": 2}}])
 async def test_who_has_used_up_a_quota_is_refused(

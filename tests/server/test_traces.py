@@ -258,3 +258,13 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "server.traces", None)
     with pytest.raises(SettingsError, match=r"install hedgerow\[traces\]"):
         traces_of(Settings(otlp_endpoint="http://127.0.0.1:4318"))
+
+
+def test_a_large_trees_events_are_all_told(exporter: InMemorySpanExporter) -> None:
+    """OpenTelemetry by itself keeps the last 128 of a span."""
+    traces = Traces(SimpleSpanProcessor(exporter), "sprig", "1.0")
+    with traces.tracer.start_as_current_span("round") as span:
+        for node in range(1000):
+            span.add_event("evicted", {"hedgerow.node": node})
+    [told] = exporter.get_finished_spans()
+    assert (len(told.events), told.dropped_events) == (1000, 0)

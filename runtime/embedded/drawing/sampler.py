@@ -124,7 +124,8 @@ def _perturbed_argmax(
     logprobs: Floats, noise: Floats, heat: Floats, mass: Floats
 ) -> NDArray[np.int64]:
     """argmax of log-probability / temperature + noise within the nucleus; overwrites ``noise``."""
-    tempered = logprobs if (heat == 1.0).all() else logprobs / heat[:, None]
+    with np.errstate(over="ignore"):  # as cold as can be: the likeliest is at 0, others at -inf
+        tempered = logprobs if (heat == 1.0).all() else logprobs / heat[:, None]
     noise += tempered
     for row in np.flatnonzero(mass < 1.0):
         noise[row, ~nucleus(tempered[row], mass[row])] = -np.inf
