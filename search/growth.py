@@ -72,6 +72,7 @@ class Growth:
         stop = () if spec.step_tokens else (delimiter,)
         self._step_tokens = spec.step_tokens or spec.max_step_tokens
         self.sampling = Sampling(spec.temperature, spec.top_p, stop, self._step_tokens)
+        self._ignore_eos = spec.ignore_eos
         self._path_tokens = min(spec.trajectory_tokens, context_tokens - len(tree.prompt))
         self._twins = {ROOT: ROOT}
         self._first: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -195,9 +196,10 @@ class Growth:
     def _judge(self, branch: Branch, step: Step) -> Finish:
         """How a step really ended: a delimited one may be empty or a loop, any open one the last.
 
-        Steps cut by length are neither empty nor loops: they are pieces, not thoughts.
+        Steps cut by length are neither empty nor loops: they are pieces, not thoughts. With
+        ``ignore_eos`` a step that the model ended is such a piece.
         """
-        if step.finish is Finish.END:
+        if step.finish is Finish.END and not self._ignore_eos:
             return Finish.END
         parent = self.tree[branch.parent]
         if step.finish is Finish.STEP:
@@ -208,7 +210,7 @@ class Growth:
         length = path_length(self.tree, parent.id) + len(step.tokens)
         if parent.depth + 1 >= self._max_depth or length >= self._path_tokens:
             return Finish.LIMIT
-        return step.finish
+        return Finish.LENGTH if step.finish is Finish.END else step.finish
 
     def _trajectory(self, draft: Draft) -> Trajectory:
         above = self.tree.chain(draft.branch.parent)

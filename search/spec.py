@@ -65,6 +65,9 @@ class SearchSpec(BaseModel):
         default=None, ge=1, le=8192, description="cut steps by length instead of the delimiter"
     )
     trajectory_tokens: int = Field(default=1024, ge=1, le=131072)
+    ignore_eos: bool = Field(
+        default=False, description="trajectories go on after the model's end, to their limits"
+    )
     max_tokens: int | None = Field(
         default=None, ge=1, le=MOST, description="generated tokens of the whole committed tree"
     )

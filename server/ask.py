@@ -19,7 +19,7 @@ from search.engine import PrefixTooLong
 from search.spec import PolicyName, SearchSpec
 from server.branch import Begun, begun_at
 from server.completion import Completion, first_stop
-from server.errors import ApiError, bad_value, prompt_too_long, unknown_model, unsupported
+from server.errors import ApiError, bad_value, prompt_too_long, unknown_model
 from server.keys import Key
 from server.limits import settle
 from server.room import needs_rewards, policy_needs_rewards
@@ -267,8 +267,6 @@ def _ask(
     if spec is None and choices * tokens > key.tree_tokens:
         allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are allowed"
         raise bad_value("max_tokens", f"{allowed}, got {tokens}")
-    if spec is not None and request.ignore_eos:
-        raise unsupported("ignore_eos", "a search cannot: leave it out or send False")
     _tell(messages or problem.question, settings)
     first = Completion(
         prompt=problem.prompt,
@@ -313,6 +311,8 @@ def _spec_of(
     elif alias:
         spec = SearchSpec(**alias)
     if spec is not None:
+        if request.ignore_eos:
+            spec = spec.model_copy(update={"ignore_eos": True})
         spec = settle(spec, key, seed=_seed(request), trajectory_tokens=limit)
         check_rewards(spec, service)
     return spec

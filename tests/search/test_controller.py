@@ -142,6 +142,14 @@ def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]
     assert growth.select(Round({2: 1})).dead == dead
 
 
+async def test_past_the_end() -> None:
+    """With ``ignore_eos`` trajectories have the length that was asked for, whatever is drawn."""
+    engine = ScriptedEngine(say=lambda b: "The answer is 1.")
+    outcome = await run(engine, policy="best_of_n", width=2, max_depth=3, ignore_eos=True)
+    finished = outcome.tree.finished()
+    assert [(node.depth, node.finish) for node in finished] == [(3, Finish.LIMIT)] * 2
+
+
 async def test_sampling_follows_the_spec() -> None:
     """Steps end at the delimiter, or after ``step_tokens`` where these are set."""
     engine = ScriptedEngine()

@@ -54,7 +54,6 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"logprobs": True}, "logprobs", "unsupported_parameter", "False"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "leave it out"),
     ({"messages": CALLED}, "messages[0].tool_calls", "unsupported_parameter", "null"),
-    ({"ignore_eos": True, "search": {}}, "ignore_eos", "unsupported_parameter", "False"),
     ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "0"),
     ({"search": {"polcy": "beam"}}, "search.polcy", "unknown_parameter", "policy, width"),
     ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", f"{LAST!r}, got 'dfs'"),
