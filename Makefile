@@ -1,6 +1,7 @@
 # make serve   install and serve the bundled models on 127.0.0.1:8000
 # make test    install and run every test, JOBS of them at once
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
+# make nightly what takes hours: the hostile run, and schemathesis at length
 # make quick   the quick suite      make lint   style, types, import arrows
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
 #
@@ -25,7 +26,7 @@ PIP := pip install -q --disable-pip-version-check --no-compile
 # On all cores, where pip takes one. Some packages have files that are no Python of this version.
 COMPILE := python -m compileall -qq -j 0
 
-.PHONY: serve test quick test-sglang sglang-env lint format clean release audit
+.PHONY: serve test quick nightly test-sglang sglang-env lint format clean release audit
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
@@ -35,6 +36,10 @@ test: quick
 
 quick: $(READY)
 	$(BIN)/pytest -m "not slow and not sglang" $(SPREAD)
+
+nightly: $(READY)
+	SCHEMA_EXAMPLES=650 $(BIN)/pytest tests/server/test_schema.py
+	$(BIN)/python -m loadtest.hostile --state build/hostile
 
 test-sglang: $(READY) $(SGLANG_READY)
 	$(BIN)/pytest -m sglang

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -18,11 +19,16 @@ STOP_SECONDS = 60
 class Served:
     """The bundled models behind ``hedgerow serve`` on a free port; use it as a context manager."""
 
-    def __init__(self, **settings: object) -> None:
-        """``settings``: by their names. Raises RuntimeError if the server does not start."""
+    def __init__(
+        self, *args: str, heard: Callable[[str], object] | None = None, **settings: object
+    ) -> None:
+        """``args`` of the command, ``settings`` by their names; ``heard`` gets what it logs.
+
+        Raises RuntimeError if the server does not start.
+        """
         given = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server", "serve", "--port", "0"],
+            [sys.executable, "-m", "server", "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | given,
@@ -37,7 +43,8 @@ class Served:
                 break
         else:
             raise RuntimeError("the server did not start:\n" + "".join(said))
-        Thread(target=self.process.stderr.read, daemon=True).start()  # or its pipe fills up
+        self._reader = Thread(target=self._read, args=(heard,))  # or its pipe fills up
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -50,11 +57,24 @@ class Served:
     ) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(STOP_SECONDS)
+        self._reader.join()
+
+    def _read(self, heard: Callable[[str], object] | None) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                if heard is not None:
+                    heard(line)
 
     @property
     def engine(self) -> int:
         """The engine's process: the server's child with the most memory."""
         return max(children(self.process.pid), key=anonymous_bytes)
+
+    def open_files(self) -> int:
+        """File handles of the server and its children, connections included."""
+        pids = [self.process.pid, *children(self.process.pid)]
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
 
     def memory(self) -> int:
         """Bytes that the server's processes hold and that no file backs, swapped ones included."""

@@ -89,6 +89,7 @@ class Metrics:
         self.request_seconds = self._spread(
             "request_seconds", "Duration of requests, streams included.", SECONDS, "route", "status"
         )
+        self.tasks = self._gauge("asyncio_tasks", "Tasks of the server's event loop.")
         self.requests_in_flight = self._gauge("requests_in_flight", "Requests being answered.")
         self.key_tokens = self._count("key_tokens", "Tokens used by each key.", "key", "kind")
         self.refusals = self._count("refusals", "Requests turned away at the gate.", "code")

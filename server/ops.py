@@ -62,6 +62,7 @@ def ops_routes(service: Service) -> APIRouter:
         told = await asyncio.gather(*(_told(each) for each in service.models))
         for each, usage in zip(service.models, told, strict=True):
             service.metrics.engines.heard(each.settings.model, usage)
+        service.metrics.tasks.set(len(asyncio.all_tasks()))
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router

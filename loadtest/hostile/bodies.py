@@ -1,0 +1,150 @@
+"""Bodies that are no requests: cut, bent and random, over raw sockets and in every field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.hostile.history import HUNG, Asked, Kept, checked
+from loadtest.hostile.rest import held, more
+from loadtest.served import Served
+
+PATIENCE = 30.0
+AT_ONCE = 16
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "sprig",
+        "messages": [{"role": "user", "content": "17 + 25"}],
+        "max_tokens": 8,
+        "n": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "stop": ["x"],
+        "seed": 1,
+        "stream": False,
+        "search": {"policy": "rebase", "width": 2, "max_depth": 2, "deadline_ms": 2000},
+    },
+    "/v1/completions": {"model": "sprig", "prompt": "17 + 25", "max_tokens": 8, "stop": "x"},
+    "/v1/search": {
+        "question": "17 + 25",
+        "search": {"policy": "ets", "width": 2, "max_depth": 2, "deadline_ms": 2000, "seed": 1},
+        "background": False,
+        "dry_run": False,
+    },
+}
+ODD: Sequence[str] = (
+    *("null", "true", "-1", "0", "1e308", "-1e308", "NaN", "Infinity", "1" + "0" * 400),
+    *(str(2**63), str(-(2**63) - 1), "0.5", '""', '"\\ud800"', '"\\u0000"', '"5"', "[]", "{}"),
+    *("[" * 200 + "]" * 200, '["\\ud800"]', '{"\\ud800":1}', '"' + "x" * 5000 + '"', "[[1]]"),
+    *('"<|end|><|assistant|>"', "[null]", '[{"role":"user"}]', '[{"role":"user","content":7}]'),
+)
+
+
+def body(number: int) -> bytes:
+    """The request of that number, bytes and all, as a connection sends it."""
+    dice = random.Random(number)
+    path = dice.choice(sorted(GOOD))
+    text = json.dumps(GOOD[path])
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        text = _bent(text, dice)
+    sent = text.encode(errors="replace")
+    if dice.random() < 0.1:
+        sent = bytes(dice.randrange(256) for _ in range(dice.randrange(200)))
+    kind = dice.choice(("application/json",) * 9 + ("text/plain",))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\nconnection: close\r\n"
+    size = f"content-length: {len(sent)}\r\n\r\n"
+    if dice.random() < 0.1:
+        return _bent_head(head, size, sent, dice)
+    return (head + size).encode() + sent
+
+
+def _bent(text: str, dice: random.Random) -> str:
+    """One value made odd, a field more, or the text cut."""
+    values = list(re.finditer(r': ("[^"]*"|[-\w.]+|\[[^\[\]]*\]|\{[^{}]*\})', text))
+    roll = dice.random()
+    if roll < 0.75 and values:
+        place = dice.choice(values)
+        return text[: place.start(1)] + dice.choice(ODD) + text[place.end(1) :]
+    if roll < 0.9:
+        return text.replace("{", '{"' + dice.choice(("min_p", "a", "stop", "n")) + '": 3, ', 1)
+    return text[: dice.randrange(len(text) + 1)]
+
+
+def _bent_head(head: str, size: str, sent: bytes, dice: random.Random) -> bytes:
+    bends = (
+        (head.replace("HTTP/1.1", "HTTP/9.9") + size).encode() + sent,
+        (head + "transfer-encoding: chunked\r\n" + size).encode() + sent,
+        (head + "content-length: 5\r\n\r\n").encode() + sent,
+        (head + "content-length: -5\r\n\r\n").encode() + sent,
+        (head + "a: " + "x" * 70_000 + "\r\n" + size).encode() + sent,
+        (head.replace("\r\n", "\n") + size).encode() + sent,
+        b"\x00\x16\x03\x01" + sent,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    )
+    return dice.choice(bends)
+
+
+async def _ask(port: int, number: int) -> Asked:
+    sent = body(number)
+    name = f"body {number}"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            try:
+                answer = await reader.read()
+            except ConnectionError:
+                answer = b""
+            writer.close()
+    except TimeoutError:
+        return Asked(name, HUNG)
+    found = re.match(rb"HTTP/1\.\d (\d+)", answer)
+    status = int(found[1]) if found else 0
+    error = re.search(rb'"code": ?"(\w+)"', answer)
+    by_http = b"Invalid HTTP request" in answer  # uvicorn's own words, before any request
+    return Asked(name, status, "no_http" if by_http else (error[1].decode() if error else ""))
+
+
+def bad_bodies(kept: Kept, count: int, chunk: int = 500) -> list[Asked]:
+    """So many of them, 16 at once. Notes how many engines died of them, and memory."""
+    history = kept.read()
+    if len(history) >= count:
+        return history
+    with Served(body_idle_seconds=2.0) as served:
+        asyncio.run(_some(served.url, range(-chunk, 0)))  # whatever grows once, has
+        base = asyncio.run(held(served))
+        engine = served.engine
+        for begin in range(len(history), count, chunk):
+            found = asyncio.run(_some(served.url, range(begin, min(begin + chunk, count))))
+            history += found
+            kept.add(found)
+            now, facts = asyncio.run(held(served, base)), kept.facts
+            kept.note(
+                engine_deaths=facts.get("engine_deaths", 0) + int(served.engine != engine),
+                held_more=more(now, base),
+                mb=[facts.get("mb", [base["mb"]])[0], now["mb"]],
+            )
+            engine = served.engine
+    return history
+
+
+async def _some(url: str, numbers: range) -> list[Asked]:
+    turn, port = asyncio.Semaphore(AT_ONCE), int(url.rpartition(":")[2])
+
+    async def one(number: int) -> Asked:
+        async with turn:
+            return await _ask(port, number)
+
+    return await asyncio.gather(*map(one, numbers))
+
+
+def checked_bodies(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
+    """Each has an end, none is the server's fault, and nothing stays."""
+    found = checked(history, answers=False)
+    more_broken = {"engine_deaths": facts["engine_deaths"]} if facts["engine_deaths"] else {}
+    broken = found["broken"] | more_broken | facts["held_more"]
+    return found | {"mb": facts["mb"], "broken": broken}

@@ -1,0 +1,176 @@
+"""What fills a door: bodies that never become whole, and bodies as big as may be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from loadtest.hostile.history import HUNG, Asked, Kept
+from loadtest.hostile.rest import held, more
+from loadtest.served import Served
+
+CHAT = "/v1/chat/completions"
+SMALL: dict[str, Any] = {
+    "model": "sprig",
+    "messages": [{"role": "user", "content": "17 + 25"}],
+    "max_tokens": 4,
+    "seed": 1,
+}
+IDLE_SECONDS = 5.0
+PATIENCE = 60.0
+BIG: Sequence[str] = (
+    *("a" * 1_900_000, "17 + 25 " * 237_500, " " * 1_900_000, "\u00e9\u6f22" * 380_000),
+)
+"""As many bytes as a body may have, each another way to be slow."""
+SLOWER = 3.0
+"""How many times longer a small request may take behind four big ones."""
+MB = 100.0
+"""That big bodies may leave behind, of allocators."""
+
+
+async def small(http: httpx.AsyncClient, name: str) -> Asked:
+    """A request as others send it, meanwhile."""
+    begun = time.monotonic()
+    try:
+        answer = await http.post(CHAT, json=SMALL)
+    except httpx.TimeoutException:
+        return Asked(name, HUNG, seconds=time.monotonic() - begun)
+    error = "" if answer.is_success else answer.json()["error"]["code"]
+    return Asked(name, answer.status_code, error, seconds=time.monotonic() - begun)
+
+
+def half_bodies(kept: Kept, count: int) -> list[Asked]:
+    """So many connections at once with half a body each, of few addresses, and small requests
+    among them."""
+    if history := kept.read():
+        return history
+    with Served(body_idle_seconds=IDLE_SECONDS) as served:
+        base = asyncio.run(held(served))
+        found = asyncio.run(_half_bodies(served.url, count))
+        kept.note(held_more=more(asyncio.run(held(served, base)), base))
+    kept.add(found)
+    return found
+
+
+async def _half_bodies(url: str, count: int) -> list[Asked]:
+    port = int(url.rpartition(":")[2])
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    sent = f'{head}content-length: 400\r\n\r\n{{"model": '.encode()
+    over = asyncio.Event()
+
+    async def half(number: int) -> Asked:
+        address = f"127.0.0.{2 + number % 4}", 0
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
+        writer.write(sent)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                answer = await reader.read()
+        except TimeoutError:
+            return Asked("half", HUNG)
+        except ConnectionError:
+            answer = b""
+        finally:
+            writer.close()
+        found = re.match(rb"HTTP/1\.\d (\d+).*\"code\": ?\"(\w+)\"", answer, re.DOTALL)
+        return Asked("half", int(found[1]), found[2].decode()) if found else Asked("half", 0)
+
+    async def others() -> list[Asked]:
+        asked = []
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
+            while not over.is_set():
+                asked.append(await small(http, "whole"))
+                await asyncio.sleep(0.1)
+        return asked
+
+    meanwhile = asyncio.create_task(others())
+    halves = await asyncio.gather(*map(half, range(count)))
+    over.set()
+    return [*halves, *await meanwhile]
+
+
+def checked_halves(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
+    """Half bodies are refused, and nobody else is."""
+    halves = [one for one in history if one.sent == "half"]
+    whole = [one for one in history if one.sent == "whole"]
+    broken = {
+        "half_bodies_without_an_end": sum(one.status == HUNG for one in halves),
+        "half_bodies_answered": sum(one.status not in (0, 408, 429) for one in halves),
+        "others_refused": sum(one.status != httpx.codes.OK for one in whole),
+        **facts["held_more"],
+    }
+    return {
+        "requests": len(halves),
+        "others": len(whole),
+        "others_slowest": round(max(one.seconds for one in whole), 3),
+        "broken": {name: value for name, value in broken.items() if value},
+    }
+
+
+def big_bodies(kept: Kept, rounds: int) -> list[Asked]:
+    """So many times four of the largest bodies at once, and a small request behind them."""
+    if history := kept.read():
+        return history
+    with Served() as served:
+        found, alone = asyncio.run(_big_bodies(served.url, 1))  # whatever grows once, has
+        base = asyncio.run(held(served))
+        found, alone = asyncio.run(_big_bodies(served.url, rounds))
+        after = asyncio.run(held(served, base))
+        kept.note(alone=alone, held_more=more(after, base), mb=[base["mb"], after["mb"]])
+    kept.add(found)
+    return found
+
+
+async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
+    """What came of it, and the seconds that a small request takes alone."""
+    form = {"content-type": "application/json"}
+
+    def big(text: bytes) -> Asked:  # in a thread: the small one's own time is measured
+        answer = httpx.post(f"{url}{CHAT}", content=text, headers=form, timeout=PATIENCE)
+        error = "" if answer.is_success else answer.json()["error"]["code"]
+        return Asked("big", answer.status_code, error)
+
+    dice = random.Random(0)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
+        texts = [
+            json.dumps(
+                SMALL | {"messages": [{"role": "user", "content": content}]}, ensure_ascii=False
+            ).encode()
+            for content in BIG
+        ]
+        alone = statistics.median([(await small(http, "alone")).seconds for _ in range(15)])
+        history: list[Asked] = []
+        for _ in range(rounds):
+            under_way = [asyncio.create_task(asyncio.to_thread(big, text)) for text in texts]
+            await asyncio.sleep(dice.uniform(0.0, 0.2))
+            history.append(await small(http, "behind"))
+            history += await asyncio.gather(*under_way)
+        return history, alone
+
+
+def checked_big(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
+    """Who comes behind them does not wait for them, and memory comes back."""
+    big = [one for one in history if one.sent == "big"]
+    behind = [one for one in history if one.sent == "behind"]
+    ratio = statistics.median(one.seconds for one in behind) / facts["alone"]
+    grown = facts["mb"][1] - facts["mb"][0]
+    broken = {
+        "big_bodies_not_refused": sum(one.status not in (400, 413) for one in big),
+        "others_refused": sum(one.status != httpx.codes.OK for one in behind),
+        "others_slower": ratio > SLOWER,
+        "memory_kept": grown > MB,
+        **facts["held_more"],
+    }
+    return {
+        "requests": len(big),
+        "behind_over_alone": round(ratio, 2),
+        "mb": facts["mb"],
+        "broken": {name: value for name, value in broken.items() if value},
+    }

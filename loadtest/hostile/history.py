@@ -1,0 +1,92 @@
+"""What was asked and how it ended: the facts that promises are checked against."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+DOCUMENTED = frozenset({503, 504})
+"""Errors of a server that the document names: no engine just now, nothing in time."""
+HUNG = -1
+"""The status of a request that had no end in its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request and its end.
+
+    ``sent``: what it asked, seed included; the same text must have the same ``digest``. ``status``:
+    of HTTP; 0 if the connection ended without one, ``HUNG`` if nothing did. ``error``: the code of
+    a typed error. ``billed`` and ``drawn``: tokens of the usage and of the tree, -1 where unknown.
+    """
+
+    sent: str
+    status: int
+    error: str = ""
+    digest: str = ""
+    billed: int = -1
+    drawn: int = -1
+    seconds: float = 0.0
+
+
+def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]:
+    """Counts of a history, and ``broken``: how often each promise was.
+
+    ``answers``: every request is a whole one, so a connection may not end without an answer.
+    """
+    digests: defaultdict[str, set[str]] = defaultdict(set)
+    for one in history:
+        if one.digest:
+            digests[one.sent].add(one.digest)
+    repeats = Counter(one.sent for one in history if one.digest)
+    broken = {
+        "undocumented_5xx": sum(
+            one.status >= 500 and one.status not in DOCUMENTED for one in history
+        ),
+        "untyped_errors": sum(one.status >= 400 and not one.error for one in history),
+        "hung": sum(one.status == HUNG for one in history),
+        "lost": sum(one.status == 0 for one in history) if answers else 0,
+        "digests_differ": sum(len(found) > 1 for found in digests.values()),
+        "billed_is_not_drawn": sum(one.billed != one.drawn for one in history if one.drawn >= 0),
+    }
+    return {
+        "requests": len(history),
+        "statuses": dict(sorted(Counter(one.status for one in history).items())),
+        "pairs": sum(count - 1 for count in repeats.values()),
+        "broken": {name: count for name, count in broken.items() if count},
+    }
+
+
+class Kept:
+    """A stage on disk, its history and what was measured beside: a run that was cut off goes on."""
+
+    def __init__(self, folder: Path, stage: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._history = folder / f"{stage}.jsonl"
+        self._facts = folder / f"{stage}.json"
+
+    def read(self) -> list[Asked]:
+        """What is there; a last line that was cut is none."""
+        if not self._history.is_file():
+            return []
+        lines = self._history.read_text().split("\n")[:-1]
+        return [Asked(**json.loads(line)) for line in lines]
+
+    def add(self, asked: Iterable[Asked]) -> None:
+        """More of it."""
+        with self._history.open("a") as file:
+            for one in asked:
+                file.write(json.dumps(asdict(one)) + "\n")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was noted."""
+        return json.loads(self._facts.read_text()) if self._facts.is_file() else {}
+
+    def note(self, **facts: Any) -> None:
+        """Facts by name, over those of the same names."""
+        self._facts.write_text(json.dumps(self.facts | facts))

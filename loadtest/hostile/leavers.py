@@ -1,0 +1,175 @@
+"""Clients that leave at random moments: what they asked for ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import httpx
+
+from loadtest.hostile.history import Asked, Kept
+from loadtest.hostile.rest import counts, held, more
+from loadtest.served import Served
+from models.tasks import TASKS
+
+MAX_RUNNING = 4
+AT_ONCE = 24
+CHOICES = 4
+"""Of every plain request, each a reply of its own in the server's count."""
+LEFT = 499
+"""The status of a request whose client is gone, as nginx has it."""
+GONE_SECONDS = 1.0
+PATIENCE = 15.0
+LOOK_SECONDS = 0.05
+KINDS: Sequence[tuple[str, dict[str, Any]]] = (
+    ("/v1/chat/completions", {"n": CHOICES}),
+    ("/v1/chat/completions", {"n": CHOICES, "stream": True}),
+    ("/v1/chat/completions", {"search": {"policy": "rebase", "width": 8}}),
+    ("/v1/chat/completions", {"search": {"policy": "ets", "width": 16}, "stream": True}),
+    ("/v1/search", {"search": {"policy": "beam", "width": 16}}),
+    ("/v1/search", {"search": {"policy": "best_of_n", "width": 8}, "stream": True}),
+)
+
+
+@dataclass(slots=True)
+class Ends:
+    """When the server said that it was done with each request, by the id the client gave it."""
+
+    at: dict[str, float] = field(default_factory=dict)
+
+    def heard(self, line: str) -> None:
+        """A line of its log."""
+        if '"hedgerow.access"' in line:
+            said = json.loads(line)
+            self.at[said["request_id"]] = datetime.fromisoformat(said["time"]).timestamp()
+
+
+def request(number: int) -> tuple[str, bytes]:
+    """The path and body of the leaver of that number."""
+    dice = random.Random(number)
+    path, more = dice.choice(KINDS)
+    question = dice.choice(TASKS["game24"].questions("dev", 64))
+    body: dict[str, Any] = {"model": "sprig", "max_tokens": 200, "ignore_eos": True}
+    body["messages"] = [{"role": "user", "content": question}]
+    if path == "/v1/search":
+        body = {"question": question}
+    return path, json.dumps(body | more).encode()
+
+
+async def leave(port: int, number: int) -> float:
+    """Ask, and leave: with most of the body sent, or at some moment after it. When it left."""
+    dice = random.Random(-number - 1)
+    path, body = request(number)
+    sent = body[: dice.randrange(len(body))] if dice.random() < 0.15 else body
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += f"x-request-id: leaver-{number}\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + sent)
+    await writer.drain()
+    if sent != body or dice.random() < 0.95:
+        await asyncio.sleep(10 ** dice.uniform(-3.5, 0.3))
+    else:
+        await reader.read(1)  # with the first byte of the answer
+    if dice.random() < 0.5:  # with a reset instead of a farewell
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    left = time.time()
+    writer.close()
+    return left
+
+
+async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[list[Asked], float]:
+    """Leavers, and the most searches that were under way at any look.
+
+    None for those whose answer was there before they left, and for those whose request, thrown away
+    with its connection, was never read.
+    """
+    most, port, turn = 0.0, int(served.url.rpartition(":")[2]), asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int) -> float:
+        async with turn:
+            return await leave(port, number)
+
+    async def watch() -> None:
+        nonlocal most
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+            while True:
+                now = await counts(http)
+                replies = now["replies"]
+                most = max(most, now["searches"] - replies + math.ceil(replies / CHOICES))
+                await asyncio.sleep(LOOK_SECONDS)
+
+    watching = asyncio.create_task(watch())
+    left = await asyncio.gather(*map(one, numbers))
+    await _until_heard(numbers, ends)
+    watching.cancel()
+    await asyncio.wait([watching])
+    return [
+        Asked(request(number)[0], LEFT, "left", seconds=ends.at[f"leaver-{number}"] - at)
+        for number, at in zip(numbers, left, strict=True)
+        if ends.at.get(f"leaver-{number}", 0.0) > at
+    ], most
+
+
+async def _until_heard(numbers: Sequence[int], ends: Ends) -> None:
+    """A second longer than nothing new is heard of, PATIENCE at most."""
+    known, since, until = -1, time.monotonic(), time.monotonic() + PATIENCE
+    while time.monotonic() < min(until, since + 1.0):
+        heard = sum(f"leaver-{number}" in ends.at for number in numbers)
+        if heard != known:
+            known, since = heard, time.monotonic()
+        await asyncio.sleep(0.05)
+
+
+def leavers(kept: Kept, count: int, chunk: int = 200) -> list[Asked]:
+    """So many that left while something was done for them."""
+    history = kept.read()
+    if len(history) >= count:
+        return history
+    ends, facts = Ends(), kept.facts
+    begin = facts.get("asked", 0)
+    settings = {"max_running": MAX_RUNNING, "log_format": "json", "kv_tokens": 16384}
+    with Served(heard=ends.heard, **settings) as served:
+        asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # whatever grows once, has
+        base = asyncio.run(held(served))
+        while len(history) < count:
+            found, most = asyncio.run(crowd(served, range(begin, begin + chunk), ends))
+            begin += chunk
+            history += found
+            kept.add(found)
+            after = asyncio.run(held(served, base))
+            kept.note(
+                asked=begin,
+                most_running=max(most, kept.facts.get("most_running", 0)),
+                held_more=more(after, base),
+                mb=[kept.facts.get("mb", [base["mb"]])[0], after["mb"]],
+            )
+    return history
+
+
+def checked_leavers(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
+    """What came out, and ``broken`` of it."""
+    gone = sorted(one.seconds for one in history)
+    p99 = statistics.quantiles(gone, n=100)[-1]
+    broken = {
+        "searches_over_max_running": max(0, facts["most_running"] - MAX_RUNNING),
+        "gone_too_late": p99 > GONE_SECONDS,
+        **facts["held_more"],
+    }
+    return {
+        "requests": facts["asked"],
+        "left": len(history),
+        "gone_p50_p99_max": [round(each, 3) for each in (statistics.median(gone), p99, gone[-1])],
+        "mb": facts["mb"],
+        "broken": {name: value for name, value in broken.items() if value},
+    }

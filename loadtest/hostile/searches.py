@@ -1,0 +1,154 @@
+"""Searches whose trees are compared: drawn at random, asked twice, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, get_args
+
+import httpx
+
+from loadtest.hostile.history import HUNG, Asked, Kept
+from loadtest.served import Served
+from models.tasks import TASKS
+from search.spec import PolicyName
+
+SEARCH = "/v1/search"
+PATIENCE = 180.0
+"""Seconds for a request, far above its deadline."""
+STALL_SECONDS = 2.0
+STOPPED = {3: STALL_SECONDS / 2, 4: STALL_SECONDS * 2}
+"""For how many seconds the engine is stopped, not killed, at these of five times."""
+FLAGS: Sequence[dict[str, Any]] = (
+    {},
+    {"speculate": "on", "unison": "off", "kv_tokens": 8192},
+    {"draft": "scheduled", "order": "random", "batch_limit": 7, "kv_tokens": 8192},
+)
+"""Servers beside the plain one: settings that may change the time a tree takes, never the tree."""
+
+
+def drawn(number: int) -> dict[str, Any]:
+    """The body of the search of that number: any policy, width 1 to 12, odd dials."""
+    dice = random.Random(number)
+    questions = TASKS[dice.choice(sorted(TASKS))].questions("dev", 64)
+    search: dict[str, Any] = {
+        "policy": dice.choice(get_args(PolicyName)),
+        "width": dice.randint(1, 12),
+        "seed": dice.randrange(2**31),
+        "max_depth": dice.randint(1, 8),
+        "deadline_ms": 60_000,
+    }
+    odd: dict[str, Any] = {
+        "temperature": dice.choice([0.0, 0.7, 1.3]),
+        "top_p": dice.choice([0.5, 0.95]),
+        "max_step_tokens": dice.choice([5, 40]),
+        "step_tokens": dice.choice([3, 12]),
+        "budget_weight": dice.choice([0.0, 1.7]),
+        "reward_temperature": dice.choice([0.05, 1.0]),
+        "cost": "tokens",
+        "branch": dice.randint(1, 4),
+        "parallel": dice.randint(1, 6),
+    }
+    for name in dice.sample(sorted(odd), dice.randint(0, 3)):
+        search[name] = odd[name]
+    return {"question": dice.choice(questions), "search": search}
+
+
+async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> Asked:
+    """One search and its end."""
+    sent, begun = json.dumps(body, sort_keys=True), time.monotonic()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            answer = await http.post(SEARCH, json=body)
+    except TimeoutError:
+        return Asked(sent, HUNG, seconds=time.monotonic() - begun)
+    except httpx.HTTPError:
+        return Asked(sent, 0, seconds=time.monotonic() - begun)
+    seconds = time.monotonic() - begun
+    if answer.status_code != 200:
+        error = answer.json().get("error", {}).get("code", "")
+        return Asked(sent, answer.status_code, error, seconds=seconds)
+    said = answer.json()
+    tokens = sum(len(node["tokens"]) for node in said["tree"]["nodes"])
+    billed = said["usage"]["completion_tokens"]
+    return Asked(sent, 200, "", said["tree_digest"], billed, tokens, seconds)
+
+
+async def ready(http: httpx.AsyncClient) -> None:
+    """Wait until the engine is up: what is refused at once says little."""
+    while (await http.get("/ready")).status_code != 200:
+        await asyncio.sleep(0.1)
+
+
+async def in_company(url: str, numbers: Sequence[int], at_once: int) -> list[Asked]:
+    """The searches of these numbers, so many at once."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
+        turn = asyncio.Semaphore(at_once)
+
+        async def one(number: int) -> Asked:
+            async with turn:
+                await ready(http)
+                return await ask(http, drawn(number))
+
+        return await asyncio.gather(*(one(number) for number in numbers))
+
+
+def pairs(kept: Kept, count: int, chunk: int = 50) -> list[Asked]:
+    """Every search on a plain server in little company, and again on another in more of it."""
+    history = kept.read()
+    for begin in range(len(history) // 2, count, chunk):
+        numbers = range(begin, min(begin + chunk, count))
+        for company, settings in ((3, FLAGS[0]), (12, FLAGS[1 + begin // chunk % 2])):
+            with Served(**settings) as served:
+                found = asyncio.run(in_company(served.url, numbers, company))
+            history += found
+            kept.add(found)
+    return history
+
+
+def killed(kept: Kept, count: int, kills: int) -> list[Asked]:
+    """Searches among which the engine dies or stands still, and all of them again in peace."""
+    history = kept.read()
+    if not history:
+        with Served(keeper_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
+            found = asyncio.run(_with_kills(served, range(count), kills))
+            kept.add(found)
+            again = asyncio.run(in_company(served.url, range(count), 4))
+            kept.add(again)
+        history = found + again
+    return history
+
+
+async def _with_kills(served: Served, numbers: Sequence[int], kills: int) -> list[Asked]:
+    """Kills come at random moments of the searches, each once the engine is up again."""
+    dice = random.Random(0)
+
+    async def kill() -> None:
+        async with httpx.AsyncClient(base_url=served.url) as http:
+            for number in range(kills):
+                await ready(http)
+                await asyncio.sleep(dice.uniform(0.0, 2.0))
+                with suppress(ProcessLookupError, ValueError):
+                    if number % 5 in STOPPED:
+                        engine = served.engine
+                        os.kill(engine, signal.SIGSTOP)
+                        await asyncio.sleep(STOPPED[number % 5])
+                        os.kill(engine, signal.SIGCONT)
+                    else:
+                        os.kill(served.engine, signal.SIGKILL)
+
+    killing = asyncio.create_task(kill())
+    history: list[Asked] = []
+    left = list(numbers)
+    while left or not killing.done():
+        batch, left = left[:12], left[12:]
+        history += await in_company(served.url, batch or list(numbers[:6]), 6)
+    await killing
+    return history

@@ -1,0 +1,144 @@
+"""Faults on a wire, by the names that Toxiproxy gave them, in a proxy of one upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[object, object, None]]
+
+READ = 16_384
+TOXICS: Sequence[str] = ("latency", "bandwidth", "slicer", "slow_close", "limit_data", "reset_peer")
+SILENCE = "timeout"
+"""Toxiproxy's name for a wire that says nothing any more until it closes."""
+
+
+@dataclass(slots=True)
+class Toxic:
+    """What happens to one connection's answers.
+
+    ``name``: "latency" (each piece is late), "bandwidth" (few bytes a second), "slicer" (tiny
+    pieces), "slow_close", "limit_data" (closes after so many bytes), "reset_peer" (a reset after a
+    while), "timeout" (silence, then closes). ``seconds`` and ``size`` mean what the name makes of
+    them.
+    """
+
+    name: str
+    seconds: float
+    size: int
+
+    @classmethod
+    def drawn(cls, dice: random.Random, names: Sequence[str], silence: float) -> Self:
+        """One of these, as bad as the dice say; ``silence`` lasts so many seconds."""
+        name = dice.choice(names)
+        seconds = silence if name == SILENCE else dice.uniform(0.001, 0.2)
+        return cls(name, seconds, dice.randint(1, 4000))
+
+
+@dataclass(slots=True)
+class Proxy:
+    """Hands connections on to a port of this machine; a ``share`` of the answers has a toxic."""
+
+    upstream: int
+    share: float = 0.0
+    names: Sequence[str] = (*TOXICS, SILENCE)
+    silence: float = 3.0
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    done: Counter[str] = field(default_factory=Counter)
+    """How often which toxic was."""
+
+    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, to its end."""
+        try:
+            answers, asked = await asyncio.open_connection("127.0.0.1", self.upstream)
+        except OSError:
+            writer.transport.abort()
+            return
+        there = asyncio.create_task(self._plain(reader, asked))
+        back = asyncio.create_task(self._answers(answers, writer))
+        try:  # an answer that nobody waits for is nobody's
+            await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (there, back):
+                task.cancel()
+            for end in (asked, writer):
+                end.close()
+            await asyncio.gather(there, back, return_exceptions=True)
+
+    async def _plain(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while piece := await reader.read(READ):
+                writer.write(piece)
+                await writer.drain()
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer by answer: a connection that is kept has its toxic from any of them on."""
+        toxic: Toxic | None = None
+        sent = 0
+        with suppress(ConnectionError):
+            while piece := await reader.read(READ):
+                if toxic is None and self.dice.random() < self.share:
+                    toxic, sent = Toxic.drawn(self.dice, self.names, self.silence), 0
+                    self.done[toxic.name] += 1
+                if toxic is None:
+                    writer.write(piece)
+                    await writer.drain()
+                elif not await self._spoilt(toxic, piece, sent, writer):
+                    return
+                sent += len(piece)
+            if toxic is not None and toxic.name == "slow_close":
+                await asyncio.sleep(toxic.seconds * 10)
+
+    async def _spoilt(
+        self, toxic: Toxic, piece: bytes, sent: int, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Hand a piece on as the toxic does; False if it was the connection's last."""
+        match toxic.name:
+            case "latency":
+                await asyncio.sleep(toxic.seconds)
+            case "bandwidth":
+                await asyncio.sleep(len(piece) / (toxic.size * 100))
+            case "slicer":
+                for at in range(0, len(piece), max(64, toxic.size // 16)):
+                    writer.write(piece[at : at + max(64, toxic.size // 16)])
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                return True
+            case "limit_data":
+                writer.write(piece[: max(0, toxic.size - sent)])
+                if sent + len(piece) >= toxic.size:
+                    await writer.drain()
+                    return False
+                return True
+            case "reset_peer":
+                await asyncio.sleep(toxic.seconds)
+                writer.transport.abort()
+                return False
+            case "timeout":
+                await asyncio.sleep(toxic.seconds)
+                return False
+        writer.write(piece)
+        await writer.drain()
+        return True
+
+
+@asynccontextmanager
+async def listening(handler: Handler) -> AsyncIterator[int]:
+    """The port at which ``handler`` gets every connection; those that are left end with it."""
+    open_ones: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(handler(reader, writer))
+        open_ones.add(task)
+        task.add_done_callback(open_ones.discard)
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        for task in open_ones:
+            task.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)

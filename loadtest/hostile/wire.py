@@ -1,0 +1,107 @@
+"""Faults on the wires between a server and SGLang: a stub of it, or SGLang itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from loadtest.hostile.history import Asked, Kept, checked
+from loadtest.hostile.rest import held, more
+from loadtest.hostile.searches import in_company
+from loadtest.hostile.sglang_stub import Stub
+from loadtest.hostile.toxics import Proxy, listening
+from loadtest.on_sglang import PYTHON, policy_server, reward_server, started
+from loadtest.served import Served
+from runtime.text import Text
+from server.settings import BUNDLED
+
+AT_ONCE = 8
+REPLICAS = 2
+SHARE = 0.1
+"""Of the answers on a wire, that have a fault."""
+STALL_SECONDS = 2.0
+SILENCE = 4.0
+"""Longer than a server waits that counts one as lost which stands still."""
+KV_TOKENS = 20_000
+WORDS = "0123456789 +-*/()="
+
+
+async def _faulty(
+    policies: Sequence[int], rewards: Sequence[int], numbers: Sequence[int], kept: Kept
+) -> list[Asked]:
+    """Searches over wires that fail, then again over whole ones; the servers by their ports."""
+    async with AsyncExitStack() as stack:
+        wires = [Proxy(port, silence=SILENCE) for port in (*policies, *rewards)]
+        ports = [await stack.enter_async_context(listening(wire.connection)) for wire in wires]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        served = await asyncio.to_thread(
+            Served,
+            engine="sglang",
+            policy_urls=",".join(urls[: len(policies)]),
+            reward_urls=",".join(urls[len(policies) :]),
+            stall_seconds=STALL_SECONDS,
+        )
+        try:
+            base = await asyncio.to_thread(lambda: asyncio.run(held(served)))
+            for wire in wires:
+                wire.share = SHARE
+            found = await in_company(served.url, numbers, AT_ONCE)
+            for wire in wires:
+                wire.share = 0.0
+            again = await in_company(served.url, numbers, AT_ONCE)
+            now = await asyncio.to_thread(lambda: asyncio.run(held(served, base)))
+        finally:
+            await asyncio.to_thread(served.__exit__, None, None, None)
+        toxics = sum((wire.done for wire in wires), start=Counter())
+        kept.note(toxics=dict(toxics), held_more=more(now, base))
+    return found + again
+
+
+@asynccontextmanager
+async def _stubs() -> AsyncIterator[tuple[list[int], list[int]]]:
+    """Ports of stubs of the policy's servers and of the reward model's."""
+    text = Text(BUNDLED / "policy")
+    words = [text.encode(word)[0] for word in WORDS]
+    stub = Stub(text.pieces, words, min(text.eos))
+    async with AsyncExitStack() as stack:
+        made = [listening(stub.answer) for _ in range(REPLICAS + 1)]
+        ports = [await stack.enter_async_context(each) for each in made]
+        yield ports[:REPLICAS], ports[REPLICAS:]
+
+
+@asynccontextmanager
+async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
+    """Ports of real servers of the bundled models, on this machine's cores."""
+    policies = [policy_server(PYTHON, "lru", KV_TOKENS)]
+    rewards = [reward_server(PYTHON, KV_TOKENS)]
+    async with started([*policies, *rewards]):
+        yield (
+            [int(server.url.rpartition(":")[2]) for server in policies],
+            [int(server.url.rpartition(":")[2]) for server in rewards],
+        )
+
+
+def wires(kept: Kept, count: int, *, real: bool = False) -> list[Asked]:
+    """So many searches, each over faults and again in peace."""
+    if history := kept.read():
+        return history
+
+    async def run() -> list[Asked]:
+        async with _real() if real else _stubs() as (policies, rewards):
+            return await _faulty(policies, rewards, range(count), kept)
+
+    found = asyncio.run(run())
+    if real:  # its arithmetic follows the batch, and with it the last digits of a reward
+        found = [replace(one, digest="") for one in found]
+    kept.add(found)
+    return found
+
+
+def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
+    """Every search has its end, the right one or an error, and nothing stays."""
+    found = checked(history)
+    return found | {"toxics": facts["toxics"], "broken": found["broken"] | facts["held_more"]}

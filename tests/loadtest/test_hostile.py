@@ -1,0 +1,59 @@
+"""The hostile run's checks, each of which can fail; its bodies, which are the same each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.hostile.bodies import body
+from loadtest.hostile.history import HUNG, Asked, Kept, checked
+from loadtest.hostile.searches import drawn
+from search.spec import SearchSpec
+
+FINE = [
+    Asked("a", 200, "", "d1", 7, 7),
+    Asked("a", 200, "", "d1", 7, 7),
+    Asked("b", 503, "engine_unavailable"),
+    Asked("b", 400, "invalid_value"),
+]
+
+
+def test_a_history_that_keeps_every_promise() -> None:
+    """One pair, as an error is none."""
+    found = checked(FINE)
+    assert (found["requests"], found["pairs"], found["broken"]) == (4, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("one", "broken"),
+    [
+        (Asked("c", 500, "internal_error"), "undocumented_5xx"),
+        (Asked("c", 400), "untyped_errors"),
+        (Asked("c", HUNG), "hung"),
+        (Asked("c", 0), "lost"),
+        (Asked("a", 200, "", "d2", 7, 7), "digests_differ"),
+        (Asked("c", 200, "", "d1", 8, 7), "billed_is_not_drawn"),
+    ],
+)
+def test_a_promise_that_breaks_is_named(one: Asked, broken: str) -> None:
+    """Each by itself."""
+    assert checked([*FINE, one], answers=True)["broken"] == {broken: 1}
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    """What stands whole on disk is there again; half a line is not."""
+    kept = Kept(tmp_path / "state", "stage")
+    assert kept.read() == []
+    kept.add(FINE)
+    with (tmp_path / "state" / "stage.jsonl").open("a") as file:
+        file.write('{"sent": "hal')
+    assert kept.read() == FINE
+
+
+def test_what_is_asked_is_the_same_each_time() -> None:
+    """And the searches are valid ones."""
+    for number in range(300):
+        assert body(number) == body(number)
+        assert drawn(number) == drawn(number)
+        SearchSpec(**drawn(number)["search"])
