@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.options import EngineOptions
@@ -21,16 +20,8 @@ from runtime.embedded.scoring.judge import Bench
 from runtime.embedded.scoring.scorers import load_judge
 from runtime.embedded.worker import scheduler_for
 from runtime.text import Text
-from search.engine import (
-    Branch,
-    Capabilities,
-    EngineError,
-    Hint,
-    Sampling,
-    Step,
-    Trajectory,
-    TreeCost,
-)
+from search.counters import Counters
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 GENERATOR, EVALUATOR = "generator", "evaluator"
 
@@ -131,13 +122,13 @@ class Way:
         self._scheduler.hint(tree, hint)
         self._judge.hint(tree, hint)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Let go of a tree."""
         self._scheduler.abort(tree)
         self._judge.abort(tree)
         self._judge.release(tree)
-        cost = self._scheduler.release(tree) or Account(0)
-        return TreeCost(decoded_tokens=cost.decoded_tokens, prefilled_tokens=cost.prefilled_tokens)
+        cost = self._scheduler.release(tree) or Counters()
+        return Counters(decoded_tokens=cost.decoded_tokens, prefilled_tokens=cost.prefilled_tokens)
 
     async def abort(self, tree: str) -> None:
         """Let go of a tree."""

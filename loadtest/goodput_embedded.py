@@ -172,6 +172,6 @@ class Sided(InProcess):
             self.scorer.score(call, name, prompt, question, [trajectory])
         rewards = self.read()
         for name in alone:
-            account = self.scorer.release(name)
-            self.whole_tokens += account.prefilled_tokens if account else 0
+            counters = self.scorer.release(name)
+            self.whole_tokens += counters.prm_tokens if counters else 0
         return [rewards[call][0] for call in range(len(trajectories))]

@@ -15,16 +15,15 @@ from typing import Any
 
 import torch
 
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.kv.resplit import Resplit
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.report import cost_of
 from runtime.embedded.scoring.scorers import load_reward_model, scorer_for
 from runtime.embedded.worker import scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.text import Text
+from search.counters import Counters, EngineCounters
 from search.engine import (
     Branch,
     Capabilities,
@@ -34,7 +33,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
     Usage,
 )
 
@@ -187,11 +185,10 @@ class InProcess:
         """What the last round has done to a tree's KV."""
         return self._moved.pop(tree, None)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Let go of a tree; what it cost."""
-        prm = self.scorer.release(tree)
-        policy = self.scheduler.release(tree)
-        return cost_of(policy or Account(0), prm or Account(0), Account(0))
+        prm = self.scorer.release(tree) or Counters()
+        return (self.scheduler.release(tree) or Counters()) + prm
 
     async def abort(self, tree: str) -> None:
         """Stop a tree and let go of it."""
@@ -207,16 +204,9 @@ class InProcess:
             kv_tokens_cached=cache.cached_tokens,
             kv_tokens_capacity=cache.capacity,
             kv_tokens_peak=cache.active_peak,
-            prm_kv_tokens_active=0,
-            prm_kv_tokens_cached=0,
-            prm_kv_tokens_capacity=0,
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
-            decoded_tokens_total=0,
-            prefilled_tokens_total=0,
-            cached_tokens_total=0,
-            prm_tokens_total=0,
-            evicted_tokens_total=cache.evicted_tokens,
+            totals=EngineCounters(evicted_tokens=cache.evicted_tokens),
         )
 
     async def health(self) -> None:

@@ -35,7 +35,8 @@ from loadtest.searches import Item, Method, grow, items_of
 from runtime.embedded.options import EngineOptions
 from runtime.passed_on import PassedOn
 from search.controller import search
-from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, TreeCost, Usage
+from search.counters import Counters
+from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, Usage
 from search.events import Event
 from search.outcome import Outcome
 from server.metrics import Metrics
@@ -87,7 +88,7 @@ class Noted(PassedOn):
         self.moved.append(super().kv_moved(tree))
         return self.moved[-1]
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """As the engine does."""
         return self._note(await super().release(tree))
 
@@ -132,7 +133,7 @@ class Told(PassedOn):
         """What was told."""
         return next(self._moves)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """The cost."""
         return next(self._answers)
 

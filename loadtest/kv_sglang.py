@@ -98,7 +98,7 @@ async def _run(
         peak=watched.held if policy == FULL_RETENTION else watched.cached,
         active=None,
         again_seconds=None,
-        policy_seconds=after.kv_policy_seconds_total - before.kv_policy_seconds_total,
+        policy_seconds=after.totals.kv_policy_seconds - before.totals.kv_policy_seconds,
         seconds=seconds,
     )
     return run, longest_path(outcome, case.spec, engine.capabilities.score_tokens)

@@ -14,7 +14,7 @@ from loadtest.searches import Item, Method, grow
 from runtime.lossy.drawing import Drawing
 from runtime.lossy.engine import LossyEngine, LossyModel
 from runtime.lossy.options import LossyOptions
-from runtime.lossy.spent import Spent
+from runtime.lossy.spent import TokenEvictionCounters
 from search.spec import SearchSpec
 
 PUBLISHED = Floors()
@@ -50,8 +50,8 @@ async def run_lossy(
     seen: list[Moment] = []
     drawings: list[Drawing] = []
 
-    def watch(spent: Spent, active: int, held: int) -> None:
-        seen.append(Moment(spent.passes, active, held))
+    def watch(spent: TokenEvictionCounters, active: int, held: int) -> None:
+        seen.append(Moment(spent.model_calls, active, held))
 
     def new_drawing(*given: Any) -> Drawing:
         drawings.append(Drawing(*given, watch=watch))
@@ -67,7 +67,7 @@ async def run_lossy(
         item,
         outcome,
         budget=budget,
-        peak=spent.peak,
+        peak=spent.kv_tokens_peak,
         active=spent.active,
         again_seconds=spent.again_seconds,
         policy_seconds=spent.policy_seconds,

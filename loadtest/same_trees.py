@@ -18,8 +18,8 @@ from loadtest.listed import listed
 from loadtest.report import publish, say
 from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
 from runtime.embedded.engine import EmbeddedEngine
+from search.counters import Counters
 from search.digest import combined_digest
-from search.engine import TreeCost
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
@@ -62,7 +62,7 @@ class Change:
 
 
 CHANGES: Mapping[str, Change] = {
-    "unison": Change({"unison": True}, "unison_tokens"),
+    "unison": Change({"unison": True}, "deduplicated_tokens"),
     "a small pool, by age": Change({"kv_tokens": POOL}, "rehydrated_tokens"),
     "a small pool, by worth": Change(_SMALL, "rehydrated_tokens"),
     "early work": Change(_AHEAD, "speculated_used"),
@@ -121,18 +121,19 @@ async def measure(
     for name, change in changes.items():
         async with Engines(**{**OFF, **change.options}) as engine:
             for method in methods:
-                before = _counted(engine, change.evidence)
+                before = await _counted(engine, change.evidence)
                 grown = await grow_all(engine, items, method, AT_ONCE)
-                counted = _counted(engine, change.evidence) - before
+                counted = await _counted(engine, change.evidence) - before
                 known = reference[method.name]
                 rows.append(row_of(name, change.evidence, method.name, known, grown, counted))
                 say("  ".join(f"{column} {rows[-1][column]}" for column in COLUMNS))
     return {"rows": rows, "same": all(row["same"] == row["n"] for row in rows)}
 
 
-def _counted(engine: EmbeddedEngine, evidence: str) -> int:
+async def _counted(engine: EmbeddedEngine, evidence: str) -> int:
     """The engine's counter of that name, unless a tree's cost has it."""
-    return 0 if hasattr(TreeCost(), evidence) else engine.counters[evidence]
+    usage = await engine.usage()
+    return 0 if hasattr(Counters(), evidence) else getattr(usage.totals, evidence)
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from loadtest.searches import Engines
 from runtime.passed_on import PassedOn
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server
-from search.engine import Capabilities, Engine, Hint, Trajectory, TreeCost
+from search.counters import Counters
+from search.engine import Capabilities, Engine, Hint, Trajectory
 
 
 class Drawing(PassedOn):
@@ -47,7 +48,7 @@ class Drawing(PassedOn):
         super().hint(tree, hint)
         self._scorer.hint(tree, hint)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """What the drawing has cost."""
         await self._scorer.release(tree)
         return await super().release(tree)

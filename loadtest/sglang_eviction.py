@@ -93,7 +93,7 @@ async def measure(
         start = time.monotonic()
         outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
         seconds = time.monotonic() - start
-        evicted = (await engine.usage()).evicted_tokens_total
+        evicted = (await engine.usage()).totals.evicted_tokens
     row = {"policy": spec.policy, "mode": mode, "task": TASK, "pool_tokens": known.pool_tokens}
     row |= compared(outcomes, known) | {"evicted_tokens": evicted, "seconds": round(seconds, 1)}
     say(" ".join(f"{name}={row[name]}" for name in COLUMNS if name in row))

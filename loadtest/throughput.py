@@ -82,7 +82,7 @@ async def peak_of(
     async with engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
         await grow_all(Watched(engine), items, method, at_once)
         usage = await engine.usage()
-        if usage.retractions_total or usage.held_evicted_tokens_total:
+        if usage.totals.preemptions or usage.totals.held_evicted_tokens:
             raise RuntimeError(f"{method.name} outgrew {ample} tokens: AMPLE_TOKENS is too small")
         return usage.kv_tokens_peak
 

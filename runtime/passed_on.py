@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from search.counters import Counters
 from search.engine import (
     Branch,
     Capabilities,
@@ -14,7 +15,6 @@ from search.engine import (
     Step,
     TellsKv,
     Trajectory,
-    TreeCost,
     Usage,
 )
 
@@ -61,7 +61,7 @@ class PassedOn:
         """As the engine does, if it does."""
         return self._engine.kv_moved(tree) if isinstance(self._engine, TellsKv) else None
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """As the engine does."""
         return await self._engine.release(tree)
 

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import Reader
 from runtime.text import Text
+from search.counters import Counters, EngineCounters
 from search.engine import (
     Branch,
     Capabilities,
@@ -35,7 +36,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
     Usage,
 )
 from search.tree import Finish
@@ -83,8 +83,8 @@ class Twin:
         self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
         scoring = self._judge if self._judge is not None else self._prm and self._reader
         self._turn = asyncio.Lock()
-        self._costs: dict[str, TreeCost] = {}
-        self._past = TreeCost()
+        self._costs: dict[str, Counters] = {}
+        self._past = Counters()
         self._calls: set[_Call] = set()
         models = {"policy": options.policy, "prm": options.prm}
         self._capabilities = Capabilities(
@@ -154,11 +154,11 @@ class Twin:
     def hint(self, tree: str, hint: Hint) -> None:
         """Nothing is kept, so there is nothing to decide."""
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Stop the tree's calls; what it has cost, all zero for one that was never here."""
         await self.abort(tree)
-        cost = self._costs.pop(tree, TreeCost())
-        self._past = _add(self._past, cost)
+        cost = self._costs.pop(tree, Counters())
+        self._past += cost
         return cost
 
     async def abort(self, tree: str) -> None:
@@ -170,7 +170,7 @@ class Twin:
         """No KV outlives a step."""
         total = self._past
         for cost in self._costs.values():
-            total = _add(total, cost)
+            total += cost
         return Usage(
             kv_tokens_active=0,
             kv_tokens_cached=0,
@@ -181,11 +181,7 @@ class Twin:
             prm_kv_tokens_capacity=self._text.context if self._prm is not None else 0,
             running=int(self._turn.locked()),
             waiting=0,
-            decoded_tokens_total=total.decoded_tokens,
-            prefilled_tokens_total=total.prefilled_tokens,
-            cached_tokens_total=0,
-            prm_tokens_total=total.prm_tokens,
-            evicted_tokens_total=0,
+            totals=EngineCounters.of(total),
         )
 
     async def health(self) -> None:
@@ -299,7 +295,7 @@ class Twin:
         return tuple((residual * scale).double().mean(0).tolist())
 
     def _charge(self, tree: str, **cost: int) -> None:
-        self._costs[tree] = _add(self._costs.get(tree, TreeCost()), TreeCost(**cost))
+        self._costs[tree] = self._costs.get(tree, Counters()) + Counters(**cost)
 
 
 def _load(checkpoint: str | Path, *, head: bool = True) -> PreTrainedModel:
@@ -324,16 +320,3 @@ def _draw(
         sampling.top_p,
     )
     return int(drawn.tokens[0]), float(drawn.logprobs[0]), float(drawn.entropies[0])
-
-
-def _add(left: TreeCost, right: TreeCost) -> TreeCost:
-    """Both costs together; of the peaks the higher."""
-    return replace(
-        left,
-        decoded_tokens=left.decoded_tokens + right.decoded_tokens,
-        prefilled_tokens=left.prefilled_tokens + right.prefilled_tokens,
-        prm_tokens=left.prm_tokens + right.prm_tokens,
-        model_calls=left.model_calls + right.model_calls,
-        unparsed_verdicts=left.unparsed_verdicts + right.unparsed_verdicts,
-        kv_tokens_peak=max(left.kv_tokens_peak, right.kv_tokens_peak),
-    )

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from search.counters import Counters
 from search.deadline import Deadline, TooLate
 from search.digest import tree_digest
 from search.embedding import Embeddings
@@ -21,7 +22,6 @@ from search.engine import (
     RewardMissing,
     TellsKv,
     Trajectory,
-    TreeCost,
 )
 from search.events import Answered, Event, Started
 from search.growth import Draft, Growth
@@ -182,7 +182,7 @@ class _Run:
     until: Deadline
     story: KvStory | None
 
-    async def to_the_end(self) -> tuple[StopReason, TreeCost | None, Answers]:
+    async def to_the_end(self) -> tuple[StopReason, Counters | None, Answers]:
         """Grow, then let go of the engine's tree, whatever happens, while answers are compared."""
         try:
             stop = await self.grow()
@@ -193,7 +193,7 @@ class _Run:
                 await within(seconds, self.engine.abort(self.tree_id))
             raise
 
-    async def release(self) -> TreeCost | None:
+    async def release(self) -> Counters | None:
         """Let go of the engine's tree; what it cost, None if the engine does not say so in time.
 
         The tree is whole: an engine that is lost now costs no answer.
@@ -354,7 +354,7 @@ class _Run:
     def outcome(
         self,
         stop: StopReason,
-        cost: TreeCost | None,
+        cost: Counters | None,
         answers: Answers,
         emit: Callable[[Event], None],
     ) -> Outcome:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from search.counters import Counters, EngineCounters
 from search.seed import step_seed
 from search.tree import Finish
 
@@ -130,79 +131,24 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeCost:
-    """What a tree has cost the engine: tokens by kind, forward passes, peak tokens of KV held.
-
-    ``flops`` counts multiply and add of every forward pass; ``kv_tokens_peak`` is the policy
-    model's. ``prm_tokens``: read by the reward model, or read and written by a judge, whose tokens
-    count nowhere else; ``unparsed_verdicts``: a judge's that held no number. ``rehydrated_tokens``
-    were evicted and computed again, in ``rehydrations`` prefills. ``target_passes``: the policy's
-    passes that drew something for a branch, each branch's counted; of ``drafted_tokens`` checked in
-    them ``tested_tokens`` were compared with a draw and ``accepted_tokens`` equal to it.
-    ``speculated_used`` and ``speculated_wasted``: decoded ahead of a round that asked for them, and
-    that did not. ``unison_tokens``: of the decoded ones, those that branches drew from a row which
-    was computed for another one that had said the same.
-    """
-
-    decoded_tokens: int = 0
-    prefilled_tokens: int = 0
-    cached_tokens: int = 0
-    prm_tokens: int = 0
-    model_calls: int = 0
-    flops: float = 0.0
-    kv_tokens_peak: int = 0
-    unparsed_verdicts: int = 0
-    rehydrated_tokens: int = 0
-    rehydrations: int = 0
-    target_passes: int = 0
-    drafted_tokens: int = 0
-    tested_tokens: int = 0
-    accepted_tokens: int = 0
-    speculated_used: int = 0
-    speculated_wasted: int = 0
-    unison_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
     """The engine's KV by now, in tokens of the policy and of the reward model.
 
-    ``active``: held for trees in flight. ``cached``: evictable prefixes nobody holds.
-    ``running`` and ``waiting`` count branches. ``held_evicted``: of the evicted ones, those of
-    trees in flight. ``kv_policy_seconds``: spent on deciding what goes. ``retractions``: branches
-    that gave way. ``wrong_books``: failed checks of the engine's own accounts. ``call_faults``:
-    calls and hints that were malformed or that the engine failed at; it let go of their trees.
+    ``active``: held for trees in flight. ``cached``: evictable prefixes without a holder.
+    ``running`` and ``waiting`` count branches. ``totals``: counted since the engine started.
     """
 
-    kv_tokens_active: int
-    kv_tokens_cached: int
-    kv_tokens_capacity: int
-    kv_tokens_peak: int
-    prm_kv_tokens_active: int
-    prm_kv_tokens_cached: int
-    prm_kv_tokens_capacity: int
-    running: int
-    waiting: int
-    decoded_tokens_total: int
-    prefilled_tokens_total: int
-    cached_tokens_total: int
-    prm_tokens_total: int
-    evicted_tokens_total: int
-    rehydrated_tokens_total: int = 0
-    rehydrations_total: int = 0
+    kv_tokens_active: int = 0
+    kv_tokens_cached: int = 0
+    kv_tokens_capacity: int = 0
+    kv_tokens_peak: int = 0
+    prm_kv_tokens_active: int = 0
+    prm_kv_tokens_cached: int = 0
+    prm_kv_tokens_capacity: int = 0
     prm_kv_tokens_peak: int = 0
-    held_evicted_tokens_total: int = 0
-    prm_evicted_tokens_total: int = 0
-    prm_held_evicted_tokens_total: int = 0
-    kv_policy_seconds_total: float = 0.0
-    retractions_total: int = 0
-    wrong_books_total: int = 0
-    target_passes_total: int = 0
-    drafted_tokens_total: int = 0
-    accepted_tokens_total: int = 0
-    speculated_used_tokens_total: int = 0
-    speculated_wasted_tokens_total: int = 0
-    call_faults_total: int = 0
+    running: int = 0
+    waiting: int = 0
+    totals: EngineCounters = field(default_factory=EngineCounters)
 
 
 Reproducible = Literal["exact", "seeded", "no"]
@@ -337,7 +283,7 @@ class Engine(Protocol):
         """Tell the KV manager about a tree. Never waits, never fails."""
         ...
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Stop what is under way for a tree, let go of its KV (it may stay cached); its cost."""
         ...
 

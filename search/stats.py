@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import fsum
 
-from search.engine import TreeCost
+from search.counters import Counters
 from search.logical_kv import LogicalKV
 from search.policies.policy import Frontier
 from search.tree import Node, NodeState, Tree
@@ -47,7 +47,7 @@ class SearchStats:
     embedder_fault: str | None
     seconds: float
     precise_goodput: float
-    engine: TreeCost
+    engine: Counters
     cost_known: bool = True
 
 
@@ -89,7 +89,7 @@ class Tally:
         return self.kv.tokens(node.id for node in self.frontier(tree))
 
     def stats(
-        self, tree: Tree, chosen: int | None, seconds: float, cost: TreeCost | None
+        self, tree: Tree, chosen: int | None, seconds: float, cost: Counters | None
     ) -> SearchStats:
         """The final numbers, ``seconds`` after the start. ``cost``: None if not known."""
         steps = tree.nodes[1:]
@@ -113,6 +113,6 @@ class Tally:
             embedder_fault=self.embedder_fault,
             seconds=seconds,
             precise_goodput=sum(lengths) / elapsed if elapsed else 0.0,
-            engine=cost or TreeCost(),
+            engine=cost or Counters(),
             cost_known=cost is not None,
         )

@@ -93,9 +93,9 @@ async def record(wanted: Calibration, settings: Settings) -> tuple[list[Rows], s
                 recorded += recorder.take()
             usage = await parts.engine.usage()
             fingerprint = parts.engine.capabilities.fingerprint
-    if usage.held_evicted_tokens_total:
+    if usage.totals.held_evicted_tokens:
         raise SettingsError(
-            f"{PREFIX}KV_TOKENS = {settings.kv_tokens}: {usage.held_evicted_tokens_total} tokens "
+            f"{PREFIX}KV_TOKENS = {settings.kv_tokens}: {usage.totals.held_evicted_tokens} tokens "
             "of searches were given up; more is needed to keep all"
         )
     return recorded, fingerprint

@@ -14,6 +14,7 @@ from models.tasks.task import Verdict
 from search.controller import Problem, search
 from search.digest import combined_digest
 from search.engine import Engine
+from search.flops import Flops, no_flops
 from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
@@ -21,7 +22,7 @@ from server.answers import Answers, answers_to
 from server.own_task import OwnTask
 from server.room import context_for
 from server.service import ChatText
-from server.shared_draws import Flops, SharedDraws, free
+from server.shared_draws import SharedDraws
 
 Z95 = 1.959963984540054
 """The 97.5 % point of the normal distribution."""
@@ -88,7 +89,7 @@ async def evaluate(
     engines: Sequence[Engine],
     text: ChatText,
     *,
-    flops: tuple[Flops, ...] = (free, free),
+    flops: tuple[Flops, ...] = (no_flops, no_flops),
     done: Callable[[Trial], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """A row for each spec, in the order given; ``done`` hears of every trial.

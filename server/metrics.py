@@ -8,6 +8,7 @@ Labels come from closed sets only: policies, stop reasons, routes, the models th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from search.counters import EngineCounters
 from search.engine import Usage
 from search.outcome import Outcome
 from server.wire import IgnoredFields
@@ -29,25 +31,6 @@ SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600
 GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 ABOUT = ("engine", "kernel", "model", "version")
-
-ENGINE_COUNTERS = {
-    "decoded_tokens": "Tokens the policy model decoded.",
-    "prefilled_tokens": "Tokens the policy model prefilled, prompts and evicted prefixes alike.",
-    "cached_tokens": "Prefix tokens that were found in the KV cache.",
-    "prm_tokens": "Tokens the reward model read, or a judge read and wrote.",
-    "rehydrated_tokens": "Tokens whose KV was dropped and computed again.",
-    "target_passes": "Passes of the policy model that drew for a branch, each branch's counted.",
-    "drafted_tokens": "Tokens the draft model proposed and the policy model checked.",
-    "accepted_tokens": "Proposed tokens that were what the policy model drew.",
-    "speculated_used_tokens": "Tokens drawn before a round asked for them.",
-    "speculated_wasted_tokens": "Tokens drawn early that no round asked for.",
-    "rehydrations": "Prefills that brought dropped KV back.",
-    "retractions": "Branches that gave way for want of KV, to go on later.",
-    "kv_policy_seconds": "Time spent on deciding which KV goes.",
-    "call_faults": "Calls and hints that the engine failed at, by themselves.",
-    "wrong_books": "Times that the engine's own accounts of its KV did not add up.",
-}
-
 
 disable_created_metrics()  # a second series for each counter and bucket that nobody reads
 
@@ -146,7 +129,10 @@ class Metrics:
 class EngineSeries(Collector):
     """Series read off the last report of every engine, by the model that it serves."""
 
-    def __init__(self, ignored: IgnoredFields) -> None:
+    def __init__(
+        self, ignored: IgnoredFields, counters: type[EngineCounters] = EngineCounters
+    ) -> None:
+        self._counters = counters
         self._reports: dict[str, Usage] = {}
         self._up: dict[str, float] = {}
         self._ignored = ignored
@@ -172,6 +158,15 @@ class EngineSeries(Collector):
                 for of, value in values(usage).items()
             }
             yield _family(kind, name, what, ("served", *labels), found)
+        for one in fields(self._counters):
+            if (metric := one.metadata["metric"]) is None:
+                continue
+            kind = GaugeMetricFamily if one.metadata["maximum"] else CounterMetricFamily
+            found = {
+                (served,): getattr(usage.totals, one.name)
+                for served, usage in self._reports.items()
+            }
+            yield _family(kind, metric or one.name, one.metadata["help"], ("served",), found)
 
 
 Values = Mapping[tuple[str, ...], float]
@@ -188,12 +183,13 @@ def _tokens(usage: Usage) -> Values:
 
 
 def _evicted(usage: Usage) -> Values:
-    held, prm_held = usage.held_evicted_tokens_total, usage.prm_held_evicted_tokens_total
+    totals = usage.totals
+    held, prm_held = totals.held_evicted_tokens, totals.prm_held_evicted_tokens
     return {
         ("policy", "active"): held,
-        ("policy", "cached"): usage.evicted_tokens_total - held,
+        ("policy", "cached"): totals.evicted_tokens - held,
         ("reward", "active"): prm_held,
-        ("reward", "cached"): usage.prm_evicted_tokens_total - prm_held,
+        ("reward", "cached"): totals.prm_evicted_tokens - prm_held,
     }
 
 
@@ -207,10 +203,6 @@ def _peak(usage: Usage) -> Values:
 
 def _branches(usage: Usage) -> Values:
     return {("running",): usage.running, ("waiting",): usage.waiting}
-
-
-def _total(name: str) -> Callable[[Usage], Values]:
-    return lambda usage: {(): getattr(usage, f"{name}_total")}
 
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
@@ -227,10 +219,6 @@ READINGS: list[tuple[Family, str, str, tuple[str, ...], Callable[[Usage], Values
         _evicted,
     ),
     (GaugeMetricFamily, "branches", "Branches in the engine.", ("state",), _branches),
-    *(
-        (CounterMetricFamily, name, what, (), _total(name))
-        for name, what in ENGINE_COUNTERS.items()
-    ),
 ]
 """What is read off an engine's report: kind, name, meaning, labels and values of each series."""
 

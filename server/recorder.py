@@ -8,7 +8,8 @@ from kvpolicy.fit import Rows
 from kvpolicy.hindsight import Hindsight
 from kvpolicy.value import certainty
 from runtime.passed_on import PassedOn
-from search.engine import Branch, Engine, Hint, Sampling, Step, TreeCost
+from search.counters import Counters
+from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.tree import ROOT, Finish
 
 
@@ -48,7 +49,7 @@ class Recorder(PassedOn):
                 search.boundary(*known)
         return steps
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """The search is over: its rows can be told."""
         search = self._searches.pop(tree, None)
         if search is not None:

@@ -10,41 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from runtime.passed_on import PassedOn
-from search.engine import (
-    Branch,
-    Engine,
-    EngineError,
-    Sampling,
-    Step,
-    Trajectory,
-    TreeCost,
-)
+from search.counters import Counters
+from search.engine import Branch, Engine, EngineError, Sampling, Step, Trajectory
+from search.flops import Flops, no_flops, sum_of_contexts
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 
-class Flops(Protocol):
-    """Multiply-adds, counted twice, of a forward pass of one model."""
-
-    def __call__(self, tokens: int, context_sum: int, logits: int | None = None, /) -> float:
-        """``tokens`` rows, whose contexts (themselves included) sum to ``context_sum``.
-
-        ``logits``: how many of them pass the model's head, all by default.
-        """
-        ...
-
-
-def free(tokens: int, context_sum: int, logits: int | None = None) -> float:
-    """The cost of a model whose cost is not known."""
-    return 0.0
-
-
 @dataclass(slots=True)
-class Ledger:
+class SoloCost:
     """What one tree would cost alone, on a cold cache that forgets nothing.
 
     ``tag_tokens``: what the reward format adds to a step; a reward model with words of its own is
@@ -54,36 +32,32 @@ class Ledger:
 
     flops_of: Flops
     prm_flops_of: Flops
-    embed_flops_of: Flops = free
+    embed_flops_of: Flops = no_flops
     tag_tokens: int = 1
-    decoded: int = 0
-    prefilled: int = 0
-    prm_tokens: int = 0
-    calls: int = 0
-    flops: float = 0.0
+    counters: Counters = field(default_factory=Counters)
     forked: set[tuple[int, ...]] = field(default_factory=set)
     read: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     embedded: set[tuple[int, ...]] = field(default_factory=set)
 
     def drew(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """Count a round's steps: the last token of each only when a child is drawn below it."""
-        self.calls += max((len(step.tokens) for step in steps), default=0)
+        self.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
         for branch, step in zip(branches, steps, strict=True):
             start, drawn = len(branch.tokens), len(step.tokens)
-            self.decoded += drawn
-            self.flops += self.flops_of(drawn - 1, _contexts(start, drawn - 1))
+            self.counters.decoded_tokens += drawn
+            self.counters.flops += self.flops_of(drawn - 1, sum_of_contexts(start, drawn - 1))
             if branch.tokens in self.forked:
                 continue
             if not self.forked:
-                self.prefilled += start
-                self.flops += self.flops_of(start, _contexts(0, start), 1)
+                self.counters.prefilled_tokens += start
+                self.counters.flops += self.flops_of(start, sum_of_contexts(0, start), 1)
             else:
-                self.flops += self.flops_of(1, start)
+                self.counters.flops += self.flops_of(1, start)
             self.forked.add(branch.tokens)
 
     def scored(self, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]) -> None:
         """Count a round's rewards: the prompt once, every step once."""
-        self.calls += bool(trajectories)
+        self.counters.model_calls += bool(trajectories)
         for trajectory in trajectories:
             at = len(prompt)
             self._read((), 0, at)
@@ -97,23 +71,17 @@ class Ledger:
         fresh = {trajectory.steps[-1] for trajectory in trajectories} - self.embedded
         self.embedded |= fresh
         sizes = [len(step) for step in fresh]
-        self.flops += self.embed_flops_of(sum(sizes), sum(_contexts(0, n) for n in sizes), 0)
+        self.counters.flops += self.embed_flops_of(
+            sum(sizes), sum(sum_of_contexts(0, n) for n in sizes), 0
+        )
 
     def _read(self, path: tuple[tuple[int, ...], ...], start: int, tokens: int) -> None:
         if path not in self.read:
             self.read.add(path)
-            self.prm_tokens += tokens
-            self.flops += self.prm_flops_of(tokens, _contexts(start, tokens), min(len(path), 1))
-
-    def cost(self) -> TreeCost:
-        """The sum; what the engine held is not known here and 0."""
-        return TreeCost(
-            decoded_tokens=self.decoded,
-            prefilled_tokens=self.prefilled,
-            prm_tokens=self.prm_tokens,
-            model_calls=self.calls,
-            flops=self.flops,
-        )
+            self.counters.prm_tokens += tokens
+            self.counters.flops += self.prm_flops_of(
+                tokens, sum_of_contexts(start, tokens), min(len(path), 1)
+            )
 
 
 class SharedDraws(PassedOn):
@@ -125,16 +93,16 @@ class SharedDraws(PassedOn):
     def __init__(
         self,
         engine: Engine,
-        flops: Flops = free,
-        prm_flops: Flops = free,
-        embed_flops: Flops = free,
+        flops: Flops = no_flops,
+        prm_flops: Flops = no_flops,
+        embed_flops: Flops = no_flops,
     ) -> None:
         super().__init__(engine)
         self._flops = flops, prm_flops, embed_flops
         self._steps: dict[Hashable, asyncio.Future[Step]] = {}
         self._rewards: dict[Hashable, asyncio.Future[float]] = {}
         self._vectors: dict[Hashable, asyncio.Future[tuple[float, ...]]] = {}
-        self._ledgers: dict[str, Ledger] = {}
+        self._costs: dict[str, SoloCost] = {}
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Steps remembered, under way elsewhere, or drawn now."""
@@ -144,7 +112,7 @@ class SharedDraws(PassedOn):
             lambda branch: (branch.tokens, branch.seed, branch.limit, sampling),
             lambda wanted: self._engine.expand(tree, wanted, sampling),
         )
-        self._ledger(tree).drew(branches, steps)
+        self._cost(tree).drew(branches, steps)
         return steps
 
     async def score(
@@ -161,7 +129,7 @@ class SharedDraws(PassedOn):
             lambda trajectory: (prompt, question, trajectory.steps),
             lambda wanted: self._engine.score(tree, prompt, question, wanted),
         )
-        self._ledger(tree).scored(prompt, trajectories)
+        self._cost(tree).scored(prompt, trajectories)
         return rewards
 
     async def embed(
@@ -174,24 +142,24 @@ class SharedDraws(PassedOn):
             lambda trajectory: (trajectory.steps[-1], trajectory.texts[-1]),
             lambda wanted: self._engine.embed(tree, prompt, wanted),
         )
-        self._ledger(tree).compared(trajectories)
+        self._cost(tree).compared(trajectories)
         return vectors
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Let go of the tree; what it would have cost alone."""
         await super().release(tree)
-        return self._ledgers.pop(tree, self._new_ledger()).cost()
+        return self._costs.pop(tree, self._new_cost()).counters
 
     async def abort(self, tree: str) -> None:
         """As the engine does."""
-        self._ledgers.pop(tree, None)
+        self._costs.pop(tree, None)
         await super().abort(tree)
 
-    def _ledger(self, tree: str) -> Ledger:
-        return self._ledgers.setdefault(tree, self._new_ledger())
+    def _cost(self, tree: str) -> SoloCost:
+        return self._costs.setdefault(tree, self._new_cost())
 
-    def _new_ledger(self) -> Ledger:
-        return Ledger(*self._flops, tag_tokens=self.capabilities.score_tokens[1])
+    def _new_cost(self) -> SoloCost:
+        return SoloCost(*self._flops, tag_tokens=self.capabilities.score_tokens[1])
 
 
 async def _once(
@@ -221,8 +189,3 @@ async def _once(
     for future, value in zip(futures.values(), values, strict=True):
         future.set_result(value)
     return [await known[k] for k in keys]
-
-
-def _contexts(start: int, tokens: int) -> int:
-    """The sum of the contexts of ``tokens`` rows at positions from ``start``, each with itself."""
-    return tokens * start + tokens * (tokens + 1) // 2

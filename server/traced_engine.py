@@ -132,13 +132,13 @@ class TracedEngine(PassedOn):
     def _kv_work(self, parent: Context, before: Usage, after: Usage) -> None:
         """What the engine gave up and brought back during a call, for this search or another."""
         now = time.time_ns()
-        evicted = after.evicted_tokens_total - before.evicted_tokens_total
+        evicted = after.totals.evicted_tokens - before.totals.evicted_tokens
         if evicted > 0:
-            took = after.kv_policy_seconds_total - before.kv_policy_seconds_total
+            took = after.totals.kv_policy_seconds - before.totals.kv_policy_seconds
             began = now - int(took * NANOSECONDS)
             about = {"hedgerow.kv.tokens": evicted}
             self._tracer.start_span("evict", parent, attributes=about, start_time=began).end(now)
-        rehydrated = after.rehydrated_tokens_total - before.rehydrated_tokens_total
+        rehydrated = after.totals.rehydrated_tokens - before.totals.rehydrated_tokens
         if rehydrated > 0:
             about = {"hedgerow.kv.tokens": rehydrated}
             span = self._tracer.start_span("rehydrate", parent, attributes=about, start_time=now)

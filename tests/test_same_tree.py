@@ -19,6 +19,7 @@ from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.kv.retention import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search
+from search.counters import EngineCounters
 from search.outcome import Outcome
 from search.spec import SearchSpec, StopReason
 
@@ -106,7 +107,7 @@ async def digests(run: Run, options: EngineOptions) -> list[str]:
     engine = await EmbeddedEngine.start(options)
     try:
         found, usage = await run(engine), await engine.usage()
-        assert (usage.evicted_tokens_total > 0) == (options.kv_tokens < OFF.kv_tokens)
+        assert (usage.totals.evicted_tokens > 0) == (options.kv_tokens < OFF.kv_tokens)
         return found
     finally:
         await engine.close()
@@ -265,7 +266,7 @@ SMALL_POOL = 300
 """Tokens: one path and its next step fit, all that may be returned to does not."""
 
 
-async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, dict[str, int]]:
+async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, EngineCounters]:
     """One plan of blocksworld, and what the engine counted by the time it had let go of it."""
     engine = await EmbeddedEngine.start(options)
     try:
@@ -273,7 +274,7 @@ async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, d
         outcome = await grow(engine, question, spec, "back")
         usage = await engine.usage()
         assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
-        return outcome, engine.counters
+        return outcome, usage.totals
     finally:
         await engine.close()
 
@@ -286,11 +287,11 @@ async def test_going_back_to_what_was_dropped_is_the_same_tree(spec: SearchSpec)
     small = replace(OFF, kv_tokens=SMALL_POOL, prm_kv_tokens=SMALL_POOL, batch_limit=8)
     tight, dropped = await grown_in(small, spec)
     assert tight.digest == roomy.digest
-    assert roomy.stats.engine.rehydrated_tokens == kept["held_evicted_tokens"] == 0
+    assert roomy.stats.engine.rehydrated_tokens == kept.held_evicted_tokens == 0
     assert tight.stats.engine.rehydrated_tokens > 0
-    assert dropped["held_evicted_tokens"] > 0
-    assert dropped["prm_evicted_tokens"] > kept["prm_evicted_tokens"] == 0
-    assert kept["wrong_books"] == dropped["wrong_books"] == 0
+    assert dropped.held_evicted_tokens > 0
+    assert dropped.prm_evicted_tokens > kept.prm_evicted_tokens == 0
+    assert kept.kv_accounting_errors == dropped.kv_accounting_errors == 0
     assert tight.stats.engine.kv_tokens_peak <= SMALL_POOL < roomy.stats.engine.kv_tokens_peak
 
 

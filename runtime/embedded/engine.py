@@ -21,7 +21,6 @@ from runtime.embedded.messages import (
     Ready,
     Refused,
     Release,
-    Report,
     Said,
     Score,
     ToEngine,
@@ -33,6 +32,7 @@ from runtime.embedded.options import EngineOptions
 from runtime.embedded.scoring.embedder import Words
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
+from search.counters import Counters
 from search.engine import (
     Branch,
     Capabilities,
@@ -42,7 +42,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
     Usage,
 )
 
@@ -69,7 +68,7 @@ class EmbeddedEngine:
         self._loading: Link | None = None
         self._started: asyncio.Future[None] | None = None
         self._capabilities: Capabilities | None = None
-        self._report: Report | None = None
+        self._usage: Usage | None = None
         self._endpoint: Endpoint | None = None
         if options.embedder == "endpoint" and options.endpoint is not None:
             self._endpoint = Endpoint(options.endpoint)
@@ -96,20 +95,6 @@ class EmbeddedEngine:
         """The engine process's id; None while there is no process."""
         link = self._link or self._loading
         return link.process.pid if link else None
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Counts for benchmarks, as whole numbers; ``usage`` has most of them.
-
-        ``held_evicted_tokens``: of the evicted ones, those of searches in flight; ``trims``: how
-        often room was made, ``kv_policy_us``: time spent to decide and do so; ``retractions``:
-        branches that gave way; ``tested_tokens``: drafted ones that were compared with a draw,
-        ``draft_pauses``: how often drafting did not pay; ``unison_tokens``: drawn from a row that
-        another branch had computed; ``prm_evicted_tokens``; ``verdicts`` of a judge, and
-        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks;
-        ``kv_splits``: how often KV went from one model to the other.
-        """
-        return dict(self._report.counters) if self._report else {}
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
@@ -152,7 +137,7 @@ class EmbeddedEngine:
         """What the KV of a tree went through since the last look, by the engine's last word."""
         return self._moved.pop(tree, None)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Let go of a tree and return what it cost; all zero for a tree that was never here."""
         self._moved.pop(tree, None)
         return await self._ask(lambda call: Release(call, tree))
@@ -165,8 +150,8 @@ class EmbeddedEngine:
     async def usage(self) -> Usage:
         """KV and queues after the last word of the engine, at most a quarter second old."""
         self._must_be_up()
-        assert self._report is not None, "a started engine has reported"
-        return self._report.usage
+        assert self._usage is not None, "a started engine has reported"
+        return self._usage
 
     async def health(self) -> None:
         """Raise EngineDown if the process is gone, still loads, or owes an answer and has long said
@@ -252,23 +237,23 @@ class EmbeddedEngine:
                 self._link = self._loading = None
                 self._fail_all(EngineDown("the engine's process has ended"))
                 return
-            case Ready(capabilities, report):
-                self._capabilities, self._report = capabilities, report
+            case Ready(capabilities, usage):
+                self._capabilities, self._usage = capabilities, usage
                 self._link, self._loading = link, None
                 self._settle(self._started, None)
             case Refused(error):
                 self._settle(self._started, error)
-            case Report():
-                self._report = message
+            case Usage():
+                self._usage = message
             case Said(level, logger, text):
                 logging.getLogger(logger).log(level, "%s", text)
-            case Done(call, value, report, tree, moved):
-                self._report = report
+            case Done(call, value, usage, tree, moved):
+                self._usage = usage
                 if moved is not None and call in self._pending:
                     self._moved[tree] = moved.after(self._moved.get(tree))
                 self._settle(self._pending.pop(call, None), value)
-            case Failed(call, error, report):
-                self._report = report
+            case Failed(call, error, usage):
+                self._usage = usage
                 self._settle(self._pending.pop(call, None), error)
         link.expect_more(bool(self._pending))
 

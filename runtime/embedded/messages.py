@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from runtime.embedded.scoring.embedder import Vector, Words
+from search.counters import Counters
 from search.engine import (
     Branch,
     Capabilities,
@@ -16,7 +17,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
     Usage,
 )
 
@@ -97,19 +97,11 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The engine's state: ``usage``, and counts that have no place there, by name."""
-
-    usage: Usage
-    counters: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     """The models are loaded; the first word of the engine's process."""
 
     capabilities: Capabilities
-    report: Report
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +116,8 @@ class Done:
     """The answer to a call, the state after it, and what the KV of ``tree`` went through."""
 
     call: int
-    value: list[Step] | list[float] | list[Vector] | TreeCost | None
-    report: Report
+    value: list[Step] | list[float] | list[Vector] | Counters | None
+    usage: Usage
     tree: str = ""
     moved: KvMoved | None = None
 
@@ -136,7 +128,7 @@ class Failed:
 
     call: int
     error: EngineError
-    report: Report
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +141,7 @@ class Said:
 
 
 ToEngine = Expand | Score | Embed | Hinted | Release | Abort | Ping | Stop
-FromEngine = Ready | Refused | Done | Failed | Report | Said
+FromEngine = Ready | Refused | Done | Failed | Usage | Said
 
 
 def in_parts(items: Sequence[T], sizes: Sequence[int], most: int) -> list[tuple[T, ...]]:

@@ -13,11 +13,9 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from runtime.embedded.checks import check, each
 from runtime.embedded.drafting.draft import load_speculation
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Forwards
 from runtime.embedded.drawing.branches import Drawn
 from runtime.embedded.drawing.sampler import draw
@@ -38,7 +36,6 @@ from runtime.embedded.messages import (
     Ready,
     Refused,
     Release,
-    Report,
     Score,
     Stop,
     ToEngine,
@@ -47,11 +44,12 @@ from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
-from runtime.embedded.report import cost_of, report_of
+from runtime.embedded.report import usage_of
 from runtime.embedded.scoring.judge import owner
 from runtime.embedded.scoring.scorers import load_embedder, load_judge, load_scorer
 from runtime.reward_format import reward_format
 from runtime.text import Text
+from search.counters import Counters, combined
 from search.engine import (
     Branch,
     CallFault,
@@ -61,7 +59,7 @@ from search.engine import (
     KvFull,
     PrefixTooLong,
     RewardMissing,
-    TreeCost,
+    Usage,
 )
 
 log = logging.getLogger(__name__)
@@ -115,7 +113,7 @@ class Worker:
             self._resplit = Resplit(shared, *stores, step=options.kv_load.new)
         self._embedder = load_embedder(options, forward, self._scheduler.accounts)
         self._reported = 0.0
-        self._wrong_books = self._call_faults = 0
+        self._kv_accounting_errors = self._call_errors = 0
         self._faults = Faults()
         self._unchecked = False
         self._capabilities = Capabilities(
@@ -133,7 +131,7 @@ class Worker:
 
     def serve(self) -> None:
         """Answer until told to stop."""
-        self._send(Ready(self._capabilities, self._report()))
+        self._send(Ready(self._capabilities, self._usage()))
         while self.turn():
             pass
 
@@ -169,7 +167,7 @@ class Worker:
                 self._drew(drawn)
         for call in self._scheduler.starved():
             said = f"kv_tokens: {self._scheduler.cache.capacity} are all held for searches"
-            self._send(Failed(call, KvFull(said), self._report()))
+            self._send(Failed(call, KvFull(said), self._usage()))
         for faults in (self._faults, self._scheduler.faults):
             self._let_go_of(faults)
 
@@ -181,7 +179,7 @@ class Worker:
         if ruled is not None:
             self._answer(drawn.call, ruled.rewards)
         else:
-            self._send(Done(drawn.call, drawn.steps, self._report(), drawn.tree, drawn.moved))
+            self._send(Done(drawn.call, drawn.steps, self._usage(), drawn.tree, drawn.moved))
 
     def _listen(self) -> bool:
         """Take the messages that are there, waiting for one when idle; False to stop.
@@ -253,11 +251,11 @@ class Worker:
                 kind = type(error).__name__
                 error = CallFault(f"the engine failed at this call ({kind}); its log says more")
             for call in sorted(calls):
-                self._send(Failed(call, error, self._report()))
+                self._send(Failed(call, error, self._usage()))
 
     def _blame(self, fault: Fault) -> list[int]:
         """Count and log a fault and let go of its tree; the calls that get no answer."""
-        self._call_faults += 1
+        self._call_errors += 1
         name = fault.tree and owner(fault.tree)
         shown = name and name[:SHOWN]
         log.error("tree %r, call %s: %s", shown, fault.call, fault.error, exc_info=fault.error)
@@ -292,38 +290,37 @@ class Worker:
                 "drawn by this engine"
             ) from None
 
-    def _stop(self, tree: str) -> TreeCost:
+    def _stop(self, tree: str) -> Counters:
         """End everything of a tree; what it cost."""
         stopped, cost = self._drop(tree)
         if self._options.strict:
             self._check_books()
         for call in stopped:
             error = EngineError(f"tree {tree!r} was aborted")
-            self._send(Failed(call, error, self._report()))
+            self._send(Failed(call, error, self._usage()))
         return cost
 
-    def _drop(self, tree: str) -> tuple[list[int], TreeCost]:
+    def _drop(self, tree: str) -> tuple[list[int], Counters]:
         """Let go of everything of a tree; its calls that get no answer now, and what it cost."""
         stopped = self._scheduler.abort(tree)
         if self._resplit:
             self._resplit.ended(tree)
         if self._embedder is not None:
             stopped += self._embedder.abort(tree)
-        prm, judged, unparsed = None, None, 0
+        costs: list[Counters | None] = []
         if self._scorer is not None:
             stopped += self._scorer.abort(tree)
-            prm = self._scorer.release(tree)
+            costs.append(self._scorer.release(tree))
         if self._judge is not None:
             stopped += self._judge.abort(tree)
-            judged, unparsed = self._judge.release(tree)
-        policy = self._scheduler.release(tree)
-        cost = cost_of(policy or Account(0), prm or Account(0), judged or Account(0))
-        return stopped, replace(cost, unparsed_verdicts=unparsed)
+            costs.append(self._judge.release(tree))
+        costs.insert(0, self._scheduler.release(tree))
+        return stopped, combined(Counters, (cost for cost in costs if cost is not None))
 
-    def _answer(self, call: int, value: list | TreeCost | EngineError | None) -> None:
-        report = self._report()
+    def _answer(self, call: int, value: list | Counters | EngineError | None) -> None:
+        usage = self._usage()
         failed = isinstance(value, EngineError)
-        self._send(Failed(call, value, report) if failed else Done(call, value, report))
+        self._send(Failed(call, value, usage) if failed else Done(call, value, usage))
 
     def _send(self, message: FromEngine) -> None:
         self._reported = time.monotonic()
@@ -332,20 +329,20 @@ class Worker:
     def _report_in_time(self) -> None:
         """Say something now and then while calls take long."""
         if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._send(self._report())
+            self._send(self._usage())
 
-    def _report(self) -> Report:
-        return report_of(
+    def _usage(self) -> Usage:
+        return usage_of(
             self._scheduler,
             self._scorer,
             self._judge,
-            wrong_books=self._wrong_books,
-            call_faults=self._call_faults,
             kv_splits=self._resplit.moves if self._resplit else 0,
+            call_errors=self._call_errors,
+            kv_accounting_errors=self._kv_accounting_errors,
         )
 
     def _check_books(self, *, fatal: bool = False) -> None:
-        """Prove that no slot is lost; wrong books are ``fatal`` in strict mode, else counted."""
+        """Prove that no slot is lost; an error is ``fatal`` in strict mode, else counted."""
         try:
             self._scheduler.check()
             if self._scorer is not None:
@@ -353,7 +350,7 @@ class Worker:
         except AssertionError:
             if fatal or self._options.strict:
                 raise
-            self._wrong_books += 1
+            self._kv_accounting_errors += 1
             log.exception("the KV books are wrong")
         self._unchecked = False
 

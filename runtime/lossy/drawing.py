@@ -23,7 +23,7 @@ from runtime.lossy.forward import Read, Reading
 from runtime.lossy.held import GIVEN_UP, Block, Held
 from runtime.lossy.options import LossyOptions
 from runtime.lossy.policies import KvPolicy, policy_for
-from runtime.lossy.spent import Spent
+from runtime.lossy.spent import TokenEvictionCounters
 from runtime.text import Text
 from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
@@ -61,7 +61,7 @@ class Drawing:
         prompt: Sequence[int],
         *,
         clock: Callable[[], float] = time.perf_counter,
-        watch: Callable[[Spent, int, int], None] = lambda *_: None,
+        watch: Callable[[TokenEvictionCounters, int, int], None] = lambda *_: None,
     ) -> None:
         """``watch`` hears after every pass: costs so far, tokens read or written, tokens held.
 
@@ -70,7 +70,7 @@ class Drawing:
         if len(prompt) > options.kv_tokens:
             room = f"kv_tokens {options.kv_tokens}"
             raise PrefixTooLong(f"a prompt of {len(prompt)} tokens does not fit {room}")
-        self.spent = Spent()
+        self.spent = TokenEvictionCounters()
         self.held = Held(options.kv_tokens, np.array(prompt, dtype=np.int64))
         self.policy: KvPolicy = policy_for(
             options.kv_policy, self.held, share=options.share, floors=options.floors
@@ -181,10 +181,10 @@ class Drawing:
         self._reading_now = sum(held[b].held for b in {b for x in leaves for b in held.chain(x)})
         read = self._run([self._reading(held.chain(leaf), rows[leaf]) for leaf in leaves])
         computed = sum(len(which) for mine in rows.values() for _, which in mine)
-        self.spent.prefilled += computed
+        self.spent.prefilled_tokens += computed
         if rehydrates:
             self.spent.rehydrations += sum(count > 0 for count in again)
-            self.spent.rehydrated += sum(again)
+            self.spent.rehydrated_tokens += sum(again)
             self.spent.again_seconds += (self._clock() - before) * sum(again) / computed
         paths = zip(leaves, read.logits, strict=True)
         return {leaf: Path.to(leaf, held, logits) for leaf, logits in paths}
@@ -214,7 +214,7 @@ class Drawing:
         self.held.restore(root, every)
         read = self._run([self._reading([ROOT], [(root, every)])])
         root.within += read.masses[0]
-        self.spent.prefilled += len(every)
+        self.spent.prefilled_tokens += len(every)
 
     def _reading(self, chain: Sequence[int], rows: Sequence[tuple[Block, Ints]]) -> Reading:
         """Rows of some blocks of a path, which may read all that is held of it."""
@@ -238,7 +238,7 @@ class Drawing:
         for flight, token, logprob, entropy in zip(flights, *drawn, strict=True):
             flight.take(int(token), float(logprob), float(entropy))
             flight.finish = self._finish(flight, stops)
-        self.spent.decoded += len(flights)
+        self.spent.decoded_tokens += len(flights)
 
     def _finish(self, flight: Flight, stops: Stops) -> Finish | None:
         if flight.tokens[-1] in self._text.eos:
@@ -312,9 +312,9 @@ class Drawing:
         rows = sum(len(reading.tokens) for reading in readings)
         seen = sum(np.searchsorted(r.places, r.positions, "right").sum() for r in readings)
         spent = self.spent
-        spent.passes += 1
+        spent.model_calls += 1
         spent.flops += self._forward.flops(rows, int(seen), len(readings))
-        spent.peak = max(spent.peak, self.held.count)
+        spent.kv_tokens_peak = max(spent.kv_tokens_peak, self.held.count)
         active = self._reading_now + sum(len(flight.slots) for flight in self.flights)
         spent.active = max(spent.active, active)
         self._watch(spent, active, self.held.count)

@@ -12,6 +12,7 @@ from runtime.lossy.drawing import Drawing
 from runtime.lossy.forward import SparseForward
 from runtime.lossy.options import LossyOptions
 from runtime.text import Text
+from search.counters import Counters, EngineCounters, combined
 from search.engine import (
     Branch,
     Capabilities,
@@ -22,7 +23,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
     Usage,
 )
 from search.tree import ROOT
@@ -113,7 +113,7 @@ class LossyEngine:
         self._hints.setdefault(tree, []).append(hint)
         self._others.hint(tree, hint)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Stop a tree's round at its next pass and let go of it; what it cost both engines."""
         self._stopped.add(tree)
         async with self._turn:
@@ -123,14 +123,7 @@ class LossyEngine:
         scored = await self._others.release(tree)
         if drawing is None:
             return scored
-        drawn = drawing.spent.cost()
-        return replace(
-            drawn,
-            prm_tokens=scored.prm_tokens,
-            unparsed_verdicts=scored.unparsed_verdicts,
-            model_calls=drawn.model_calls + scored.model_calls,
-            flops=drawn.flops + scored.flops,
-        )
+        return combined(Counters, (drawing.spent, scored))
 
     async def abort(self, tree: str) -> None:
         """As ``release``."""
@@ -145,8 +138,11 @@ class LossyEngine:
             kv_tokens_active=sum(drawing.held.count for drawing in drawings),
             kv_tokens_cached=0,
             kv_tokens_capacity=self._options.kv_tokens * max(1, len(drawings)),
-            kv_tokens_peak=max((drawing.spent.peak for drawing in drawings), default=0),
-            kv_policy_seconds_total=sum(drawing.spent.policy_seconds for drawing in drawings),
+            kv_tokens_peak=max((drawing.spent.kv_tokens_peak for drawing in drawings), default=0),
+            totals=EngineCounters.of(
+                usage.totals,
+                kv_policy_seconds=sum(drawing.spent.policy_seconds for drawing in drawings),
+            ),
         )
 
     async def health(self) -> None:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.embedded.drawing.stops import Stops, StopTables
-from runtime.sglang.account import Flops, Path
 from runtime.sglang.early import EarlySteps
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.request_costs import Path
 from runtime.sglang.step import Drawing
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
+from search.flops import Flops
 from search.tree import ROOT, Finish
 
 
@@ -52,7 +53,7 @@ class Drawer:
         drawings = await self.draw(search, branches, sampling)
         search.fresh.clear()
         steps = [self._file(search, drawing) for drawing in drawings]
-        search.account.model_calls += max((len(step.tokens) for step in steps), default=0)
+        search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
         return steps
 
     async def draw(
@@ -152,13 +153,13 @@ class Drawer:
     def _book(self, search: Growing, before: Path, answer: Json, drawing: Drawing) -> None:
         """What a request has cost that drew a step on from ``before``."""
         self._read(search, before, answer)
-        search.account.drew(self._flops, len(before), len(drawing.path) - len(before))
+        search.costs.drew(self._flops, len(before), len(drawing.path) - len(before))
 
     def _read(self, search: Growing, prefix: Path, answer: Json) -> None:
         """What a request's prefix has cost."""
         meta, known = answer["meta_info"], prefix in search.read
         cached = int(meta.get("cached_tokens") or 0)
-        search.account.read(self._flops, len(prefix), cached, known=known)
+        search.costs.read(self._flops, len(prefix), cached, known=known)
         search.read.add(prefix)
 
     def _file(self, search: Growing, drawing: Drawing) -> Step:
@@ -168,11 +169,11 @@ class Drawer:
         path = (*branch.tokens, *tokens)
         search.logprobs[path] = drawing.logprob, len(tokens)
         if branch.parent == ROOT:
-            search.account.hold(ROOT, branch.tokens, len(branch.tokens))
+            search.costs.hold(ROOT, branch.tokens, len(branch.tokens))
         if finish is not Finish.END:
             search.read.add(path)
             search.fresh.add(path)
-            search.account.hold(branch.node, path, len(tokens))
+            search.costs.hold(branch.node, path, len(tokens))
         text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
         return Step(tokens, text, finish, drawing.logprob / len(tokens), drawing.entropy)
 

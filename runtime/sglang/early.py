@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from runtime.sglang.account import Path
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
 from runtime.sglang.luck import lucky
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.request_costs import Path
 from runtime.sglang.step import Drawing
 from search.engine import EngineDown, EngineError
 from search.tree import Finish
@@ -111,7 +111,7 @@ class EarlySteps:
             del beams.begun[drawing.branch.parent, drawing.branch.child]
             drawing.go_on_from(early.drawing)
             search.read.add(drawing.path)
-            search.account.speculated_used += len(drawing.tokens)
+            search.costs.counters.speculated_used += len(drawing.tokens)
 
     def bury(self, search: Growing, nodes: Iterable[int]) -> None:
         """These nodes get no children any more."""
@@ -146,8 +146,8 @@ class EarlySteps:
 
     def _room(self, search: Growing) -> Replica | None:
         """Where one more of a search may begin: there is a place, memory, and luck."""
-        account = search.account
-        if not lucky(account.speculated_used, account.speculated_wasted):
+        costs = search.costs
+        if not lucky(costs.counters.speculated_used, costs.counters.speculated_wasted):
             return None
         try:
             replica = self._fleet.place(search.tree, search.prompt)
@@ -211,7 +211,7 @@ class EarlySteps:
 
 def _waste(search: Growing, beams: Beams, keys: Sequence[Key]) -> None:
     for key in keys:
-        search.account.speculated_wasted += len(beams.begun.pop(key).drawing.tokens)
+        search.costs.counters.speculated_wasted += len(beams.begun.pop(key).drawing.tokens)
 
 
 def _same(early: Drawing, asked: Drawing) -> bool:

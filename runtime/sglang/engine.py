@@ -9,9 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from itertools import count
-from typing import Any
 
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
@@ -19,7 +17,6 @@ from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
 from runtime.reward_format import RewardFormat, reward_format
 from runtime.reward_reader import overhead_of
-from runtime.sglang.account import Flops, free
 from runtime.sglang.drawer import Drawer
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
@@ -28,9 +25,10 @@ from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
 from runtime.sglang.reading import asking_of
 from runtime.sglang.replica import Json, NotSglang, Replica
-from runtime.sglang.report import report
+from runtime.sglang.report import Report, report
 from runtime.sglang.scorer import Bench, Likelihood, Scorer
 from runtime.text import Text
+from search.counters import Counters, EngineCounters, combined
 from search.engine import (
     Branch,
     Capabilities,
@@ -40,9 +38,9 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
     Usage,
 )
+from search.flops import Flops, no_flops
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ class SglangEngine:
         self._searches: dict[str, Growing] = {}
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
-        self._past = TreeCost()
+        self._past = Counters()
         self._peak = self._prm_peak = 0
         self._leaving: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -146,20 +144,20 @@ class SglangEngine:
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers hear of it with the search's next requests."""
         search = self._growing(tree)
-        search.account.bury(hint.dead)
+        search.costs.bury(hint.dead)
         search.notes.take(hint)
         self._drawer.early.bury(search, hint.dead)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""
         search = self._searches.pop(tree, None)
         if search is None:
-            return TreeCost()
+            return Counters()
         task = asyncio.create_task(self._let_go(tree, search))
         self._leaving.add(task)
         task.add_done_callback(self._left)
         await asyncio.shield(task)  # goes on where nobody waits for a server that stands still
-        return search.account.cost()
+        return search.costs.counters
 
     async def abort(self, tree: str) -> None:
         """Stop everything under way for a tree: those calls raise EngineError."""
@@ -172,13 +170,8 @@ class SglangEngine:
         )
         if not any(replica.up for replica in self._policy.replicas):
             raise EngineDown(f"no policy server answers: {', '.join(self._policy.urls)}")
-        own = self._past
-        for search in self._searches.values():
-            own = _sum(own, search.account.cost())
         self._peak = max(self._peak, policy.held)
         self._prm_peak = max(self._prm_peak, reward.held)
-        reported = policy.prompt > 0
-        read = reward.prompt - reward.hit
         return Usage(
             kv_tokens_active=policy.held,
             kv_tokens_cached=policy.cached,
@@ -189,21 +182,26 @@ class SglangEngine:
             prm_kv_tokens_capacity=reward.capacity or self._capacity(self._rewards),
             running=policy.running,
             waiting=policy.waiting,
-            decoded_tokens_total=policy.generated if reported else own.decoded_tokens,
-            prefilled_tokens_total=(
-                policy.prompt - policy.hit if reported else own.prefilled_tokens
-            ),
-            cached_tokens_total=policy.hit if reported else own.cached_tokens,
-            prm_tokens_total=read if reward.prompt else own.prm_tokens,
-            evicted_tokens_total=policy.evicted,
-            rehydrated_tokens_total=own.rehydrated_tokens,
-            rehydrations_total=own.rehydrations,
             prm_kv_tokens_peak=self._prm_peak,
-            prm_evicted_tokens_total=reward.evicted,
-            kv_policy_seconds_total=policy.evicting,
-            speculated_used_tokens_total=own.speculated_used,
-            speculated_wasted_tokens_total=own.speculated_wasted,
+            totals=self._totals(policy, reward),
         )
+
+    def _totals(self, policy: Report, reward: Report) -> EngineCounters:
+        """All searches together; what the servers count themselves, they know better."""
+        searches = (search.costs.counters for search in self._searches.values())
+        totals = EngineCounters.of(
+            combined(Counters, (self._past, *searches)),
+            evicted_tokens=policy.evicted,
+            prm_evicted_tokens=reward.evicted,
+            kv_policy_seconds=policy.evicting,
+        )
+        if policy.prompt > 0:
+            totals.decoded_tokens = policy.generated
+            totals.prefilled_tokens = policy.prompt - policy.hit
+            totals.cached_tokens = policy.hit
+        if reward.prompt > 0:
+            totals.prm_tokens = reward.prompt - reward.hit
+        return totals
 
     async def health(self) -> None:
         """Raise EngineDown unless a server of each model is there. In a second it answers, or is
@@ -231,7 +229,7 @@ class SglangEngine:
             await search.stop()
             await self._drawer.early.end(search)
         finally:
-            self._past = _sum(self._past, search.account.cost())
+            self._past += search.costs.counters
             await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
 
     def _left(self, task: asyncio.Task[None]) -> None:
@@ -382,13 +380,4 @@ def _flops(text: Text) -> Flops:
     try:
         return ModelConfig.from_checkpoint(text.checkpoint).flops
     except UnsupportedModel:
-        return free
-
-
-def _sum(left: TreeCost, right: TreeCost) -> TreeCost:
-    """Both costs together; of the peaks the higher."""
-    sums: dict[str, Any] = {
-        field.name: getattr(left, field.name) + getattr(right, field.name)
-        for field in fields(TreeCost)
-    }
-    return TreeCost(**sums | {"kv_tokens_peak": max(left.kv_tokens_peak, right.kv_tokens_peak)})
+        return no_flops

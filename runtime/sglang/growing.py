@@ -10,9 +10,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from runtime.reward_path import Spelt
-from runtime.sglang.account import Account, Path
 from runtime.sglang.notes import Notes
 from runtime.sglang.replica import Replica
+from runtime.sglang.request_costs import Path, RequestCosts
 from search.engine import EngineError
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Growing:
     name: str
     notes: Notes
     prompt: Path = ()
-    account: Account = field(default_factory=Account)
+    costs: RequestCosts = field(default_factory=RequestCosts)
     requests: dict[str, Replica] = field(default_factory=dict)
     read: set[Path] = field(default_factory=set)
     fresh: set[Path] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Growing:
 
     def apart(self) -> Growing:
         """The same search with costs and paths of their own: stopped with it."""
-        return replace(self, account=Account(), prompt=(), read=set(), fresh=set(), logprobs={})
+        return replace(self, costs=RequestCosts(), prompt=(), read=set(), fresh=set(), logprobs={})
 
     def common(self, rid: str) -> dict[str, Any]:
         """What every request says beside its tokens."""

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from runtime.judge import Judge
-from runtime.sglang.account import Flops, Path
 from runtime.sglang.drawer import Drawer
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
 from runtime.sglang.reading import Asking, own_logprobs
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.request_costs import Path
 from search.engine import Branch, PrefixTooLong, Trajectory
+from search.flops import Flops
 from search.tree import ROOT
 
 
@@ -48,7 +49,7 @@ class Scorer:
             for path, step in zip(read, steps, strict=True)
         ]
         answers = await search.together(works)
-        search.account.model_calls += bool(answers)
+        search.costs.counters.model_calls += bool(answers)
         return [self._asking.reading.reward(answer) for answer in answers]
 
     async def _ask(
@@ -68,9 +69,9 @@ class Scorer:
         answer = await self.fleet.ask(search.tree, prompt, ask)
         cached = int(answer["meta_info"].get("cached_tokens") or 0)
         fresh = len(path) - cached
-        search.account.prm_tokens += fresh
+        search.costs.counters.prm_tokens += fresh
         contexts = fresh * cached + fresh * (fresh + 1) // 2
-        search.account.flops += self._flops(fresh, contexts, 1)
+        search.costs.counters.flops += self._flops(fresh, contexts, 1)
         return answer
 
 
@@ -97,12 +98,12 @@ class Bench:
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
         drawings = await self._drawer.draw(judged, branches, judge.sampling)
         texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
-        votes, spent = judge.form.votes, judged.account
+        votes, spent = judge.form.votes, judged.costs.counters
         ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
-        search.account.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
-        search.account.prm_tokens += spent.prefilled_tokens + spent.decoded_tokens
-        search.account.flops += spent.flops
-        search.account.model_calls += max((len(d.tokens) for d in drawings), default=0)
+        search.costs.counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
+        search.costs.counters.prm_tokens += spent.prefilled_tokens + spent.decoded_tokens
+        search.costs.counters.flops += spent.flops
+        search.costs.counters.model_calls += max((len(d.tokens) for d in drawings), default=0)
         return [judgement.reward for judgement in ruled]
 
     def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.kv_places import FIT, WAYS, Answered, measure, row_of
 from loadtest.kv_plan import Case
-from search.engine import TreeCost
+from search.counters import Counters
 from search.spec import SearchSpec
 
 CASE = Case("blocksworld", "best_first", "S", SearchSpec(policy="best_first"))
@@ -18,7 +18,7 @@ CASE = Case("blocksworld", "best_first", "S", SearchSpec(policy="best_first"))
 
 def outcome(digest: str, rehydrations: int = 0) -> Any:
     """As much of an outcome as a row looks at."""
-    cost = TreeCost(rehydrations=rehydrations)
+    cost = Counters(rehydrations=rehydrations)
     return SimpleNamespace(digest=digest, stats=SimpleNamespace(engine=cost))
 
 

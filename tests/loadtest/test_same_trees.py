@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.same_trees import AT_ONCE, CHANGES, OFF, POOL, measure, row_of, spec_of
 from runtime.embedded.options import EngineOptions
-from search.engine import TreeCost
+from search.counters import Counters
 from search.policies.registry import POLICIES
 from tests.loadtest.command import run
 
@@ -18,7 +18,7 @@ from tests.loadtest.command import run
 def outcome(digest: str, used: int) -> Any:
     """As much of an outcome as a row looks at."""
     return SimpleNamespace(
-        digest=digest, stats=SimpleNamespace(engine=TreeCost(speculated_used=used))
+        digest=digest, stats=SimpleNamespace(engine=Counters(speculated_used=used))
     )
 
 
@@ -42,7 +42,7 @@ def test_every_change_differs_from_what_it_is_compared_with() -> None:
     for change in CHANGES.values():
         assert change.options.keys() <= known.keys()
         assert any(OFF.get(name) != value for name, value in change.options.items())
-        assert hasattr(TreeCost(), change.evidence) or change.evidence == "kv_splits"
+        assert hasattr(Counters(), change.evidence) or change.evidence == "kv_splits"
     assert {spec_of(policy).policy for policy in POLICIES} == set(POLICIES)
     assert AT_ONCE * spec_of("rebase").width * 40 > POOL, "a small pool is too small for all"
 

@@ -9,17 +9,8 @@ from typing import Any
 from runtime.embedded.drawing.visits import Visits
 from runtime.embedded.kv.retention import KvPolicy
 from search.controller import Problem, search
-from search.engine import (
-    Branch,
-    Capabilities,
-    EngineError,
-    Hint,
-    Sampling,
-    Step,
-    Trajectory,
-    TreeCost,
-    Usage,
-)
+from search.counters import Counters
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT
@@ -97,17 +88,11 @@ class InlineEngine:
         self.policy.hint(tree, hint)
         self.prm.hint(tree, hint)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """What it cost."""
         await self.abort(tree)
-        account, _ = self.policy.release(tree), self.prm.release(tree)
-        if account is None:
-            return TreeCost()
-        return TreeCost(
-            decoded_tokens=account.decoded_tokens,
-            speculated_used=account.speculated_used,
-            speculated_wasted=account.speculated_wasted,
-        )
+        counters, _ = self.policy.release(tree), self.prm.release(tree)
+        return counters or Counters()
 
     async def abort(self, tree: str) -> None:
         """Stop both; whoever still waits hears of it."""
@@ -116,7 +101,7 @@ class InlineEngine:
 
     async def usage(self) -> Usage:
         """Nothing that a test asks for."""
-        return Usage(0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
+        return Usage(kv_tokens_capacity=1, prm_kv_tokens_capacity=1)
 
     async def health(self) -> None:
         """Always well."""

@@ -24,17 +24,8 @@ from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
 from runtime.embedded.scoring.embedder import Words
 from runtime.embedded.worker import Worker
-from search.engine import (
-    Branch,
-    Capabilities,
-    EngineError,
-    Hint,
-    Sampling,
-    Step,
-    Trajectory,
-    TreeCost,
-    Usage,
-)
+from search.counters import Counters
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
 OURS = 1 << 40
 """Calls of the engine itself are numbered from here, those that a test sends below."""
@@ -105,7 +96,7 @@ class InlineWorker:
         """Tell."""
         self.pipe.inbox.append(Hinted(tree, hint))
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """What it cost."""
         return await self._ask(lambda call: Release(call, tree))
 
@@ -115,7 +106,7 @@ class InlineWorker:
 
     async def usage(self) -> Usage:
         """KV and counts now."""
-        return self.worker._report().usage
+        return self.worker._usage()
 
     async def health(self) -> None:
         """Always well."""

@@ -19,6 +19,7 @@ from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.embedders.lexical import embed_texts
+from search.counters import Counters
 from search.engine import (
     Branch,
     EngineDown,
@@ -29,7 +30,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    TreeCost,
 )
 from search.seed import node_seed
 from search.tree import ROOT, Finish
@@ -137,7 +137,7 @@ async def test_a_warm_cache_draws_the_same(engine: EmbeddedEngine, reference: Gr
     assert cost.kv_tokens_peak > len(prompt(3))
     assert cost.model_calls > 0
     assert cost.flops > 0
-    assert await engine.release("warm") == TreeCost()
+    assert await engine.release("warm") == Counters()
 
 
 async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, reference: Grown) -> None:
@@ -171,7 +171,7 @@ async def test_company_places_threads_and_memory_change_nothing(
         usage = await engine.usage()
         assert grown[3] == reference
         assert len({tuple(step.tokens for step, _ in tree) for tree in grown}) == 8
-        assert (usage.evicted_tokens_total > 0) == (kv_tokens < 4000)
+        assert (usage.totals.evicted_tokens > 0) == (kv_tokens < 4000)
         for i in range(8):
             await engine.release(f"tree{i}")
         usage = await engine.usage()
@@ -223,7 +223,7 @@ async def test_abort_fails_what_is_under_way_and_frees_it(engine: EmbeddedEngine
         await waiting
     usage = await engine.usage()
     assert usage.running == usage.waiting == usage.kv_tokens_active == 0
-    assert engine.counters["wrong_books"] == 0
+    assert (await engine.usage()).totals.kv_accounting_errors == 0
 
 
 async def test_a_cancelled_caller_leaves_nothing_after_abort(engine: EmbeddedEngine) -> None:
@@ -252,7 +252,7 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
         await engine.embed("oak", (1,), [Trajectory(1, ((9999,),), ("",))])
     await engine.health()
     assert engine.pid == pid
-    assert (await engine.usage()).call_faults_total == 4
+    assert (await engine.usage()).totals.call_errors == 4
 
 
 async def test_embeddings_depend_on_the_last_step_alone(
@@ -268,7 +268,7 @@ async def test_embeddings_depend_on_the_last_step_alone(
     assert await engine.embed("elm", prompt(2), [deeper]) == together[:1]
     assert await engine.embed("elm", prompt(2), paths[1:2]) == together[1:2]
     cost = await engine.release("elm")
-    assert cost == TreeCost()
+    assert cost == Counters()
     grown = await grow(engine, "oak", 3)
     assert grown == reference
     assert (await engine.usage()).kv_tokens_active > 0

@@ -150,7 +150,7 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
     assert early_tokens(engine) > 0
     following = round_of(open_steps, 100, 2, 1)
     engine.expand(2, "oak", following, SAMPLING)
-    used = engine.accounts["oak"].speculated_used
+    used = engine.accounts["oak"].counters.speculated_used
     assert used > 0
     for branch, step in zip(following, finish(engine)[2], strict=True):
         assert step == naive_step(branch, SAMPLING)
@@ -192,7 +192,7 @@ def test_rows_are_wasted_while_passes_saved_are_worth_them() -> None:
     assert not pays(5, 81)
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
-    engine.accounts["oak"].speculated_wasted = TRIAL_TOKENS
+    engine.accounts["oak"].counters.speculated_wasted = TRIAL_TOKENS
     finish(engine)
     assert early_tokens(engine) == 0
     assert not engine.expansion.wanting()
@@ -217,7 +217,7 @@ def test_real_work_takes_the_places_in_the_next_iteration() -> None:
     engine.expand(2, "elm", branches, SAMPLING)
     engine.step()
     assert not any(lane.spare for lane in engine.batch.lanes)
-    assert engine.accounts["elm"].prefilled_tokens >= len(PROMPTS["tree5"])
+    assert engine.accounts["elm"].counters.prefilled_tokens >= len(PROMPTS["tree5"])
     assert early_tokens(engine) == drawn
     engine.cache.check()
 
@@ -253,7 +253,7 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
         engine.hint("oak", Hint(dead=tuple(range(1, 7))))
         engine.abort("oak")
     assert early_tokens(engine) == 0
-    assert engine.accounts["oak"].speculated_wasted == drawn
+    assert engine.accounts["oak"].counters.speculated_wasted == drawn
     engine.cache.check()
     assert not engine.cache.lanes
     engine.release("oak")
@@ -315,7 +315,7 @@ def test_what_differs_is_not_taken_over() -> None:
     colder = replace(SAMPLING, temperature=0.4)
     engine.expand(2, "oak", [child], colder)
     assert finish(engine)[2] == [naive_step(child, colder)]
-    assert engine.accounts["oak"].speculated_used == 0
+    assert engine.accounts["oak"].counters.speculated_used == 0
 
 
 async def test_a_search_aborted_while_its_slack_is_used_leaves_nothing() -> None:

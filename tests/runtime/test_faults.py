@@ -247,7 +247,7 @@ def test_a_fault_ends_its_own_call(
     """Wherever it is: typed, logged once with its tree and its cause, counted; nothing is held."""
     breaks(engine, stage, monkeypatch)
     expand, score, embed, hint, release, _ = SOUND
-    before = engine.worker._report().usage.call_faults_total
+    before = engine.worker._usage().totals.call_errors
     numbered = [expand, replace(score, call=2), replace(embed, call=3), replace(release, call=4)]
     sent = deque([numbered[0], hint, *numbered[1:]])
 
@@ -266,14 +266,16 @@ def test_a_fault_ends_its_own_call(
     assert set(found) == {1, 2, 3, 4}
     assert {call for call, said in found.items() if isinstance(said, CallFault)} == failing
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(logged) == engine.worker._report().usage.call_faults_total - before == 1
+    assert len(logged) == engine.worker._usage().totals.call_errors - before == 1
     engine.on_turn = lambda: None
     assert "tree 'bad', call " in logged[0].getMessage()
     assert "a broken part" in str(logged[0].exc_info)
     must_hold_nothing(engine)
 
 
-def test_wrong_books_end_the_process(engine: InlineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounting_errors_end_the_process(
+    engine: InlineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What all share is broken then: a slot is lost along with a call."""
     breaks(engine, "step", monkeypatch)
     pool = engine.worker._scheduler.cache.pool

@@ -158,11 +158,11 @@ async def test_the_same_verdicts_in_company_and_in_the_twin(options: EngineOptio
         assert spent.decoded_tokens == sum(len(step.tokens) for step in steps)
         assert spent.unparsed_verdicts == cost.unparsed_verdicts
         assert usage.kv_tokens_active == 0
-        assert usage.prm_tokens_total == spent.prm_tokens
-        assert usage.decoded_tokens_total == spent.decoded_tokens
-        assert crowd.counters["verdicts"] == 18
-        assert crowd.counters["unparsed_verdicts"] == spent.unparsed_verdicts
-        assert usage.rehydrated_tokens_total == 0
+        assert usage.totals.prm_tokens == spent.prm_tokens
+        assert usage.totals.decoded_tokens == spent.decoded_tokens
+        assert usage.totals.verdicts == 18
+        assert usage.totals.unparsed_verdicts == spent.unparsed_verdicts
+        assert usage.totals.rehydrated_tokens == 0
     finally:
         await crowd.close()
     twin = Twin(TwinOptions(options.policy, reward_format=options.reward_format))

@@ -202,7 +202,7 @@ async def test_an_engine_moves_slots_and_refuses_what_may_not_fit(options: Engin
             if each is options:
                 with pytest.raises(EngineError, match="320"):
                     await engine.expand("long", [branch(tuple(range(40, 60)) * 16)], Sampling())
-                assert engine.counters["kv_splits"] > 0
+                assert (await engine.usage()).totals.kv_splits > 0
         finally:
             await engine.close()
     assert digests[0] == digests[1]

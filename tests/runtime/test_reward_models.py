@@ -268,9 +268,9 @@ def test_rewards_are_those_of_transformers(
     scorer, (once, each) = loaded
     rewards, costs = [], []
     for length in (1, 2, 3):
-        before = scorer.totals().prefilled_tokens
+        before = scorer.totals().prm_tokens
         rewards += read(scorer, length, [length])
-        costs.append(scorer.totals().prefilled_tokens - before)
+        costs.append(scorer.totals().prm_tokens - before)
     assert rewards == pytest.approx(CASES[form].expected(prm), abs=2e-6)
     assert len(set(rewards)) == 3
     assert all(cost <= len(IDS[n]) + each for n, cost in enumerate(costs) if n)

@@ -144,7 +144,7 @@ def test_steps_are_what_naive_decoding_draws(reference: list) -> None:
 def test_steps_do_not_depend_on_company_places_or_memory(
     reference: list, batch_limit: int, kv_tokens: int, kv_policy: KvPolicy
 ) -> None:
-    """Beside seven other trees, one or many at once, with evictions and retractions: equal."""
+    """Beside seven other trees, one or many at once, with evictions and preemptions: equal."""
     engine, model = scheduler(batch_limit=batch_limit, kv_tokens=kv_tokens, kv_policy=kv_policy)
     grown = Grower(engine).grow(PROMPTS, 3, 6)
     assert grown["tree3"] == reference
@@ -154,7 +154,7 @@ def test_steps_do_not_depend_on_company_places_or_memory(
     assert (engine.cache.evicted_tokens > 0) == small
     assert (engine.totals().rehydrated_tokens > 0) == small
     if kv_tokens == 130:
-        assert engine.retractions > 0
+        assert engine.preemptions > 0
 
 
 def test_a_warm_cache_changes_nothing_but_the_work(reference: list) -> None:
@@ -193,7 +193,7 @@ def test_forks_copy_nothing(unison: bool) -> None:
     drawn = [(*prompt, *step.tokens[:-1]) for step in steps]
     each = len(prompt) + sum(len(step.tokens) - 1 for step in steps)
     assert model.rows == (unique_tokens(drawn) if unison else each)
-    account = engine.accounts["oak"]
+    account = engine.accounts["oak"].counters
     assert account.prefilled_tokens == len(prompt)
     assert account.cached_tokens == 15 * len(prompt)
     assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
@@ -220,7 +220,7 @@ def test_a_released_tree_leaves_its_prompt() -> None:
     Grower(engine).grow({"oak": PROMPTS["tree0"]}, 3, 4)
     account = engine.release("oak")
     assert account is not None
-    assert account.peak > len(PROMPTS["tree0"])
+    assert account.kv_tokens_peak > len(PROMPTS["tree0"])
     assert engine.cache.active_tokens == 0
     assert engine.cache.cached_tokens == len(PROMPTS["tree0"])
     assert engine.release("elm") is None

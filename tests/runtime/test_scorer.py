@@ -89,7 +89,7 @@ def test_only_new_tokens_are_computed() -> None:
         finish(engine)
         new = sum(len(t.steps[-1]) + 1 for t in trajectories)
         assert model.rows - before <= new + (len(PROMPT) if level == 0 else 0)
-    assert engine.totals().prefilled_tokens == model.rows
+    assert engine.totals().prm_tokens == model.rows
 
 
 def test_a_score_once_given_is_not_computed_again() -> None:

@@ -13,15 +13,8 @@ from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.text import Text
 from runtime.twin import Twin, TwinOptions
-from search.engine import (
-    Branch,
-    EngineError,
-    PrefixTooLong,
-    RewardMissing,
-    Sampling,
-    Trajectory,
-    TreeCost,
-)
+from search.counters import Counters
+from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Sampling, Trajectory
 from search.seed import node_seed
 from search.tree import Finish
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint, make_tokenizer
@@ -192,11 +185,11 @@ async def test_the_cost_is_counted(twin):
     steps = await twin.expand("tree", branches(2), Sampling())
     lengths = [len(step.tokens) for step in steps]
     cost = await twin.release("tree")
-    assert cost == TreeCost(
+    assert cost == Counters(
         decoded_tokens=sum(lengths),
         prefilled_tokens=2 * len(PROMPT),
         model_calls=sum(lengths),
         kv_tokens_peak=len(PROMPT) + max(lengths) - 1,
     )
-    assert await twin.release("tree") == TreeCost()
-    assert (await twin.usage()).decoded_tokens_total == sum(lengths)
+    assert await twin.release("tree") == Counters()
+    assert (await twin.usage()).totals.decoded_tokens == sum(lengths)

@@ -52,10 +52,10 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
     assert steps == [naive_step(branch, SAMPLING) for branch in twins]
     assert model.rows == computed(PROMPT, steps)
     assert model.rows < len(PROMPT) + sum(len(step.tokens) - 1 for step in steps)
-    account = engine.accounts["oak"]
+    account = engine.accounts["oak"].counters
     assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
     ways = {step.tokens[:n] for step in steps for n in range(len(step.tokens))}
-    assert account.decoded_tokens - account.unison_tokens == len(ways)
+    assert account.decoded_tokens - account.deduplicated_tokens == len(ways)
 
 
 @settings(max_examples=40)
@@ -170,7 +170,7 @@ def test_a_draft_is_shared_until_they_part() -> None:
         each.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
         assert finish(each)[1] == alone(0)
     totals, without = engine.totals(), plain.totals()
-    assert totals.unison_tokens == without.unison_tokens > 0
+    assert totals.deduplicated_tokens == without.deduplicated_tokens > 0
     assert totals.target_passes < without.target_passes / 2
     assert target.rows == model.rows == computed(PROMPT, alone(0)) < other_target.rows
     assert draft.rows < other_draft.rows
@@ -182,4 +182,4 @@ def test_by_rejection_nobody_follows() -> None:
     engine, *_ = drafted(rule="leviathan")
     engine.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
     finish(engine)
-    assert engine.totals().unison_tokens == 0
+    assert engine.totals().deduplicated_tokens == 0

@@ -15,17 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search.controller import Problem, search
-from search.engine import (
-    Branch,
-    Capabilities,
-    EngineDown,
-    Hint,
-    Sampling,
-    Step,
-    Trajectory,
-    TreeCost,
-    Usage,
-)
+from search.counters import Counters
+from search.engine import Branch, Capabilities, EngineDown, Hint, Sampling, Step, Trajectory, Usage
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish
@@ -122,7 +113,7 @@ class ScriptedEngine:
     live: set[str] = field(default_factory=set)
     released: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    costs: dict[str, TreeCost] = field(default_factory=dict)
+    costs: dict[str, Counters] = field(default_factory=dict)
     down: bool = False
     closed: bool = False
 
@@ -194,12 +185,12 @@ class ScriptedEngine:
         """Remember it."""
         self.hints.append(hint)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """Forget the tree; a cost of one token a branch or path, and of one model call a call."""
         self.live.discard(tree)
         self.released.append(tree)
         await self._move("release")
-        return self.costs.pop(tree, TreeCost())
+        return self.costs.pop(tree, Counters())
 
     async def abort(self, tree: str) -> None:
         """Forget the tree."""
@@ -211,7 +202,7 @@ class ScriptedEngine:
     async def usage(self) -> Usage:
         """Nothing is held; ``running`` counts the trees in flight."""
         running = len(self.live)
-        return Usage(0, 0, 1 << 16, 0, 0, 0, 1 << 16, running, 0, 0, 0, 0, 0, 0)
+        return Usage(kv_tokens_capacity=1 << 16, prm_kv_tokens_capacity=1 << 16, running=running)
 
     async def health(self) -> None:
         """Raise EngineDown once the engine is down."""
@@ -229,7 +220,7 @@ class ScriptedEngine:
             await asyncio.Event().wait()
 
     def _charge(self, tree: str, decoded_tokens: int = 0, prm_tokens: int = 0) -> None:
-        cost = self.costs.get(tree, TreeCost())
+        cost = self.costs.get(tree, Counters())
         self.costs[tree] = replace(
             cost,
             decoded_tokens=cost.decoded_tokens + decoded_tokens,

@@ -11,16 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from search.controller import Problem, search
-from search.engine import (
-    Branch,
-    EngineDown,
-    EngineError,
-    KvFull,
-    RewardMissing,
-    Sampling,
-    Step,
-    TreeCost,
-)
+from search.counters import Counters
+from search.engine import Branch, EngineDown, EngineError, KvFull, RewardMissing, Sampling, Step
 from search.events import Event
 from search.outcome import Outcome
 from search.policies.ets import Ets
@@ -116,7 +108,7 @@ async def test_nothing_finished_by_the_deadline_chooses_nothing() -> None:
     engine = ScriptedEngine(on_expand=clock.tick)
     outcome = await run(engine, clock, 0.5)
     assert (outcome.stop_reason, outcome.chosen, outcome.text) == (StopReason.DEADLINE, None, "")
-    assert outcome.stats.engine == TreeCost(decoded_tokens=4, model_calls=2, prm_tokens=4)
+    assert outcome.stats.engine == Counters(decoded_tokens=4, model_calls=2, prm_tokens=4)
 
 
 async def test_a_deadline_that_has_passed_asks_for_nothing() -> None:
@@ -155,7 +147,7 @@ async def test_an_engine_that_stands_still_costs_no_reply_its_time(call: str) ->
         outcome = await run(engine, deadline=0.05, seed=1, width=9, policy="ets")
     assert outcome.stop_reason is StopReason.DEADLINE
     assert outcome.stats.rounds == (2 if call == "expand" else 1)
-    assert (outcome.stats.engine, outcome.stats.cost_known) == (TreeCost(), False)
+    assert (outcome.stats.engine, outcome.stats.cost_known) == (Counters(), False)
     assert (engine.released, engine.aborted) == (["t"], [])
 
 
@@ -164,7 +156,7 @@ async def test_an_engine_that_stops_after_the_last_round_costs_no_answer() -> No
     free = await run(ScriptedEngine())
 
     class Dead(ScriptedEngine):
-        async def release(self, tree: str) -> TreeCost:
+        async def release(self, tree: str) -> Counters:
             raise EngineDown("gone")
 
     for engine in (ScriptedEngine(still=frozenset({"release"})), Dead()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from search.controller import Problem, search
-from search.engine import Branch, TreeCost
+from search.counters import Counters
+from search.engine import Branch
 from search.spec import SearchSpec
 from search.stats import SearchStats
 from tests.search.scripted_engine import ScriptedEngine, encode, grow
@@ -59,7 +60,7 @@ async def test_all_of_them() -> None:
         seconds=3.0,
         # mean length (6 + 6 + 9) / 3 over mean time (2 + 2 + 3) / 3
         precise_goodput=21 / 7,
-        engine=TreeCost(decoded_tokens=7, prm_tokens=6, model_calls=6),
+        engine=Counters(decoded_tokens=7, prm_tokens=6, model_calls=6),
     )
 
 

@@ -17,6 +17,7 @@ import server.calibrate
 from kvpolicy.fit import together
 from kvpolicy.value import load_theta
 from models.tasks import TASKS
+from search.counters import EngineCounters
 from search.engine import Branch, Sampling, Step, Usage
 from search.spec import SearchSpec
 from server.assemble import Parts
@@ -48,7 +49,7 @@ class Attentive(ScriptedEngine):
 
     async def usage(self) -> Usage:
         """With what was given up."""
-        return replace(await super().usage(), held_evicted_tokens_total=self.evicted)
+        return Usage(totals=EngineCounters(held_evicted_tokens=self.evicted))
 
 
 def asked(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:

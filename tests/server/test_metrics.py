@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from search.counters import EngineCounters
 from server.metrics import Metrics
 from server.wire import IgnoredFields
 from tests.search.scripted_engine import ScriptedEngine
@@ -56,9 +57,7 @@ async def test_what_the_engine_gave_up_is_told_by_model_and_state(
     """Of 10 evicted tokens, 4 were still a search's; the reward model's stand apart."""
     usage = replace(
         await engine.usage(),
-        evicted_tokens_total=10,
-        held_evicted_tokens_total=4,
-        prm_evicted_tokens_total=7,
+        totals=EngineCounters(evicted_tokens=10, held_evicted_tokens=4, prm_evicted_tokens=7),
         prm_kv_tokens_peak=99,
     )
 

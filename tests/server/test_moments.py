@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from fastapi import FastAPI
 
-from search.engine import Branch, Sampling, Step, TreeCost
+from search.counters import Counters
+from search.engine import Branch, Sampling, Step
 from server.app import create_app, create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
@@ -60,7 +61,7 @@ class Reluctant(ScriptedEngine):
         await steps(6)
         return await super().expand(tree, branches, sampling)
 
-    async def release(self, tree: str) -> TreeCost:
+    async def release(self, tree: str) -> Counters:
         """In three steps."""
         await steps(3)
         return await super().release(tree)

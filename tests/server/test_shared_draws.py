@@ -9,10 +9,11 @@ import pytest
 
 from search.controller import Problem, search
 from search.engine import Branch, EngineDown, Sampling, Step, Trajectory
+from search.flops import no_flops
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish
-from server.shared_draws import Ledger, SharedDraws, free
+from server.shared_draws import SharedDraws, SoloCost
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
 
 SPECS = [
@@ -61,32 +62,34 @@ async def test_a_row_is_charged_what_it_would_have_cost_alone() -> None:
     assert first.stats.engine.flops > 0
 
 
-def test_the_ledger_by_hand() -> None:
+def test_the_cost_of_a_search_alone_by_hand() -> None:
     """Prompt of 3, two children of 2 tokens, then one child of 1 token below the first.
 
     Rows: prompt 3 (contexts 1+2+3), second tokens of the children 2 x 1 (context 4 each), the last
     token of the first child again (context 5). The reward model reads 3 + (2+1) + (2+1) + (1+1).
     """
-    ledger = Ledger(lambda n, c, _=None: 1000.0 * n + c, free)
+    cost = SoloCost(lambda n, c, _=None: 1000.0 * n + c, no_flops)
     sampling_of = [Branch(0, i, (7, 8, 9), i, 16, i + 1) for i in range(2)]
     steps = [Step((1, 2), "", Finish.STEP, 0.0, 0.0), Step((1, 3), "", Finish.STEP, 0.0, 0.0)]
-    ledger.drew(sampling_of, steps)
-    ledger.scored((7, 8, 9), [Trajectory(1, ((1, 2),), ("",)), Trajectory(2, ((1, 3),), ("",))])
-    ledger.drew([Branch(1, 0, (7, 8, 9, 1, 2), 5, 16, 3)], [Step((4,), "", Finish.END, 0.0, 0.0)])
-    ledger.scored((7, 8, 9), [Trajectory(3, ((1, 2), (4,)), ("", ""))])
-    cost = ledger.cost()
-    assert (cost.prefilled_tokens, cost.decoded_tokens, cost.prm_tokens) == (3, 5, 11)
-    assert cost.model_calls == 2 + 1 + 1 + 1
-    assert cost.flops == 1000 * (3 + 2 + 1) + (6 + 4 + 4 + 5)
+    cost.drew(sampling_of, steps)
+    cost.scored((7, 8, 9), [Trajectory(1, ((1, 2),), ("",)), Trajectory(2, ((1, 3),), ("",))])
+    cost.drew([Branch(1, 0, (7, 8, 9, 1, 2), 5, 16, 3)], [Step((4,), "", Finish.END, 0.0, 0.0)])
+    cost.scored((7, 8, 9), [Trajectory(3, ((1, 2), (4,)), ("", ""))])
+    counted = cost.counters
+    assert (counted.prefilled_tokens, counted.decoded_tokens, counted.prm_tokens) == (3, 5, 11)
+    assert counted.model_calls == 2 + 1 + 1 + 1
+    assert counted.flops == 1000 * (3 + 2 + 1) + (6 + 4 + 4 + 5)
 
 
 def test_a_step_is_charged_for_one_embedding() -> None:
     """Steps of 2 and 1 tokens, read alone: contexts 1 + 2 and 1; asked for again they are free."""
-    ledger = Ledger(free, free, lambda n, c, logits=None: 1000.0 * n + 10 * c + (logits or 0))
+    cost = SoloCost(
+        no_flops, no_flops, lambda n, c, logits=None: 1000.0 * n + 10 * c + (logits or 0)
+    )
     asked = [Trajectory(i, ((9,), step), ("", "")) for i, step in enumerate(((1, 2), (3,), (3,)))]
-    ledger.compared(asked)
-    ledger.compared(asked[:2])
-    assert ledger.cost().flops == 3000 + 10 * (3 + 1)
+    cost.compared(asked)
+    cost.compared(asked[:2])
+    assert cost.counters.flops == 3000 + 10 * (3 + 1)
 
 
 async def test_a_failure_reaches_everybody_who_waits_and_is_not_remembered() -> None:

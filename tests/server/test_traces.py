@@ -6,7 +6,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from queue import Queue
 from typing import Any
@@ -19,6 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
+from search.counters import EngineCounters
 from search.engine import KvMoved, Usage
 from server.app import create_app, create_service
 from server.assemble import traces_of
@@ -140,16 +140,13 @@ async def test_what_the_engine_gave_up_meanwhile_hangs_below_expand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every expand evicts 5 tokens in a second and brings 2 back."""
-    nothing = await engine.usage()
 
     async def usage() -> Usage:
         calls = len(engine.expanded)
-        return replace(
-            nothing,
-            evicted_tokens_total=5 * calls,
-            rehydrated_tokens_total=2 * calls,
-            kv_policy_seconds_total=1.0 * calls,
+        counters = EngineCounters(
+            evicted_tokens=5 * calls, rehydrated_tokens=2 * calls, kv_policy_seconds=1.0 * calls
         )
+        return Usage(totals=counters)
 
     monkeypatch.setattr(engine, "usage", usage)
     await traced.post(CHAT, json=SEARCH)

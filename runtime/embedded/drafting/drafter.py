@@ -15,10 +15,10 @@ import torch
 from runtime.embedded.drafting.guesses import Fork, Guesses
 from runtime.embedded.drafting.leviathan import candidate_seeds, distribution
 from runtime.embedded.drafting.sketch import Sketch
-from runtime.embedded.drawing.account import pass_flops
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards
 from runtime.embedded.drawing.branches import Run
 from runtime.embedded.drawing.sampler import foresee
+from runtime.embedded.drawing.tracked_search import pass_flops
 from runtime.embedded.kv.cache import Cache
 from runtime.embedded.kv.lane import Lane
 from runtime.embedded.kv.radix import common_prefix

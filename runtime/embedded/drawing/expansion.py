@@ -16,10 +16,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Batch, Refusal
 from runtime.embedded.drawing.branches import Call, Prefix, Run
 from runtime.embedded.drawing.steps import Steps
+from runtime.embedded.drawing.tracked_search import TrackedSearch
 from runtime.embedded.kv.lane import Lane
 from search.engine import Ahead, Trajectory
 from search.tree import Finish
@@ -61,7 +61,7 @@ class SpeculativeExpansion:
         self,
         batch: Batch,
         running: dict[Lane, Run | Prefix],
-        accounts: Mapping[str, Account],
+        accounts: Mapping[str, TrackedSearch],
         steps: Steps,
         start: Callable[[Run], Refusal | None],
         *,
@@ -166,7 +166,7 @@ class SpeculativeExpansion:
         run.taken = len(run.drawn)
         finish = self._ended.pop(early, None)
         self._lose(early, publish=finish is not Finish.END)
-        self._accounts[run.call.tree].speculated_used += len(run.drawn)
+        self._accounts[run.call.tree].counters.speculated_used += len(run.drawn)
         return finish
 
     def settle(self, tree: str) -> None:
@@ -250,7 +250,9 @@ class SpeculativeExpansion:
 
     def _worthwhile(self, tree: str) -> bool:
         account = self._accounts.get(tree)
-        return account is not None and pays(account.passes_saved, account.speculated_wasted)
+        return account is not None and pays(
+            account.passes_saved, account.counters.speculated_wasted
+        )
 
     def _next(self, tree: str) -> Run | None:
         """Run a search's likeliest early child that can run; None if none can."""
@@ -297,7 +299,7 @@ class SpeculativeExpansion:
         for run in beam.children.values():
             self._ended.pop(run, None)
             self._lose(run)
-            self._accounts[tree].speculated_wasted += len(run.drawn)
+            self._accounts[tree].counters.speculated_wasted += len(run.drawn)
         if beam.prefix.lane is not None and beam.prefix.lane.spare:
             del self._running[beam.prefix.lane]
             self._batch.drop(beam.prefix.lane)

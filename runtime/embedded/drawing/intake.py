@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.embedded.checks import LARGEST, MOST_NODES, SEEDS, each, real, whole
-from runtime.embedded.drawing.account import must_fit
 from runtime.embedded.drawing.batch import must_be_ids
 from runtime.embedded.drawing.stops import encoded
+from runtime.embedded.drawing.tracked_search import must_fit
 from runtime.embedded.messages import MOST_TO_DRAW
 from search.engine import Ahead, Branch, EngineError, Sampling
 

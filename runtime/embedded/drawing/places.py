@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from runtime.embedded.drafting.speculation import Speculation
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Batch, Refusal
 from runtime.embedded.drawing.branches import Prefix, Run
+from runtime.embedded.drawing.tracked_search import TrackedSearch
 from runtime.embedded.drawing.turns import in_turn
 from runtime.embedded.drawing.unison import Way, everyone, way
 from runtime.embedded.kv.lane import Lane, Order
@@ -28,7 +28,7 @@ class Places:
     def __init__(
         self,
         batch: Batch,
-        accounts: Mapping[str, Account],
+        accounts: Mapping[str, TrackedSearch],
         speculation: Speculation | None,
         *,
         unison: bool,
@@ -138,7 +138,7 @@ class Places:
             return lane
         prefix.lane = lane
         self.running[lane] = prefix
-        self._accounts[tree].cached_tokens += lane.computed
+        self._accounts[tree].counters.cached_tokens += lane.computed
         if prefix.known:
             self._accounts[tree].rehydrate(lane.missing - 1)
         return None
@@ -161,7 +161,7 @@ class Places:
     def _begun(self, run: Run) -> None:
         """A branch reads its prefix, from the cache if it is not the first."""
         if run.prefix.used and not run.drawn:
-            self._accounts[run.call.tree].cached_tokens += len(run.prefix.tokens)
+            self._accounts[run.call.tree].counters.cached_tokens += len(run.prefix.tokens)
         run.prefix.used = True
 
 

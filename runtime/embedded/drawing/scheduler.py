@@ -15,7 +15,6 @@ import torch
 
 from kvpolicy.value import certainty
 from runtime.embedded.drafting.speculation import Speculation
-from runtime.embedded.drawing.account import Account, charge_pass, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards
 from runtime.embedded.drawing.branches import Call, Drawn, Prefix, Run
 from runtime.embedded.drawing.draws import Draw, Taken
@@ -23,6 +22,7 @@ from runtime.embedded.drawing.expansion import SpeculativeExpansion
 from runtime.embedded.drawing.intake import must_be_drawable
 from runtime.embedded.drawing.places import Places
 from runtime.embedded.drawing.steps import Steps
+from runtime.embedded.drawing.tracked_search import TrackedSearch, charge_pass, total_of
 from runtime.embedded.drawing.unison import Followed, draw_together, everyone
 from runtime.embedded.drawing.visits import Visits, ranks
 from runtime.embedded.faults import Faults
@@ -31,6 +31,7 @@ from runtime.embedded.kv.lane import Lane
 from runtime.embedded.kv.namespaces import Namespaces
 from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
 from runtime.text import Text
+from search.counters import Counters
 from search.engine import Branch, Hint, KvMoved, Sampling
 from search.tree import ROOT, Finish
 
@@ -75,9 +76,9 @@ class Scheduler:
             give_way=self._give_way,
             starve=self._starve,
         )
-        self.accounts: dict[str, Account] = {}
-        self.past = Account(0)
-        self.retractions = 0
+        self.accounts: dict[str, TrackedSearch] = {}
+        self.past = Counters()
+        self.preemptions = 0
         self._starved: list[int] = []
         self.faults = Faults()
         """Searches whose calls get no answer: they are to be aborted and released."""
@@ -213,23 +214,24 @@ class Scheduler:
         self._finished = [call for call in self._finished if call.tree != tree]
         return [call.id for call in calls if call.tree == tree]
 
-    def release(self, tree: str) -> Account | None:
+    def release(self, tree: str) -> Counters | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
         self.expansion.end(tree)
         account = self.accounts.get(tree)
         self._steps.forget(tree)
-        if account is not None:
-            account.peak = self.cache.peaks.get(tree, 0)
-            self.cache.release(tree, account.prompt)
-            if self.speculation:
-                account.flops += self.speculation.drafter.release(tree, account.prompt)
-            self.past.charge(account)
-            del self.accounts[tree]
-        return account
+        if account is None:
+            return None
+        account.counters.kv_tokens_peak = self.cache.peaks.get(tree, 0)
+        self.cache.release(tree, account.prompt)
+        if self.speculation:
+            account.counters.flops += self.speculation.drafter.release(tree, account.prompt)
+        self.past += account.counters
+        del self.accounts[tree]
+        return account.counters
 
-    def totals(self) -> Account:
+    def totals(self) -> Counters:
         """The costs of all searches, past and present."""
-        return sum_of((self.past, *self.accounts.values()))
+        return total_of(self.past, self.accounts)
 
     def _retain(self, tree: str) -> None:
         """Free what nothing that lives or draws will read."""
@@ -239,14 +241,14 @@ class Scheduler:
         if self.speculation:
             self.speculation.drafter.cache.retain(tree, wanted)
 
-    def _account(self, tree: str) -> Account:
+    def _account(self, tree: str) -> TrackedSearch:
         if tree not in self.accounts:
             self._arrivals += 1
-            self.accounts[tree] = Account(self._arrivals)
+            self.accounts[tree] = TrackedSearch(self._arrivals)
         return self.accounts[tree]
 
     def _prefix(
-        self, tree: str, account: Account, branch: Branch, ids: np.ndarray, fresh: bool
+        self, tree: str, account: TrackedSearch, branch: Branch, ids: np.ndarray, fresh: bool
     ) -> Prefix:
         tokens = self._namespaces.mark(tree, ids)
         known = account.prompt is not None and not fresh
@@ -275,7 +277,7 @@ class Scheduler:
 
     def _give_way(self, lane: Lane) -> None:
         """A lane lost its place to older ones."""
-        self.retractions += 1
+        self.preemptions += 1
         self._places.lost(lane)
 
     def _starve(self) -> None:
@@ -319,9 +321,9 @@ class Scheduler:
 
     def _follow(self, run: Run, taken: Taken, followed: Followed) -> None:
         """Book what those were given that followed a run; who still agrees with it follows on."""
-        account, drawn = self.accounts[run.call.tree], sum(followed.given)
-        account.unison_tokens += drawn
-        account.decoded_tokens += drawn
+        counters, drawn = self.accounts[run.call.tree].counters, sum(followed.given)
+        counters.deduplicated_tokens += drawn
+        counters.decoded_tokens += drawn
         if self.speculation:
             self.speculation.followed(taken, followed)
         for one, finish in followed.ended:
@@ -382,7 +384,8 @@ class Scheduler:
         """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
         charge_pass(self.accounts, advances, self._flops)
         for done in advances:
+            counters = self.accounts[done.lane.tree].counters
+            counters.prefilled_tokens += done.rows
             if done.logits is not None and isinstance(self._running[done.lane], Run):
-                account = self.accounts[done.lane.tree]
-                account.prefilled_tokens -= len(done.logits)
-                account.target_passes += 1
+                counters.prefilled_tokens -= len(done.logits)
+                counters.target_passes += 1

@@ -5,14 +5,14 @@ A search's verdicts have an account of their own, so that nothing of them counts
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.branches import Drawn
 from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.drawing.tracked_search import total_of
 from runtime.embedded.scoring.scorer import Scored
 from runtime.judge import Judge
+from search.counters import Counters
 from search.engine import Branch, Hint, PrefixTooLong, Trajectory
 
 _JUDGED = "\0judged"
@@ -27,13 +27,11 @@ class Bench:
     """The judge's calls on the policy's scheduler."""
 
     def __init__(self, scheduler: Scheduler, judge: Judge) -> None:
-        self.past = Account(0)
+        self.past = Counters()
         self.verdicts = 0
-        self.unparsed_verdicts = 0
         self._scheduler = scheduler
         self._judge = judge
         self._calls: dict[int, tuple[str, list[int]]] = {}
-        self._unparsed = Counter[str]()
 
     def score(
         self, call_id: int, tree: str, question: str, trajectories: Sequence[Trajectory]
@@ -56,9 +54,8 @@ class Bench:
         self._scheduler.hint(tree + _JUDGED, Hint(dead=tuple(names)))
         votes, texts = self._judge.form.votes, [step.text for step in drawn.steps]
         ruled = [self._judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
-        unparsed = sum(judgement.unparsed for judgement in ruled)
-        self._unparsed[tree] += unparsed
-        self.unparsed_verdicts += unparsed
+        counters = self._scheduler.accounts[tree + _JUDGED].counters
+        counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
         self.verdicts += len(texts)
         return Scored(drawn.call, [judgement.reward for judgement in ruled])
 
@@ -81,18 +78,27 @@ class Bench:
         self._calls = {call: asked for call, asked in self._calls.items() if asked[0] != tree}
         return self._scheduler.abort(tree + _JUDGED)
 
-    def release(self, tree: str) -> tuple[Account | None, int]:
-        """Let go of a search; what judging cost, and its verdicts without a number."""
-        account = self._scheduler.release(tree + _JUDGED)
-        if account is not None:
-            self.past.charge(account)
-        return account, self._unparsed.pop(tree, 0)
+    def release(self, tree: str) -> Counters | None:
+        """Let go of a search; what judging cost, None if nothing of it was judged."""
+        counters = self._scheduler.release(tree + _JUDGED)
+        if counters is None:
+            return None
+        self.past += counters
+        return cost_of_judging(counters)
 
-    def totals(self) -> Account:
-        """The costs of all judging, past and present; the scheduler's totals hold them too."""
-        sums = Account(0)
-        sums.charge(self.past)
-        for tree, account in self._scheduler.accounts.items():
-            if tree.endswith(_JUDGED):
-                sums.charge(account)
-        return sums
+    def totals(self) -> Counters:
+        """What all judging, past and present, counted on the scheduler, whose totals hold it."""
+        searches = self._scheduler.accounts
+        judged = {tree: searches[tree] for tree in searches if tree.endswith(_JUDGED)}
+        return total_of(self.past, judged)
+
+
+def cost_of_judging(counters: Counters) -> Counters:
+    """What judging costs a search: what verdicts decode are no tokens of its steps."""
+    decoded = counters.decoded_tokens - counters.deduplicated_tokens
+    return Counters(
+        prm_tokens=counters.prefilled_tokens + decoded,
+        model_calls=counters.model_calls,
+        flops=counters.flops,
+        unparsed_verdicts=counters.unparsed_verdicts,
+    )

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from runtime.embedded.drafting.guesses import Guesses
-from runtime.embedded.drawing.account import Account, charge_pass, must_fit, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards, Refusal, must_be_ids
+from runtime.embedded.drawing.tracked_search import TrackedSearch, charge_pass, must_fit, total_of
 from runtime.embedded.drawing.turns import in_turn
 from runtime.embedded.faults import Faults
 from runtime.embedded.kv.cache import Cache
@@ -23,6 +23,7 @@ from runtime.embedded.kv.lane import Lane, Order
 from runtime.embedded.kv.namespaces import Namespaces
 from runtime.reward_path import Spelt
 from runtime.reward_reader import Reader
+from search.counters import Counters
 from search.engine import Hint, Trajectory
 
 PREFILL_ROWS = 256
@@ -85,8 +86,8 @@ class Scorer:
             give_way=self._give_way,
             starve=_never,
         )
-        self.accounts: dict[str, Account] = {}
-        self.past = Account(0)
+        self.accounts: dict[str, TrackedSearch] = {}
+        self.past = Counters()
         self._reader = reader
         self._context = context
         self._vocab = vocab
@@ -159,6 +160,7 @@ class Scorer:
         advances = self.batch.advance()
         charge_pass(self.accounts, advances, self._flops)
         for advance in advances:
+            self.accounts[advance.lane.tree].counters.prm_tokens += advance.rows
             if advance.logits is not None:
                 with self.faults.at(advance.lane.tree):
                     self._read(advance)
@@ -195,21 +197,22 @@ class Scorer:
         """Raise AssertionError unless the books of the cache are right."""
         self.cache.check(self.accounts)
 
-    def release(self, tree: str) -> Account | None:
+    def release(self, tree: str) -> Counters | None:
         """Let go of a search that reads nothing; what it cost, None if it was never here."""
         account = self.accounts.get(tree)
         self._rewards.pop(tree, None)
         self._spelt.pop(tree, None)
         self._ahead.pop(tree, None)
-        if account is not None:
-            self.cache.release(tree, account.prompt)
-            self.past.charge(account)
-            del self.accounts[tree]
-        return account
+        if account is None:
+            return None
+        self.cache.release(tree, account.prompt)
+        self.past += account.counters
+        del self.accounts[tree]
+        return account.counters
 
-    def totals(self) -> Account:
+    def totals(self) -> Counters:
         """The costs of all searches, past and present."""
-        return sum_of((self.past, *self.accounts.values()))
+        return total_of(self.past, self.accounts)
 
     def _must_fit(self, path: np.ndarray) -> None:
         must_fit(
@@ -218,10 +221,10 @@ class Scorer:
             f"a trajectory of {len(path)} tokens does not fit the reward model's",
         )
 
-    def _account(self, tree: str, opening: np.ndarray) -> Account:
+    def _account(self, tree: str, opening: np.ndarray) -> TrackedSearch:
         if tree not in self.accounts:
             self._arrivals += 1
-            self.accounts[tree] = Account(self._arrivals)
+            self.accounts[tree] = TrackedSearch(self._arrivals)
             self._rewards[tree] = {}
         if len(opening):
             self.accounts[tree].prompt = opening
@@ -236,7 +239,6 @@ class Scorer:
             lane = self._enter(reading)
             if isinstance(lane, Lane):
                 self._running[lane] = reading
-                self.accounts[reading.tree].cached_tokens += lane.computed
                 continue
             held_back.append(reading)
             if lane is not Refusal.SHARED:

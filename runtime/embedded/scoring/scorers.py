@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runtime.embedded.drawing.account import Account
 from runtime.embedded.drawing.batch import Forwards
 from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.drawing.tracked_search import TrackedSearch
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
@@ -87,7 +87,7 @@ def load_judge(
 
 
 def load_embedder(
-    options: EngineOptions, policy: Forward, accounts: Mapping[str, Account]
+    options: EngineOptions, policy: Forward, accounts: Mapping[str, TrackedSearch]
 ) -> Embedder | None:
     """What ``options.embedder`` names; None for what needs no model of this process.
 
@@ -99,8 +99,8 @@ def load_embedder(
         def charge(tree: str, steps: Sequence[Words]) -> None:
             account = accounts.get(tree)
             if account is not None:
-                account.flops += hidden.flops([step.tokens for step in steps])
-                account.passes += 1
+                account.counters.flops += hidden.flops([step.tokens for step in steps])
+                account.counters.model_calls += 1
 
         return Embedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
     if options.embedder == "encoder" and options.encoder is not None:

@@ -76,7 +76,7 @@ def must_be_right(search: Searching) -> None:
     drawing.check()
     held = drawing.held
     assert held.count == sum(block.held for block in held.blocks.values())
-    assert drawing.spent.peak <= held.pool.capacity
+    assert drawing.spent.kv_tokens_peak <= held.pool.capacity
     for name in held.blocks:
         _, places = held.slots(held.chain(name))
         assert np.all(np.diff(places) > 0)
@@ -133,8 +133,8 @@ def test_budgets_and_books_hold_whatever_the_policy(
         must_be_right(search)
     same = [step == naive_step(branch, STEPS) for branch, step in search.drawn]
     assert all(same) or not whole
-    assert (drawing.spent.rehydrated > 0) == (drawing.spent.rehydrations > 0)
-    assert whole or drawing.spent.rehydrated == 0
+    assert (drawing.spent.rehydrated_tokens > 0) == (drawing.spent.rehydrations > 0)
+    assert whole or drawing.spent.rehydrated_tokens == 0
 
 
 @pytest.mark.parametrize("kv_policy", ["extractive_never", "h2o", "tail_only"])
@@ -196,11 +196,11 @@ def test_what_two_paths_miss_is_computed_once() -> None:
     drawing, below = family()
     for name, gone in ((1, [0, 1, 4]), (3, [0, 1])):
         drawing.held.drop(drawing.held[name], np.array(gone))
-    before = drawing.spent.prefilled
+    before = drawing.spent.prefilled_tokens
     steps = drawing.expand(below, ENDLESS)
     assert steps == [naive_step(branch, ENDLESS) for branch in below]
-    assert drawing.spent.prefilled - before == 3 + 2 + 2
-    assert (drawing.spent.rehydrated, drawing.spent.rehydrations) == (5, 2)
+    assert drawing.spent.prefilled_tokens - before == 3 + 2 + 2
+    assert (drawing.spent.rehydrated_tokens, drawing.spent.rehydrations) == (5, 2)
     drawing.check()
 
 
@@ -245,7 +245,7 @@ def test_the_last_token_of_the_longest_path_may_stand_beyond_the_budget() -> Non
     assert [len(step.tokens) for step in steps] == [8, 7]
     assert drawing.held.block_of(1) is None
     assert drawing.held.block_of(2) == 2
-    assert drawing.held.count == drawing.spent.peak == 19
+    assert drawing.held.count == drawing.spent.kv_tokens_peak == 19
     drawing.check()
 
 
@@ -272,7 +272,7 @@ def test_floors_that_do_not_fit_are_lowered_and_counted() -> None:
     policy = search.drawing.policy
     assert isinstance(policy, Extracting)
     assert policy.lowered > 0
-    assert search.drawing.spent.rehydrated > 0
+    assert search.drawing.spent.rehydrated_tokens > 0
     roomy = searching("extractive", 5_000)
     roomy.round()
     assert isinstance(roomy.drawing.policy, Extracting)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from runtime.lossy.options import LossyOptions
-from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Trajectory, TreeCost
+from search.counters import Counters
+from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Trajectory
 from search.tree import ROOT
 from tests.runtime.lossy.growing import PROMPT, lossy, twin
 from tests.runtime.tiny_models import make_checkpoint
@@ -50,7 +51,7 @@ async def test_costs_of_both_engines_come_together(llama: Path) -> None:
     assert cost.prm_tokens == len(PROMPT) + lengths[0] + 1
     assert len(PROMPT) + max(lengths) <= cost.kv_tokens_peak <= len(PROMPT) + sum(lengths)
     assert (await engine.usage()).kv_tokens_active == 0
-    assert await engine.release("tree") == TreeCost()
+    assert await engine.release("tree") == Counters()
 
 
 async def test_trees_do_not_share(llama: Path) -> None:

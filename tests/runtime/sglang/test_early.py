@@ -172,11 +172,17 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: EarlyStep
     assert (part.tokens, part.finish, part.logprob) == ([0], None, -1.0)
     assert part.request(1, {})["input_ids"] == [*part.branch.tokens, 0]
     assert len(server.aborted) == 2
-    assert (search.account.speculated_used, search.account.speculated_wasted) == (4, 0)
+    assert (search.costs.counters.speculated_used, search.costs.counters.speculated_wasted) == (
+        4,
+        0,
+    )
     early.bury(search, [2])
     await early.take(search, [late := asked_for(other, 0)])
     assert late.tokens == []
-    assert (search.account.speculated_used, search.account.speculated_wasted) == (4, 1)
+    assert (search.costs.counters.speculated_used, search.costs.counters.speculated_wasted) == (
+        4,
+        1,
+    )
     assert not search.requests
 
 
@@ -188,7 +194,10 @@ async def test_only_the_same_step_is_taken(server: Told, early: EarlySteps) -> N
     await early.take(search, [another := asked_for(beam, 0, seed=1)])
     assert another.tokens == []
     await early.end(search)
-    assert (search.account.speculated_used, search.account.speculated_wasted) == (0, 2)
+    assert (search.costs.counters.speculated_used, search.costs.counters.speculated_wasted) == (
+        0,
+        2,
+    )
 
 
 @pytest.mark.parametrize(

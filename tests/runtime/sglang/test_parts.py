@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.embedded.drawing.stops import StopTables
-from runtime.sglang.account import Account
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launch import BY_PRIORITY, ServerOptions
@@ -21,6 +20,7 @@ from runtime.sglang.notes import Notes
 from runtime.sglang.options import SglangOptions
 from runtime.sglang.replica import Replica, ReplicaLost
 from runtime.sglang.report import Report, read
+from runtime.sglang.request_costs import RequestCosts
 from runtime.sglang.step import Drawing, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
@@ -145,25 +145,25 @@ async def test_a_router_is_refused_at_start() -> None:
 
 def test_an_account_by_hand() -> None:
     """A prompt of 10 read once, two steps of 5 and 3 below it, one read again after an eviction."""
-    account = Account()
+    costs = RequestCosts()
 
     def flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
         return float(context_sum)
 
     prompt, one, other = (1,) * 10, (1,) * 15, (1,) * 13
-    account.read(flops, 10, 0, known=False)
-    account.hold(0, prompt, 10)
+    costs.read(flops, 10, 0, known=False)
+    costs.hold(0, prompt, 10)
     for node, path, own in ((1, one, 5), (2, other, 3), (3, other, 3)):
-        account.read(flops, 10, 9, known=True)
-        account.drew(flops, 10, own)
-        account.hold(node, path, own)
-    account.bury([2])
-    assert account.peak == 18
-    account.bury([3])
-    account.hold(4, (1,) * 20, 5)
-    assert account.peak == 20
-    account.read(flops, 15, 11, known=True)
-    cost = account.cost()
+        costs.read(flops, 10, 9, known=True)
+        costs.drew(flops, 10, own)
+        costs.hold(node, path, own)
+    costs.bury([2])
+    assert costs.counters.kv_tokens_peak == 18
+    costs.bury([3])
+    costs.hold(4, (1,) * 20, 5)
+    assert costs.counters.kv_tokens_peak == 20
+    costs.read(flops, 15, 11, known=True)
+    cost = costs.counters
     assert (cost.prefilled_tokens, cost.rehydrated_tokens, cost.rehydrations) == (13, 3, 1)
     assert (cost.cached_tokens, cost.decoded_tokens) == (3 * 9 + 11, 11)
     assert cost.flops == 55 + 3 * 10 + (11 + 12 + 13 + 14) + 2 * (11 + 12) + (12 + 13 + 14 + 15)

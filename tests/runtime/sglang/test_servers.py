@@ -227,10 +227,10 @@ async def test_steps_drawn_early_leave_trees_alone(engine: SglangEngine, yard: Y
     try:
         outcomes = [await grown(early, question, width=8) for question in QUESTIONS[:2]]
         usage = await early.usage()
-        assert usage.speculated_used_tokens_total > 0
+        assert usage.totals.speculated_used > 0
         cost = sum(outcome.stats.engine.decoded_tokens for outcome in outcomes)
         drawn = sum(outcome.stats.generated_tokens for outcome in outcomes)
-        assert cost == drawn + usage.speculated_wasted_tokens_total
+        assert cost == drawn + usage.totals.speculated_wasted
         await until_idle(policy)
     finally:
         await early.close()
@@ -277,9 +277,9 @@ async def test_a_search_and_what_it_cost(engine: SglangEngine) -> None:
     assert all(node.reward is not None for node in outcome.tree.nodes[1:])
     usage = await engine.usage()
     assert usage.kv_tokens_capacity == usage.prm_kv_tokens_capacity == KV_TOKENS
-    assert usage.decoded_tokens_total >= outcome.stats.generated_tokens
-    assert usage.prm_tokens_total > 0
-    assert usage.cached_tokens_total > 0
+    assert usage.totals.decoded_tokens >= outcome.stats.generated_tokens
+    assert usage.totals.prm_tokens > 0
+    assert usage.totals.cached_tokens > 0
     await engine.health()
 
 

@@ -1,0 +1,114 @@
+"""What is counted of a search's work, and of an engine's: one declaration a counter.
+
+A counter is declared here and counted where the work is done. How several of them are added up, the
+``engine`` part of a reply's stats, the engine's totals and its Prometheus series follow from the
+declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound="Counters")
+
+
+def counter(help: str, *, zero: float = 0, maximum: bool = False, metric: str | None = "") -> Any:
+    """A field that counts.
+
+    ``help`` is one sentence for an operator. Several of them add up, or give the highest if it is a
+    ``maximum``. ``metric``: its series' name without ``hedgerow_`` and ``_total``, the field's own
+    if empty; None if no series shows it by itself.
+    """
+    metadata = {"help": help, "zero": zero, "maximum": maximum, "metric": metric}
+    return field(default=zero, metadata=metadata)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a search has cost its engine, or several searches together.
+
+    Work that the search dropped counts too.
+    """
+
+    decoded_tokens: int = counter("Tokens the policy model decoded.")
+    prefilled_tokens: int = counter(
+        "Tokens the policy model prefilled, prompts and evicted prefixes alike."
+    )
+    cached_tokens: int = counter("Prefix tokens that were found in the KV cache.")
+    prm_tokens: int = counter("Tokens the reward model read, or a judge read and wrote.")
+    model_calls: int = counter("Forward passes, each search's in them counted.")
+    flops: float = counter("Multiplications and additions of the forward passes.", zero=0.0)
+    kv_tokens_peak: int = counter(
+        "Most unique tokens of the policy's KV held at once.", maximum=True, metric=None
+    )
+    unparsed_verdicts: int = counter("Verdicts of a judge that held no number.")
+    rehydrated_tokens: int = counter("Tokens whose KV was evicted and computed again.")
+    rehydrations: int = counter("Prefills that brought evicted KV back.")
+    target_passes: int = counter(
+        "Passes of the policy model that sampled for a branch, each branch's counted."
+    )
+    drafted_tokens: int = counter("Tokens the draft model proposed and the policy model checked.")
+    tested_tokens: int = counter(
+        "Proposed tokens that were compared with what the policy model sampled."
+    )
+    accepted_tokens: int = counter("Proposed tokens that were what the policy model sampled.")
+    speculated_used: int = counter(
+        "Tokens decoded before a round asked for them.", metric="speculated_used_tokens"
+    )
+    speculated_wasted: int = counter(
+        "Tokens decoded early that no round asked for.", metric="speculated_wasted_tokens"
+    )
+    deduplicated_tokens: int = counter(
+        "Decoded tokens that a branch got from the row of another one with equal tokens."
+    )
+
+    def __add__(self: C, other: Counters) -> C:
+        """Both together; ``other`` has at least this one's fields."""
+        return combined(type(self), (self, other))
+
+    def __sub__(self: C, other: Counters) -> C:
+        """Without what was counted in ``other``; a maximum stays."""
+        less = {
+            one.name: getattr(self, one.name) - getattr(other, one.name)
+            for one in fields(self)
+            if not one.metadata["maximum"]
+        }
+        return replace(self, **less)
+
+
+@dataclass(slots=True)
+class EngineCounters(Counters):
+    """All searches of an engine together, and what only the engine as a whole counts."""
+
+    verdicts: int = counter("Verdicts that a judge gave.")
+    evicted_tokens: int = counter("Tokens evicted from the policy's KV.", metric=None)
+    held_evicted_tokens: int = counter("Of them, those of searches in flight.", metric=None)
+    prm_evicted_tokens: int = counter("Tokens evicted from the reward model's KV.", metric=None)
+    prm_held_evicted_tokens: int = counter("Of them, those of searches in flight.", metric=None)
+    evictions: int = counter("Times that KV was evicted to make room.")
+    kv_policy_seconds: float = counter("Time spent on deciding which KV is evicted.", zero=0.0)
+    preemptions: int = counter("Branches that were preempted to free KV, to go on later.")
+    draft_pauses: int = counter("Times that drafting did not pay and paused.")
+    kv_splits: int = counter("Times that KV went from one model to the other.")
+    call_errors: int = counter("Calls and hints that the engine failed at, by themselves.")
+    kv_accounting_errors: int = counter("Failed checks of the engine's KV accounting.")
+
+    @classmethod
+    def of(cls, searches: Counters, **values: float) -> EngineCounters:
+        """The sums of all searches, with or instead of them ``values`` by name."""
+        counted: dict[str, Any] = asdict(searches) | values
+        return cls(**counted)
+
+
+def combined(kind: type[C], several: Iterable[Counters]) -> C:
+    """All of ``several`` together, each field by its rule."""
+    counted = list(several)
+    return kind(**{one.name: _combine(one, counted) for one in fields(kind)})
+
+
+def _combine(one: Field[Any], counted: list[Counters]) -> Any:
+    values, zero = map(attrgetter(one.name), counted), one.metadata["zero"]
+    return max(values, default=zero) if one.metadata["maximum"] else sum(values, zero)

@@ -1,0 +1,52 @@
+"""A counter is one declaration: sums, a reply's stats and Prometheus series follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from search.counters import Counters, EngineCounters, combined, counter
+from search.engine import Usage
+from server.metrics import EngineSeries, IgnoredFields
+
+
+@dataclass(slots=True)
+class MoreCounters(EngineCounters):
+    """Two more than there are, declared and nothing else."""
+
+    merged_tokens: int = counter("Tokens that were merged.")
+    longest_prefix: int = counter("Longest prefix that was computed again.", maximum=True)
+
+
+def test_a_counter_is_one_declaration() -> None:
+    """It is combined by its rule, is in a reply's stats by its name, and has a series."""
+    first = MoreCounters(decoded_tokens=1, merged_tokens=2, longest_prefix=9)
+    both = first + MoreCounters(decoded_tokens=4, merged_tokens=5, longest_prefix=3)
+    assert both == MoreCounters(decoded_tokens=5, merged_tokens=7, longest_prefix=9)
+    assert asdict(both)["merged_tokens"] == 7
+    series = EngineSeries(IgnoredFields(), MoreCounters)
+    series.heard("sprig", Usage(totals=both))
+    found = {family.name: family for family in series.collect()}
+    for name, kind, value in (
+        ("hedgerow_merged_tokens", "counter", 7),
+        ("hedgerow_longest_prefix", "gauge", 9),
+    ):
+        assert found[name].type == kind
+        [sample] = found[name].samples
+        assert (sample.labels, sample.value) == ({"served": "sprig"}, value)
+
+
+def test_counters_of_searches_add_up() -> None:
+    """Nothing comes to zeros; a peak is the highest; what is taken off leaves the peak."""
+    assert combined(Counters, ()) == Counters()
+    several = [Counters(prm_tokens=n, flops=0.5, kv_tokens_peak=n) for n in (3, 7, 5)]
+    total = combined(Counters, several)
+    assert total == Counters(prm_tokens=15, flops=1.5, kv_tokens_peak=7)
+    assert total - several[1] == Counters(prm_tokens=8, flops=1.0, kv_tokens_peak=7)
+    assert [type(value) for value in asdict(total).values()].count(float) == 1
+
+
+def test_an_engine_counts_what_its_searches_do() -> None:
+    """All of a search's counters, and its own beside them; each has a sentence."""
+    totals = EngineCounters.of(Counters(decoded_tokens=4), evictions=2, decoded_tokens=5)
+    assert totals == EngineCounters(decoded_tokens=5, evictions=2)
+    assert all(one.metadata["help"].endswith(".") for one in fields(EngineCounters))
