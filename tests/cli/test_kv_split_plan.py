@@ -7,6 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from cli.kv_split_plan import Machine, make_plan
+from cli.main import app
 from kvpolicy.roofline import DevicePeaks, SplitLoad
 from runtime.embedded.model.config import ModelConfig
 from server.settings import BUNDLED, SettingsError, load_settings
