@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.embedded.drawing.stops import Stops, StopTables
+from runtime.flops import Flops
 from runtime.sglang.early import EarlySteps
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.growing import Growing
@@ -15,7 +16,6 @@ from runtime.sglang.request_costs import Path
 from runtime.sglang.step import Drawing
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
-from search.flops import Flops
 from search.tree import ROOT, Finish
 
 

@@ -14,6 +14,7 @@ from itertools import count
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
+from runtime.flops import Flops, no_flops
 from runtime.judge import Judge
 from runtime.reward_format import RewardFormat, reward_format
 from runtime.reward_reader import overhead_of
@@ -40,7 +41,6 @@ from search.engine import (
     Trajectory,
     Usage,
 )
-from search.flops import Flops, no_flops
 
 log = logging.getLogger(__name__)
 

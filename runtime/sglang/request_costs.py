@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from runtime.flops import Flops, sum_of_contexts
 from search.counters import Counters
-from search.flops import Flops, sum_of_contexts
 
 Path = tuple[int, ...]
 

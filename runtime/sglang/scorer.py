@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from runtime.flops import Flops
 from runtime.judge import Judge
 from runtime.sglang.drawer import Drawer
 from runtime.sglang.fleet import Fleet
@@ -13,7 +14,6 @@ from runtime.sglang.reading import Asking, own_logprobs
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.request_costs import Path
 from search.engine import Branch, PrefixTooLong, Trajectory
-from search.flops import Flops
 from search.tree import ROOT
 
 

@@ -145,9 +145,9 @@ def answers(engine: InlineWorker) -> dict[int, Done | EngineError]:
 def must_hold_nothing(engine: InlineWorker) -> None:
     """The books are right, and every search is gone."""
     engine.worker._check_books(fatal=True)
-    report = engine.worker._report()
-    assert (report.usage.running, report.usage.waiting, report.usage.kv_tokens_active) == (0, 0, 0)
-    assert report.usage.prm_kv_tokens_active == 0
+    usage = engine.worker._usage()
+    assert (usage.running, usage.waiting, usage.kv_tokens_active) == (0, 0, 0)
+    assert usage.prm_kv_tokens_active == 0
     scheduler, scorer = engine.worker._scheduler, engine.worker._scorer
     assert scorer is not None
     assert not scheduler.accounts

@@ -8,9 +8,9 @@ import numpy as np
 
 from runtime.embedded.drawing.batch import Advance
 from runtime.embedded.drawing.draws import Taken
+from runtime.flops import sum_of_contexts
 from search.counters import Counters, combined
 from search.engine import PrefixTooLong
-from search.flops import sum_of_contexts
 
 
 class TrackedSearch:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.config_check import check
 from runtime.embedded.drawing.stops import StopTables
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
@@ -24,7 +25,6 @@ from runtime.sglang.request_costs import RequestCosts
 from runtime.sglang.step import Drawing, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
-from server.config_check import check
 from server.settings import BUNDLED, SettingsError, load_settings
 from server.sglang import server_options, sglang_options
 
