@@ -1,6 +1,6 @@
 """What the searches in flight hold, by what their notes say: which token paths, and how dear.
 
-Pure: notes and token ids in, ranks and doomed paths out. The order is ``kvpolicy.forest``'s, the
+Pure: notes and token ids in, ranks and dead paths out. The order is ``kvpolicy.forest``'s, the
 one that the embedded engine keeps; where a path is cached is the radix cache's to know.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hedgerow_sglang.plugin_protocol import Note
 from kvpolicy.forest import Forest, Rank
 from kvpolicy.order import Knobs
 from kvpolicy.value import UNFITTED, Theta
-from runtime.sglang_plugin.wire import Note
 
 ROOT = 0
 KNOBS = Knobs(distance_decay=0.0)
@@ -25,14 +25,14 @@ SILENT_TURNS = 4096
 Tokens = array
 
 
-class Namespace(NamedTuple):
+class CacheNamespace(NamedTuple):
     """What keeps equal tokens of different users apart in SGLang's cache."""
 
     extra_key: str | None = None
     cache_salt: str | None = None
 
 
-class Held(NamedTuple):
+class HeldBlock(NamedTuple):
     """A block that its search may come back to.
 
     ``tokens``: int64 ids from the prompt's start to the block's end; ``parent``: the block above,
@@ -46,10 +46,10 @@ class Held(NamedTuple):
     rank: Rank
 
 
-class Doomed(NamedTuple):
+class DeadPath(NamedTuple):
     """A path that nobody comes back to; ``keep``: its prompt's tokens, which may stay cached."""
 
-    namespace: Namespace
+    namespace: CacheNamespace
     tokens: Tokens
     keep: int
 
@@ -61,13 +61,13 @@ class _Search:
     prompt: int
     turn: int = 0
     heard: int = 0
-    namespace: Namespace = field(default_factory=Namespace)
+    namespace: CacheNamespace = field(default_factory=CacheNamespace)
     paths: dict[int, Tokens] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
 
 
-class Searches:
+class SearchRegistry:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
@@ -78,11 +78,11 @@ class Searches:
     def __len__(self) -> int:
         return len(self._searches)
 
-    def hear(self, note: Note) -> list[Doomed]:
+    def take_note(self, note: Note) -> list[DeadPath]:
         """Take a note; what died by it. A turn that was heard, or an earlier one, says nothing."""
-        doomed = [path for tree in note.over for path in self._end(tree)]
+        dead_paths = [path for tree in note.over for path in self._end_search(tree)]
         if note.tree in note.over:
-            return doomed
+            return dead_paths
         search = self._searches.get(note.tree)
         if search is None:
             self._forest.plant(note.tree, note.prompt)
@@ -91,12 +91,12 @@ class Searches:
         if note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
-            said = note.values, note.active, note.dead, note.outlook
-            self._forest.transition(note.tree, *said)
-            doomed += self._bury(search, note.dead)
+            hint = note.values, note.active, note.dead, note.outlook
+            self._forest.transition(note.tree, *hint)
+            dead_paths += self._remove(search, note.dead)
             self._forget_silent()
         search.heard = self._turns
-        return doomed
+        return dead_paths
 
     def read_before(self, note: Note, prefix: Tokens) -> int:
         """Of a request's prefix, the tokens that this search had read before this turn.
@@ -111,10 +111,10 @@ class Searches:
         known = [search.paths[node] for node in nodes if search.closed[node] < note.turn]
         return max((len(path) - 1 for path in known if prefix[: len(path)] == path), default=0)
 
-    def close(self, note: Note, tokens: Tokens, namespace: Namespace) -> None:
+    def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
         """The step that a request was for is complete; ``tokens``: from the prompt to its end.
 
-        One that its search has given up meanwhile, or whose search is over, passes.
+        Nothing for one whose node or search has died meanwhile.
         """
         search = self._searches.get(note.tree)
         if search is None or note.node is None or note.parent is None:
@@ -133,13 +133,13 @@ class Searches:
         if blocks.alive(note.node) and note.node not in search.paths:
             self._add(search, note.node, above, tokens)
 
-    def held(self) -> Iterator[tuple[Namespace, Held]]:
+    def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
         """Every block that may be visited again, of each search parents first."""
         rank = self._forest.rank
         for tree, search in self._searches.items():
             for node, tokens in search.paths.items():
                 above = search.parents[node]
-                yield search.namespace, Held(tree, node, above, tokens, rank(tree, node))
+                yield search.namespace, HeldBlock(tree, node, above, tokens, rank(tree, node))
 
     def pressure(self, budget: int) -> dict[str, list[int]]:
         """What kvpolicy's exact mode would keep of every block; see ``Forest.pressure``."""
@@ -157,22 +157,22 @@ class Searches:
         search.parents[node] = above
         search.closed[node] = search.turn
 
-    def _bury(self, search: _Search, nodes: Iterable[int]) -> list[Doomed]:
-        doomed = []
+    def _remove(self, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
+        dead_paths = []
         for node in nodes:
             tokens = search.paths.pop(node, None)
             if tokens is not None:
                 del search.parents[node], search.closed[node]
-                doomed.append(Doomed(search.namespace, tokens, search.prompt))
-        return doomed
+                dead_paths.append(DeadPath(search.namespace, tokens, search.prompt))
+        return dead_paths
 
-    def _end(self, tree: str) -> list[Doomed]:
+    def _end_search(self, tree: str) -> list[DeadPath]:
         search = self._searches.pop(tree, None)
         self._forest.fell(tree)
-        return [] if search is None else self._bury(search, list(search.paths))
+        return [] if search is None else self._remove(search, list(search.paths))
 
     def _forget_silent(self) -> None:
         """Searches that have long said nothing hold nothing more; their KV goes by age."""
         for tree, search in list(self._searches.items()):
             if self._turns - search.heard > SILENT_TURNS:
-                self._end(tree)
+                self._end_search(tree)
