@@ -18,8 +18,8 @@ COPY runtime/ runtime/
 COPY models/ models/
 COPY hedgerow_sglang/ hedgerow_sglang/
 COPY deploy/sglang-plugin/ deploy/sglang-plugin/
-RUN /opt/hedgerow/bin/pip install -c constraints.txt ".[traces]"
-RUN /opt/hedgerow/bin/pip wheel --no-deps -w wheels ./deploy/sglang-plugin
+RUN /opt/hedgerow/bin/pip install -c constraints.txt ".[traces]" \
+    && /opt/hedgerow/bin/pip wheel --no-deps -w wheels ./deploy/sglang-plugin
 
 FROM ${PYTHON_IMAGE} AS cpu
 # The embedded engine compiles for the processor that it finds, by the base image's own release.

@@ -1,7 +1,7 @@
 """What the searches in flight hold, by what their notes say: which token paths, and how dear.
 
-Pure: notes and token ids in, ranks and dead paths out. The order is ``kvpolicy.forest``'s, the
-one that the embedded engine keeps; where a path is cached is the radix cache's to know.
+Pure: notes and token ids in, ranks and dead paths out. The order is that of
+``kvpolicy.block_table``, as in the embedded engine; where a path is cached the radix cache knows.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hedgerow_sglang.plugin_protocol import Note
-from kvpolicy.forest import Forest, Rank
-from kvpolicy.order import Knobs
+from kvpolicy.block_table import BlockTable, EvictionKey
+from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.value import UNFITTED, Theta
 
 ROOT = 0
-KNOBS = Knobs(distance_decay=0.0)
+EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
 """The embedded engine's: best-first search returns to the best open node, however far."""
 SILENT_TURNS = 4096
 """A search that says nothing for so many turns of others has gone without a word."""
@@ -43,7 +43,7 @@ class HeldBlock(NamedTuple):
     node: int
     parent: int
     tokens: Tokens
-    rank: Rank
+    rank: EvictionKey
 
 
 class DeadPath(NamedTuple):
@@ -71,7 +71,7 @@ class SearchRegistry:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
-        self._forest = Forest(theta, KNOBS)
+        self._block_table = BlockTable(theta, EVICTION_PARAMS)
         self._searches: dict[str, _Search] = {}
         self._turns = 0
 
@@ -85,14 +85,14 @@ class SearchRegistry:
             return dead_paths
         search = self._searches.get(note.tree)
         if search is None:
-            self._forest.plant(note.tree, note.prompt)
-            self._forest.transition(note.tree, {}, [ROOT], ())
+            self._block_table.add_tree(note.tree, note.prompt)
+            self._block_table.transition(note.tree, {}, [ROOT], ())
             search = self._searches[note.tree] = _Search(note.prompt)
         if note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
             hint = note.values, note.active, note.dead, note.outlook
-            self._forest.transition(note.tree, *hint)
+            self._block_table.transition(note.tree, *hint)
             dead_paths += self._remove(search, note.dead)
             self._forget_silent()
         search.heard = self._turns
@@ -127,23 +127,23 @@ class SearchRegistry:
         path = search.paths.get(above)
         if path is None or tokens[: len(path)] != path:
             above = ROOT
-        blocks = self._forest[note.tree]
+        blocks = self._block_table[note.tree]
         own = max(1, len(tokens) - len(search.paths[above]))
-        self._forest.boundary(note.tree, note.node, above, own)
+        self._block_table.boundary(note.tree, note.node, above, own)
         if blocks.alive(note.node) and note.node not in search.paths:
             self._add(search, note.node, above, tokens)
 
     def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
         """Every block that may be visited again, of each search parents first."""
-        rank = self._forest.rank
+        rank = self._block_table.eviction_key
         for tree, search in self._searches.items():
             for node, tokens in search.paths.items():
                 above = search.parents[node]
                 yield search.namespace, HeldBlock(tree, node, above, tokens, rank(tree, node))
 
     def pressure(self, budget: int) -> dict[str, list[int]]:
-        """What kvpolicy's exact mode would keep of every block; see ``Forest.pressure``."""
-        return {tree: kept.tolist() for tree, kept in self._forest.pressure(budget).items()}
+        """What kvpolicy's exact mode would keep of every block; see ``BlockTable.pressure``."""
+        return {tree: kept.tolist() for tree, kept in self._block_table.pressure(budget).items()}
 
     def clear(self) -> None:
         """Nothing is cached any more; searches go on with what they draw from now on."""
@@ -168,7 +168,7 @@ class SearchRegistry:
 
     def _end_search(self, tree: str) -> list[DeadPath]:
         search = self._searches.pop(tree, None)
-        self._forest.fell(tree)
+        self._block_table.remove_tree(tree)
         return [] if search is None else self._remove(search, list(search.paths))
 
     def _forget_silent(self) -> None:

@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey  # pyright: ignore[reportM
 from hedgerow_sglang.plugin_protocol import Note
 from hedgerow_sglang.search_cache import SearchCache
 from hedgerow_sglang.search_registry import CacheNamespace
-from kvpolicy.order import Infeasible
+from kvpolicy.eviction_order import Infeasible
 
 HERE = CacheNamespace()
 
