@@ -11,6 +11,7 @@ RUN python -m venv /opt/hedgerow
 COPY constraints.txt ./
 RUN /opt/hedgerow/bin/pip install -c constraints.txt --extra-index-url "$TORCH_INDEX" torch
 COPY pyproject.toml README.md LICENSE ./
+COPY cli/ cli/
 COPY server/ server/
 COPY search/ search/
 COPY kvpolicy/ kvpolicy/

@@ -23,7 +23,7 @@ from tests.runtime.sglang.yard import PYTHON
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = ("server", "search", "kvpolicy", "runtime", "models", "hedgerow_sglang")
+PACKAGES = ("cli", "server", "search", "kvpolicy", "runtime", "models", "hedgerow_sglang")
 IMPORTED = """
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:

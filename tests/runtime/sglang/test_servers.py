@@ -353,7 +353,7 @@ async def test_the_command_line_on_running_servers(yard: Yard) -> None:
     """``hedgerow solve --engine sglang``, with ETS, whose steps are compared by their letters."""
     policy, reward = await yard.have("policy", "reward")
     ran = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server", "solve", QUESTIONS[0], "--engine", "sglang"),
+        *(sys.executable, "-m", "cli", "solve", QUESTIONS[0], "--engine", "sglang"),
         *("--policy-url", policy.url, "--reward-url", reward.url),
         *("--policy", "ets", "--width", "4", "--seed", "1", "--json"),
         cwd=ROOT,

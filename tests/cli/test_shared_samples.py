@@ -7,12 +7,13 @@ import itertools
 
 import pytest
 
+from cli.shared_samples import SharedSamples, StandaloneCost
+from runtime.flops import no_flops
 from search.controller import Problem, search
 from search.engine import Branch, EngineDown, Sampling, Step, Trajectory
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish
-from server.shared_draws import Ledger, SharedDraws, free
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
 
 SPECS = [
@@ -23,7 +24,7 @@ SPECS = [
 PROBLEM = Problem(encode("user: ?\n"), "?")
 
 
-async def grow(engine: ScriptedEngine | SharedDraws, spec: SearchSpec, name: str) -> Outcome:
+async def grow(engine: ScriptedEngine | SharedSamples, spec: SearchSpec, name: str) -> Outcome:
     """One search."""
     return await search(
         PROBLEM, spec, engine, tree_id=name, answer_of=answer_of, clock=itertools.count().__next__
@@ -37,7 +38,7 @@ async def test_shared_draws_grow_the_same_trees(at_once: bool) -> None:
     alone = [await grow(engine, spec, str(i)) for i, spec in enumerate(SPECS)]
     drawn_alone = sum(map(len, engine.expanded))
     engine = ScriptedEngine()
-    shared = SharedDraws(engine)
+    shared = SharedSamples(engine)
     work = [grow(shared, spec, str(i)) for i, spec in enumerate(SPECS)]
     outcomes = await asyncio.gather(*work) if at_once else [await search for search in work]
     assert [o.digest for o in outcomes] == [o.digest for o in alone]
@@ -53,7 +54,7 @@ async def test_shared_draws_grow_the_same_trees(at_once: bool) -> None:
 
 async def test_a_row_is_charged_what_it_would_have_cost_alone() -> None:
     """The second of two equal searches draws nothing and costs as much as the first."""
-    shared = SharedDraws(ScriptedEngine(), flops=lambda n, c, _=None: n + c)
+    shared = SharedSamples(ScriptedEngine(), flops=lambda n, c, _=None: n + c)
     first = await grow(shared, SPECS[-1], "a")
     second = await grow(shared, SPECS[-1], "b")
     assert first.stats.engine == second.stats.engine
@@ -67,7 +68,7 @@ def test_the_ledger_by_hand() -> None:
     Rows: prompt 3 (contexts 1+2+3), second tokens of the children 2 x 1 (context 4 each), the last
     token of the first child again (context 5). The reward model reads 3 + (2+1) + (2+1) + (1+1).
     """
-    ledger = Ledger(lambda n, c, _=None: 1000.0 * n + c, free)
+    ledger = StandaloneCost(lambda n, c, _=None: 1000.0 * n + c, no_flops)
     sampling_of = [Branch(0, i, (7, 8, 9), i, 16, i + 1) for i in range(2)]
     steps = [Step((1, 2), "", Finish.STEP, 0.0, 0.0), Step((1, 3), "", Finish.STEP, 0.0, 0.0)]
     ledger.drew(sampling_of, steps)
@@ -82,7 +83,9 @@ def test_the_ledger_by_hand() -> None:
 
 def test_a_step_is_charged_for_one_embedding() -> None:
     """Steps of 2 and 1 tokens, read alone: contexts 1 + 2 and 1; asked for again they are free."""
-    ledger = Ledger(free, free, lambda n, c, logits=None: 1000.0 * n + 10 * c + (logits or 0))
+    ledger = StandaloneCost(
+        no_flops, no_flops, lambda n, c, logits=None: 1000.0 * n + 10 * c + (logits or 0)
+    )
     asked = [Trajectory(i, ((9,), step), ("", "")) for i, step in enumerate(((1, 2), (3,), (3,)))]
     ledger.compared(asked)
     ledger.compared(asked[:2])
@@ -92,7 +95,7 @@ def test_a_step_is_charged_for_one_embedding() -> None:
 async def test_a_failure_reaches_everybody_who_waits_and_is_not_remembered() -> None:
     """Two merged requests fail together; once the engine is back, the same request works."""
     engine = ScriptedEngine(fail_at=0)
-    shared = SharedDraws(engine)
+    shared = SharedSamples(engine)
     branch = [Branch(0, 0, encode("ab"), 1, 16, 1)]
     both = [shared.expand(name, branch, Sampling()) for name in "ab"]
     failed = await asyncio.gather(*both, return_exceptions=True)
@@ -104,7 +107,7 @@ async def test_a_failure_reaches_everybody_who_waits_and_is_not_remembered() -> 
 async def test_another_sampling_is_another_draw() -> None:
     """Temperature is part of what a step follows from."""
     engine = ScriptedEngine()
-    shared = SharedDraws(engine)
+    shared = SharedSamples(engine)
     branch = [Branch(0, 0, encode("ab"), 1, 16, 1)]
     await shared.expand("a", branch, Sampling(temperature=1.0))
     await shared.expand("a", branch, Sampling(temperature=0.5))

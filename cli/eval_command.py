@@ -18,12 +18,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from cli.evaluation import Evaluation, Trial, evaluate
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint
 from runtime.reward_format import reward_format
 from search.tree_json import to_json
 from server.assemble import running
-from server.evaluate import Evaluation, Trial, evaluate
 from server.settings import Settings
 from server.tree_log import TreeLog
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cli.live_tree import LiveTree
+from cli.replay import Record, replay
+from cli.search_client import SearchClient, local, remote
 from search.spec import SearchSpec
-from server.grower import Grower, local, remote
-from server.live_tree import LiveTree
-from server.replay import Record, replay
 from server.settings import Settings
 from server.tree_log import TreeLog
 from server.wire import SearchRequest
@@ -31,7 +31,7 @@ OTHER_COLUMNS = 28
 @asynccontextmanager
 async def grower(
     settings: Settings, url: str | None, console: Console, trees: TreeLog | None = None
-) -> AsyncIterator[Grower]:
+) -> AsyncIterator[SearchClient]:
     """A grower on the server at ``url``, or on an engine started for it."""
     if url is not None:
         yield remote(url)

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cli.evaluation import Evaluation, Graded, evaluate
+from cli.kv_recorder import Recorder
 from kvpolicy.fit import Rows, fit, losses, together
 from kvpolicy.value import Theta, save_theta
 from runtime.embedded.model.config import ModelConfig
 from search.spec import SearchSpec
 from server.assemble import running
-from server.evaluate import Evaluation, Graded, evaluate
-from server.recorder import Recorder
 from server.settings import PREFIX, Settings, SettingsError
 
 GO_BACK = ("best_first", "mcts")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from server.arguments import (
+from cli.arguments import (
     check_plot,
     models_of,
     parts,
@@ -19,8 +19,7 @@ from server.arguments import (
     task_of,
     tree_log_at,
 )
-from server.exits import FAILED, WRONG_USE, fail, run_to_end
-from server.options import (
+from cli.command_options import (
     Answers,
     Dials,
     Json,
@@ -36,6 +35,7 @@ from server.options import (
     Url,
     with_switches,
 )
+from cli.exit_codes import FAILED, WRONG_USE, fail, run_to_end
 from server.settings import SettingsError
 
 app = typer.Typer(
@@ -104,7 +104,7 @@ def solve(
     switches: dict[str, Any],
 ) -> None:
     """Answer one question, growing its tree in the terminal."""
-    from server.solve import solve as run
+    from cli.solve import solve as run
 
     spec = spec_of(policy, width, seed, dials)
     own = {"reward_format": reward_format}
@@ -146,8 +146,8 @@ def evaluate(
     file holds a JSON object a line with the fields problem and answer; its first lines are taken,
     whatever the seed. Seconds are those of searches alone with --share off only.
     """
-    from server.eval_run import run_evaluation
-    from server.evaluate import Evaluation
+    from cli.eval_command import run_evaluation
+    from cli.evaluation import Evaluation
 
     if plot is not None:
         check_plot(plot)
@@ -161,7 +161,7 @@ def evaluate(
     with tree_log_at(trees) as log:
         rows = run_to_end(run_evaluation(wanted, settings, log, as_json, engines))
     if plot is not None:
-        from server.plot import plot as draw
+        from cli.accuracy_plot import plot as draw
 
         draw(rows, plot)
     if as_json:
@@ -187,8 +187,8 @@ def calibrate(
     switches: dict[str, Any],
 ) -> None:
     """Fit what arborkv's signals weigh to recorded searches that keep all their KV."""
-    from server.calibrate import GO_BACK, Calibration
-    from server.calibrate import calibrate as run
+    from cli.calibrate import GO_BACK, Calibration
+    from cli.calibrate import calibrate as run
 
     specs, _ = specs_of(policy, str(width), str(seed), dials)
     for name in {spec.policy for spec in specs} - set(GO_BACK):
@@ -214,8 +214,8 @@ def replay(
     switches: dict[str, Any],
 ) -> None:
     """Grow recorded trees again; exit 1 if any of them differs."""
-    from server.replay import RecordError, read_records
-    from server.solve import replay_all
+    from cli.replay import RecordError, read_records
+    from cli.solve import replay_all
 
     try:
         records = read_records(response)
@@ -256,8 +256,8 @@ def plan(
     switches: dict[str, Any],
 ) -> None:
     """Share KV between policy and reward model by the roofline, and say why."""
+    from cli.kv_split_plan import make_plan, on_gpu, this_machine
     from kvpolicy.roofline import SplitLoad
-    from server.plan import make_plan, on_gpu, this_machine
 
     own = {"reward_format": reward_format} | models_of(model, reward_model)
     settings = settings_of(**switches, **own)
@@ -287,7 +287,7 @@ def plan(
 @config.command()
 def check(as_json: Json = False) -> None:
     """Say what a server would be started with; exit 2 with one clear line if it could not be."""
-    from server.config_check import check as run
+    from cli.config_check import check as run
 
     settings = settings_of()
     try:

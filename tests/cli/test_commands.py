@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import cli.calibrate
+import cli.eval_command
 import server.assemble
-import server.calibrate
-import server.eval_run
+from cli.main import app
+from cli.replay import first_difference, read_records
 from search.tree_json import from_json, to_json
 from server.assemble import Parts
-from server.cli import app
-from server.replay import first_difference, read_records
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, babble
 from tests.server.conftest import PlainText
@@ -35,8 +35,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
         yield Parts(engine, PlainText(), "\n\n")
 
     monkeypatch.setattr(server.assemble, "running", running)
-    monkeypatch.setattr(server.eval_run, "running", running)
-    monkeypatch.setattr(server.calibrate, "running", running)
+    monkeypatch.setattr(cli.eval_command, "running", running)
+    monkeypatch.setattr(cli.calibrate, "running", running)
     return engine
 
 

@@ -19,18 +19,18 @@ from server.settings import API_KEY, PREFIX
 from server.wire import SearchRequest
 
 Listen = Callable[[dict[str, Any]], None]
-Grower = Callable[[SearchRequest, Listen], Awaitable[dict[str, Any]]]
+SearchClient = Callable[[SearchRequest, Listen], Awaitable[dict[str, Any]]]
 """Runs a search, tells its events as dicts, and returns the document of ``POST /v1/search``."""
 
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 5
 
 
-class GrowError(Exception):
+class ClientError(Exception):
     """The search could not be run; the message is for the person at the terminal."""
 
 
-def local(service: Service) -> Grower:
+def local(service: Service) -> SearchClient:
     """Searches on the service's own engine, by the same way as a request over HTTP."""
 
     async def run(request: SearchRequest, listen: Listen) -> dict[str, Any]:
@@ -41,12 +41,12 @@ def local(service: Service) -> Grower:
             ask, spec = await ask_search(request, service)
             return await grow(ask, spec, service, hear)
         except (ApiError, EngineError) as error:
-            raise GrowError(str(translate(error, RETRY_SECONDS).detail)) from error
+            raise ClientError(str(translate(error, RETRY_SECONDS).detail)) from error
 
     return run
 
 
-def remote(url: str) -> Grower:
+def remote(url: str) -> SearchClient:
     """Searches on the server at ``url``, such as ``http://127.0.0.1:8000``.
 
     A server that wants an API key gets the one in ``HEDGEROW_API_KEY``.
@@ -63,7 +63,7 @@ def remote(url: str) -> Grower:
             ) as client:
                 return await _follow(client, body, listen)
         except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
-            raise GrowError(f"{url}: {error or type(error).__name__}") from error
+            raise ClientError(f"{url}: {error or type(error).__name__}") from error
 
     return run
 
@@ -75,19 +75,19 @@ async def _follow(
     name, last = "", None
     async with client.stream("POST", "/v1/search", json=body) as response:
         if response.status_code != httpx.codes.OK:
-            raise GrowError(_message(await response.aread()))
+            raise ClientError(_message(await response.aread()))
         async for line in response.aiter_lines():
             field, _, value = line.partition(": ")
             if field == "event":
                 name = value
             elif field == "data" and name == "error":
-                raise GrowError(_message(value.encode()))
+                raise ClientError(_message(value.encode()))
             elif field == "data":
                 last = json.loads(value)
                 if name != "done":
                     listen(last)
     if name != "done" or last is None:
-        raise GrowError("the stream ended before the search did")
+        raise ClientError("the stream ended before the search did")
     return (await client.get(f"/v1/search/{last['id']}")).raise_for_status().json()
 
 

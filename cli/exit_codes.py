@@ -20,11 +20,11 @@ INTERRUPTED = 130
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; errors that were foreseen become one line."""
-    from server.grower import GrowError
+    from cli.search_client import ClientError
 
     try:
         return asyncio.run(work)
-    except (SettingsError, EngineError, GrowError) as error:
+    except (SettingsError, EngineError, ClientError) as error:
         fail(str(error), FAILED)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

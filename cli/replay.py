@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cli.search_client import SearchClient
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 from search.tree_json import from_json
 from server.errors import field_name
-from server.grower import Grower
 from server.wire import Message, SearchRequest
 
 
@@ -64,8 +64,8 @@ def read_records(path: Path) -> list[Record]:
     return [_record(document, path) for document in documents]
 
 
-async def replay(record: Record, grow: Grower) -> Comparison:
-    """Grow the recorded search again. Raises GrowError when that fails."""
+async def replay(record: Record, grow: SearchClient) -> Comparison:
+    """Grow the recorded search again. Raises ClientError when that fails."""
     document = await grow(record.request, lambda _: None)
     difference = None
     if document["tree_digest"] != record.digest and record.tree is not None:

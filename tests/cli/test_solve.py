@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from server.solve import show
+from cli.solve import show
 
 
 def test_a_long_answer_leaves_room_for_its_votes() -> None:

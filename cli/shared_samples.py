@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from runtime.flops import Flops, no_flops
 from runtime.passed_on import PassedOn
 from search.engine import (
     Branch,
@@ -27,24 +28,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class Flops(Protocol):
-    """Multiply-adds, counted twice, of a forward pass of one model."""
-
-    def __call__(self, tokens: int, context_sum: int, logits: int | None = None, /) -> float:
-        """``tokens`` rows, whose contexts (themselves included) sum to ``context_sum``.
-
-        ``logits``: how many of them pass the model's head, all by default.
-        """
-        ...
-
-
-def free(tokens: int, context_sum: int, logits: int | None = None) -> float:
-    """The cost of a model whose cost is not known."""
-    return 0.0
-
-
 @dataclass(slots=True)
-class Ledger:
+class StandaloneCost:
     """What one tree would cost alone, on a cold cache that forgets nothing.
 
     ``tag_tokens``: what the reward format adds to a step; a reward model with words of its own is
@@ -54,7 +39,7 @@ class Ledger:
 
     flops_of: Flops
     prm_flops_of: Flops
-    embed_flops_of: Flops = free
+    embed_flops_of: Flops = no_flops
     tag_tokens: int = 1
     decoded: int = 0
     prefilled: int = 0
@@ -116,7 +101,7 @@ class Ledger:
         )
 
 
-class SharedDraws(PassedOn):
+class SharedSamples(PassedOn):
     """An ``Engine`` over another one, for the searches over one question; drop it after them.
 
     Equal requests in flight are merged. ``release`` returns what the tree would have cost alone.
@@ -125,16 +110,16 @@ class SharedDraws(PassedOn):
     def __init__(
         self,
         engine: Engine,
-        flops: Flops = free,
-        prm_flops: Flops = free,
-        embed_flops: Flops = free,
+        flops: Flops = no_flops,
+        prm_flops: Flops = no_flops,
+        embed_flops: Flops = no_flops,
     ) -> None:
         super().__init__(engine)
         self._flops = flops, prm_flops, embed_flops
         self._steps: dict[Hashable, asyncio.Future[Step]] = {}
         self._rewards: dict[Hashable, asyncio.Future[float]] = {}
         self._vectors: dict[Hashable, asyncio.Future[tuple[float, ...]]] = {}
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers: dict[str, StandaloneCost] = {}
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Steps remembered, under way elsewhere, or drawn now."""
@@ -187,11 +172,11 @@ class SharedDraws(PassedOn):
         self._ledgers.pop(tree, None)
         await super().abort(tree)
 
-    def _ledger(self, tree: str) -> Ledger:
+    def _ledger(self, tree: str) -> StandaloneCost:
         return self._ledgers.setdefault(tree, self._new_ledger())
 
-    def _new_ledger(self) -> Ledger:
-        return Ledger(*self._flops, tag_tokens=self.capabilities.score_tokens[1])
+    def _new_ledger(self) -> StandaloneCost:
+        return StandaloneCost(*self._flops, tag_tokens=self.capabilities.score_tokens[1])
 
 
 async def _once(

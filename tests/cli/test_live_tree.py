@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from server.live_tree import LiveTree
+from cli.live_tree import LiveTree
 
 
 def expanded(number: int, node: int, parent: int, text: str) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from cli.kv_split_plan import Machine, make_plan
+from cli.main import app
 from kvpolicy.roofline import DevicePeaks, SplitLoad
 from runtime.embedded.model.config import ModelConfig
-from server.cli import app
-from server.plan import Machine, make_plan
 from server.settings import BUNDLED, SettingsError, load_settings
 
 GPU = ["--length", "500", "--gpu", "100", "1000", "0.1"]

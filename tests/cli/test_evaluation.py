@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.accuracy_plot import plot
+from cli.eval_command import side_by_side
+from cli.evaluation import Evaluation, Trial, clustered95, evaluate, item_seed, wilson95
 from models.tasks.task import Split, Verdict
 from search.digest import combined_digest
 from search.engine import Branch, EngineDown
 from search.spec import SearchSpec
-from server.eval_run import side_by_side
-from server.evaluate import Evaluation, Trial, clustered95, evaluate, item_seed, wilson95
-from server.plot import plot
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode
 from tests.server.conftest import PlainText

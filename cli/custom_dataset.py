@@ -16,12 +16,12 @@ GSM8K_MARK = "####"
 """GSM8K's answers end with this and the number."""
 
 
-class TaskFileError(ValueError):
+class DatasetError(ValueError):
     """The file holds no task; the message names the file, the line and what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTask:
+class CustomDataset:
     """Problems with their answers, by the file's name.
 
     An answer is right if its canonical form is the expected one's, or if ``same`` says so of the
@@ -49,26 +49,26 @@ class OwnTask:
         return Verdict(right, (), "" if right else f"{found!r} is not {expected!r}")
 
 
-def read_task(path: Path) -> OwnTask:
+def read_dataset(path: Path) -> CustomDataset:
     """The task of a file whose lines have the fields ``problem`` and ``answer``.
 
-    Other fields are ignored, blank lines too. Raises TaskFileError.
+    Other fields are ignored, blank lines too. Raises DatasetError.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"{path}: {error}") from error
+        raise DatasetError(f"{path}: {error}") from error
     answers: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{path}, line {number}"
             problem, answer = _entry(line, where)
             if problem in answers:
-                raise TaskFileError(f"{where}: problem: the same as on an earlier line")
+                raise DatasetError(f"{where}: problem: the same as on an earlier line")
             answers[problem] = answer
     if not answers:
-        raise TaskFileError(f"{path}: empty; a JSON object a line is needed")
-    return OwnTask(path.stem, answers, _equal)
+        raise DatasetError(f"{path}: empty; a JSON object a line is needed")
+    return CustomDataset(path.stem, answers, _equal)
 
 
 def _equal(found: str, expected: str) -> bool:
@@ -83,15 +83,15 @@ def _entry(line: str, where: str) -> tuple[str, str]:
     try:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:
-        raise TaskFileError(f"{where}: not JSON: {error}") from None
+        raise DatasetError(f"{where}: not JSON: {error}") from None
     if not isinstance(entry, dict):
-        raise TaskFileError(f"{where}: must be an object with the fields problem and answer")
+        raise DatasetError(f"{where}: must be an object with the fields problem and answer")
     problem, answer = entry.get("problem"), entry.get("answer")
     if not isinstance(problem, str) or not problem.strip():
-        raise TaskFileError(f"{where}: problem = {problem!r}: must be a text")
+        raise DatasetError(f"{where}: problem = {problem!r}: must be a text")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise TaskFileError(f"{where}: answer = {answer!r}: must be a text or a number")
+        raise DatasetError(f"{where}: answer = {answer!r}: must be a text or a number")
     expected = normalise(str(answer).rpartition(GSM8K_MARK)[2])
     if expected is None:
-        raise TaskFileError(f"{where}: answer = {answer!r}: must not be empty or very long")
+        raise DatasetError(f"{where}: answer = {answer!r}: must not be empty or very long")
     return problem, expected

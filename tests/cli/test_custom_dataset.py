@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.custom_dataset import DatasetError, read_dataset
 from server.checkpoints import checkpoint
-from server.own_task import TaskFileError, read_task
 from server.settings import SettingsError
 
 
@@ -32,7 +32,7 @@ def test_problems_keep_the_files_order(tmp_path: Path) -> None:
         "",
         {"problem": "a?", "answer": 1},
     )
-    task = read_task(path)
+    task = read_dataset(path)
     assert task.name == "mine"
     assert task.questions(10) == ["b\u2028?", "a?"]
     assert task.questions(1) == ["b\u2028?"]
@@ -53,13 +53,13 @@ def test_answers_are_compared_in_canonical_form(
     tmp_path: Path, expected: str | int, reply: str, right: bool
 ) -> None:
     """Wrapping, thousands and GSM8K's mark do not matter; a reply without an answer is wrong."""
-    task = read_task(written(tmp_path, {"problem": "?", "answer": expected}))
+    task = read_dataset(written(tmp_path, {"problem": "?", "answer": expected}))
     assert task.check("?", reply).correct is right
 
 
 def test_another_comparison_can_be_handed_in(tmp_path: Path) -> None:
     """What is spelled differently may still be the same; no answer is never right."""
-    read = read_task(written(tmp_path, {"problem": "?", "answer": "1/2"}))
+    read = read_dataset(written(tmp_path, {"problem": "?", "answer": "1/2"}))
     task = replace(read, same=lambda a, b: float(a) == 0.5 and b == "1/2")
     assert task.check("?", "The answer is 0.5.").correct
     assert not task.check("?", "The answer is 0.25.").correct
@@ -80,8 +80,8 @@ def test_another_comparison_can_be_handed_in(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(tmp_path: Path, lines: list[object], said: str) -> None:
     """File, line, field and value."""
-    with pytest.raises(TaskFileError, match=r"mine\.jsonl") as error:
-        read_task(written(tmp_path, *lines))
+    with pytest.raises(DatasetError, match=r"mine\.jsonl") as error:
+        read_dataset(written(tmp_path, *lines))
     assert said in str(error.value)
 
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-import server.calibrate
+import cli.calibrate
+from cli.evaluation import Evaluation, evaluate
+from cli.kv_recorder import Recorder
+from cli.main import app
 from kvpolicy.fit import together
 from kvpolicy.value import load_theta
 from models.tasks import TASKS
 from search.engine import Branch, Sampling, Step, Usage
 from search.spec import SearchSpec
 from server.assemble import Parts
-from server.cli import app
-from server.evaluate import Evaluation, evaluate
-from server.recorder import Recorder
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, dice
 from tests.server.conftest import PlainText
@@ -98,7 +98,7 @@ def attentive(monkeypatch: pytest.MonkeyPatch) -> Attentive:
         assert attention
         yield Parts(engine, PlainText(), "\n\n")
 
-    monkeypatch.setattr(server.calibrate, "running", running)
+    monkeypatch.setattr(cli.calibrate, "running", running)
     return engine
 
 

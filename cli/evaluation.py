@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cli.custom_dataset import CustomDataset
+from cli.shared_samples import Flops, SharedSamples, no_flops
 from models.tasks.task import Verdict
 from search.controller import Problem, search
 from search.digest import combined_digest
@@ -18,10 +20,8 @@ from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
 from server.answers import Answers, answers_to
-from server.own_task import OwnTask
 from server.room import context_for
 from server.service import ChatText
-from server.shared_draws import Flops, SharedDraws, free
 
 Z95 = 1.959963984540054
 """The 97.5 % point of the normal distribution."""
@@ -88,7 +88,7 @@ async def evaluate(
     engines: Sequence[Engine],
     text: ChatText,
     *,
-    flops: tuple[Flops, ...] = (free, free),
+    flops: tuple[Flops, ...] = (no_flops, no_flops),
     done: Callable[[Trial], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """A row for each spec, in the order given; ``done`` hears of every trial.
@@ -103,7 +103,7 @@ async def evaluate(
 
     async def one(number: int, seed: int, question: str) -> list[Score]:
         engine = await rooms.get()
-        shared = SharedDraws(engine, *flops) if wanted.share else engine
+        shared = SharedSamples(engine, *flops) if wanted.share else engine
         scores = await _question(wanted, shared, text, f"eval-{number}", seed, question, done)
         rooms.put_nowait(engine)
         return scores
@@ -136,7 +136,7 @@ async def _question(
     scores: dict[int, Score] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
         rule, of = wanted.specs[i].answers or wanted.answers, wanted.task.answer
-        bundled = rule == "auto" and not isinstance(wanted.task, OwnTask)
+        bundled = rule == "auto" and not isinstance(wanted.task, CustomDataset)
         answers = Answers(of) if bundled else answers_to(question, rule)
         outcome = await search(
             problem,

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cli.command_options import Split
+from cli.exit_codes import WRONG_USE, fail
 from search.spec import SearchSpec
-from server.exits import WRONG_USE, fail
-from server.options import Split
 from server.settings import Settings, SettingsError, load_settings
 from server.tree_log import TreeLog
 
@@ -40,16 +40,16 @@ def models_of(model: str | None, reward_model: str | None) -> dict[str, Any]:
 
 def task_of(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[str]]:
     """A task by name with a split's questions, or one's own from a file."""
+    from cli.custom_dataset import SUFFIX, DatasetError, read_dataset
     from models.tasks import TASKS
-    from server.own_task import SUFFIX, TaskFileError, read_task
 
     if name in TASKS:
         return TASKS[name], TASKS[name].questions(split.value, limit, seed)
     if not name.endswith(SUFFIX):
         fail(f"--task {name}: known are {', '.join(TASKS)}, or a file {SUFFIX}", WRONG_USE)
     try:
-        own = read_task(Path(name))
-    except TaskFileError as error:
+        own = read_dataset(Path(name))
+    except DatasetError as error:
         fail(f"--task {error}", WRONG_USE)
     return own, own.questions(limit)
 
@@ -102,7 +102,7 @@ def tree_log_at(path: Path | None) -> TreeLog:
 
 def check_plot(path: Path) -> None:
     """Whether a plot can be written there: before hours of work, not after."""
-    from server.plot import check_path
+    from cli.accuracy_plot import check_path
 
     try:
         check_path(path)
