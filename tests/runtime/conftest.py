@@ -1,4 +1,4 @@
-"""One yard of SGLang servers for the whole run: they take long to start."""
+"""One set of SGLang servers for the whole run: they take long to start."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import pytest_asyncio
 
 from models.tasks import TASKS
 from runtime.sglang.launched_server import LaunchedServer as Sglang
-from runtime.sglang.launched_server import ServerOptions
+from runtime.sglang.launched_server import LaunchOptions
 from runtime.sglang.server_metrics import parse_metrics
 from server.settings import BUNDLED
 from tests.deploy.front_ends import (
@@ -60,7 +60,7 @@ class Pools:
 def server(model: str, *, plugged: bool) -> Sglang:
     """One that is not started yet."""
     return Sglang(
-        ServerOptions(
+        LaunchOptions(
             model=BUNDLED / model,
             python=PYTHON,
             device="cpu",
