@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.kv.resplit import Resplit
+from runtime.embedded.account import Account
+from runtime.embedded.kv_resplit import Resplit
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.report import cost_of
-from runtime.embedded.scoring.scorers import load_reward_model, scorer_for
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scorer_loading import load_reward_model, scorer_for
 from runtime.embedded.worker import scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.text import Text

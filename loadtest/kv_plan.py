@@ -9,7 +9,7 @@ from pathlib import Path
 from kvpolicy.peers import STREAMS
 from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
 from models.tasks.task import Split
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
 from runtime.lossy.policies import EXTRACTIVE
 from search.spec import SearchSpec
 

@@ -23,10 +23,10 @@ from loadtest.kv_rows import Run
 from loadtest.least_read import Draw, draws_of, least_read_again
 from loadtest.paper_mode import run_lossy
 from loadtest.searches import SPRIG, Item, Method, grow
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.scheduler import Scheduler
 from runtime.lossy.engine import LossyModel
 from runtime.lossy.policies import LOSSY
 

@@ -39,7 +39,7 @@ OFF: Mapping[str, object] = {
     "kv_policy": "lru",
     "batch_limit": 64,
     "threads": 1,
-    "unison": False,
+    "dedup": False,
     "strict": True,
 }
 _DRAFT: Mapping[str, object] = {"draft": "scheduled", "draft_model": BUNDLED / "draft"}
@@ -62,19 +62,19 @@ class Change:
 
 
 CHANGES: Mapping[str, Change] = {
-    "unison": Change({"unison": True}, "unison_tokens"),
+    "dedup": Change({"dedup": True}, "deduplicated_tokens"),
     "a small pool, by age": Change({"kv_tokens": POOL}, "rehydrated_tokens"),
     "a small pool, by worth": Change(_SMALL, "rehydrated_tokens"),
     "early work": Change(_AHEAD, "speculated_used"),
     "a split that moves": Change(_SPLIT, "kv_splits"),
     "random order": Change({"order": "random", "batch_limit": 4}, "decoded_tokens"),
     "drafts, serial": Change({**_DRAFT, "draft": "serial"}, "accepted_tokens"),
-    "drafts, scheduled": Change({**_DRAFT, "unison": True}, "accepted_tokens"),
+    "drafts, scheduled": Change({**_DRAFT, "dedup": True}, "accepted_tokens"),
     "drafts of two candidates": Change(
         {**_DRAFT, "draft_tokens": 3, "k_config": (2, 2, 1)}, "accepted_tokens"
     ),
     "everything": Change(
-        {**_DRAFT, **_AHEAD, **_SMALL, **_SPLIT, "unison": True, "threads": 2}, "accepted_tokens"
+        {**_DRAFT, **_AHEAD, **_SMALL, **_SPLIT, "dedup": True, "threads": 2}, "accepted_tokens"
     ),
 }
 

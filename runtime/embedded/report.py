@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.account import Account
+from runtime.embedded.judge_scorer import JudgeScorer
 from runtime.embedded.messages import Report
-from runtime.embedded.scoring.judge import Bench
-from runtime.embedded.scoring.scorer import Scorer
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.embedded.scheduler import Scheduler
 from search.engine import TreeCost, Usage
 
 
 def report_of(
     scheduler: Scheduler,
-    scorer: Scorer | None,
-    judge: Bench | None,
+    scorer: RewardScorer | None,
+    judge: JudgeScorer | None,
     *,
     wrong_books: int,
     call_faults: int,
@@ -61,7 +61,7 @@ def report_of(
         "retractions": scheduler.retractions,
         "tested_tokens": policy.tested_tokens,
         "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
-        "unison_tokens": policy.unison_tokens,
+        "deduplicated_tokens": policy.deduplicated_tokens,
         "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
         "verdicts": judge.verdicts if judge else 0,
         "unparsed_verdicts": judge.unparsed_verdicts if judge else 0,
@@ -90,5 +90,5 @@ def cost_of(policy: Account, prm: Account, judged: Account) -> TreeCost:
         accepted_tokens=policy.accepted_tokens,
         speculated_used=policy.speculated_used,
         speculated_wasted=policy.speculated_wasted,
-        unison_tokens=policy.unison_tokens,
+        deduplicated_tokens=policy.deduplicated_tokens,
     )

@@ -15,17 +15,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from runtime.embedded.account import Account
+from runtime.embedded.batch import Forwards
 from runtime.embedded.checks import check, each
-from runtime.embedded.drafting.draft import load_speculation
-from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.batch import Forwards
-from runtime.embedded.drawing.branches import Drawn
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.expand_call import ExpandResult
 from runtime.embedded.faults import Fault, Faults
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.kv.resplit import Resplit
-from runtime.embedded.kv.split import Shared, split_pools
+from runtime.embedded.judge_scorer import owner
+from runtime.embedded.kv_resplit import Resplit
+from runtime.embedded.kv_split import SharedKv, split_pools
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -48,8 +46,10 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
 from runtime.embedded.report import cost_of, report_of
-from runtime.embedded.scoring.judge import owner
-from runtime.embedded.scoring.scorers import load_embedder, load_judge, load_scorer
+from runtime.embedded.sampler import sample
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scorer_loading import load_embedder, load_judge, load_scorer
+from runtime.embedded.speculative_loading import load_speculative_decoder
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import (
@@ -100,7 +100,7 @@ class Worker:
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(options.policy, threads=options.pass_threads, **options.arithmetic)
-        by_roofline, shared = options.kv_split == "roofline", Shared.of(options)
+        by_roofline, shared = options.kv_split == "roofline", SharedKv.of(options)
         options = split_pools(options, shared)
         self._pipe = pipe
         self._options = options
@@ -173,7 +173,7 @@ class Worker:
         for faults in (self._faults, self._scheduler.faults):
             self._let_go_of(faults)
 
-    def _drew(self, drawn: Drawn) -> None:
+    def _drew(self, drawn: ExpandResult) -> None:
         """Answer a finished round, or with what it comes to if it was the judge's."""
         if self._resplit:
             self._resplit.drew(drawn.tree, drawn.steps)
@@ -371,7 +371,7 @@ def scheduler_for(
     text = Text(options.policy)
     return Scheduler(
         model,
-        draw,
+        sample,
         text,
         context=text.context,
         vocab=config.vocab,
@@ -380,8 +380,8 @@ def scheduler_for(
         flops=config.flops,
         kv_policy=options.kv_policy,
         worth=options.worth(),
-        speculation=load_speculation(options, text, clock),
+        speculation=load_speculative_decoder(options, text, clock),
         speculate=options.speculate,
         visits=options.order,
-        unison=options.unison,
+        dedup=options.dedup,
     )

@@ -16,8 +16,8 @@ import numpy as np
 
 from kvpolicy.order import Infeasible, Ints
 from kvpolicy.value import confidence
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.stops import Stops, StopTables
+from runtime.embedded.sampler import sample
+from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.lossy.flight import Flight, Path
 from runtime.lossy.forward import Read, Reading
 from runtime.lossy.held import GIVEN_UP, Block, Held
@@ -78,7 +78,7 @@ class Drawing:
         self.flights: list[Flight] = []
         self._forward, self._text, self._clock, self._watch = forward, text, clock, watch
         self._store = forward.new_store(options.kv_tokens)
-        self._stops = StopTables(text.pieces)
+        self._stops = StopStringTables(text.pieces)
         self._reading_now = 0
         self._read_prompt()
 
@@ -227,7 +227,7 @@ class Drawing:
         """Draw each one's next token."""
         if not flights:
             return
-        drawn = draw(
+        drawn = sample(
             np.stack([flight.logits for flight in flights]),
             np.array([flight.branch.seed for flight in flights], dtype=np.uint64),
             [flight.length for flight in flights],
@@ -240,7 +240,7 @@ class Drawing:
             flight.finish = self._finish(flight, stops)
         self.spent.decoded += len(flights)
 
-    def _finish(self, flight: Flight, stops: Stops) -> Finish | None:
+    def _finish(self, flight: Flight, stops: StopStrings) -> Finish | None:
         if flight.tokens[-1] in self._text.eos:
             return Finish.END
         if stops.ended(flight.tokens):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.stop_strings import StopStrings
 from runtime.sglang_plugin.wire import sampling_seed
 from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
@@ -26,7 +26,7 @@ class Drawing:
 
     branch: Branch
     sampling: Sampling
-    stops: Stops
+    stops: StopStrings
     eos: frozenset[int]
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0

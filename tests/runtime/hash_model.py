@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.model.forward import Span
+from runtime.embedded.sampler import sample
 from search.engine import Branch, Sampling, Step
 from search.tree import Finish
 
@@ -99,7 +99,7 @@ def naive_step(branch: Branch, sampling: Sampling) -> Step:
     logprobs: list[float] = []
     while True:
         path = [*branch.tokens, *drawn]
-        draws = draw(
+        draws = sample(
             torch.from_numpy(logits_after(path))[None],
             np.array([branch.seed], dtype=np.uint64),
             np.array([len(path)]),

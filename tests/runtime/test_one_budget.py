@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
-from tests.runtime.test_retention import Endless
+from tests.runtime.test_eviction import Endless
 from tests.runtime.test_scheduler import scheduler
 
 LIMIT = 8

@@ -13,13 +13,13 @@ import pytest
 
 from kvpolicy.split import Device, Load, Model
 from loadtest.in_process import InProcess, Models
-from runtime.embedded.drawing.batch import Batch
+from runtime.embedded.batch import Batch
 from runtime.embedded.engine import EmbeddedEngine
-from runtime.embedded.kv.cache import Cache
-from runtime.embedded.kv.lane import Lane
-from runtime.embedded.kv.resplit import Growth, Resplit, Round, load_of
-from runtime.embedded.kv.split import Shared
+from runtime.embedded.kv_resplit import Growth, Resplit, Round, load_of
+from runtime.embedded.kv_split import SharedKv
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.prefix_cache import PrefixCache
+from runtime.embedded.sequence import TokenSequence
 from search.controller import Problem, search
 from search.engine import Branch, EngineError, Sampling, Step
 from search.outcome import Outcome
@@ -44,7 +44,9 @@ def step(tokens: int) -> Step:
 def store(tokens: int) -> Batch:
     """An empty one."""
     ignore: Any = lambda *_: None  # noqa: E731
-    return Batch(HashModel(), Cache(tokens), lanes=8, rows=64, give_way=ignore, starve=lambda: None)
+    return Batch(
+        HashModel(), PrefixCache(tokens), lanes=8, rows=64, give_way=ignore, starve=lambda: None
+    )
 
 
 def test_what_a_round_is_like_by_hand() -> None:
@@ -88,7 +90,7 @@ def distinct(branches: int, tokens: int) -> list[Branch]:
 
 def resplit_of(budget: int, step: float) -> Resplit:
     """Half of the bytes for each; a token of the reward model takes two."""
-    shared = Shared(LIGHT, HEAVY, DEVICE, budget=budget, least=(80, 40))
+    shared = SharedKv(LIGHT, HEAVY, DEVICE, budget=budget, least=(80, 40))
     return Resplit(shared, store(budget // 2), store(budget // 4), step=step)
 
 
@@ -122,7 +124,7 @@ def test_what_is_read_stays_and_the_other_gets_the_rest() -> None:
     resplit = resplit_of(400, step=5)
     policy, prm = resplit.stores
     lane = prm.enter("t", (0, 0, 0), np.arange(90) % 28, size=90, upto=89)
-    assert isinstance(lane, Lane)
+    assert isinstance(lane, TokenSequence)
     for _ in range(2):
         prm.advance()
     resplit.asked("t", distinct(10, 20))
@@ -166,7 +168,7 @@ def test_a_tree_is_the_same_however_often_slots_move(options: EngineOptions) -> 
     models = Models(replace(options, kv_split="given"))
     prompt = tuple(models.text.encode("One and two"))
     roomy = asyncio.run(grown(InProcess(models, kv_tokens=4_000, prm_kv_tokens=4_000), prompt))
-    shared = Shared.of(options, DEVICE)
+    shared = SharedKv.of(options, DEVICE)
     assert shared is not None
     shared = replace(shared, least=(130, 130), budget=shared.budget // 2)
     rest = (shared.budget - 130 * shared.prm.kv_bytes) // shared.policy.kv_bytes
@@ -185,7 +187,7 @@ async def test_how_kv_is_shared_is_said_in_the_log(
     with caplog.at_level(logging.INFO):
         engine = await EmbeddedEngine.start(options)
         await engine.close()
-    said = [line for line in caplog.records if line.name == "runtime.embedded.kv.split"]
+    said = [line for line in caplog.records if line.name == "runtime.embedded.kv_split"]
     assert [line.getMessage().split(": policy")[0] for line in said] == ["KV split roofline"]
 
 

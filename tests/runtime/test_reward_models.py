@@ -20,8 +20,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from runtime.embedded.engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.scorer import Scorer
-from runtime.embedded.scoring.scorers import load_scorer
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.embedded.scorer_loading import load_scorer
 from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, RewardMissing, Sampling, Trajectory
 from search.tree import ROOT
@@ -244,7 +244,7 @@ def trajectory(length: int) -> Trajectory:
     return Trajectory(length, IDS[:length], STEPS[:length])
 
 
-def read(scorer: Scorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
+def read(scorer: RewardScorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
     """The rewards of the trajectories of these lengths."""
     scorer.score(call, tree, PROMPT, QUESTION, [trajectory(n) for n in lengths])
     while scorer.busy:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.drawing.stops import StopTables
+from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.account import Account
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
@@ -45,7 +45,7 @@ sglang:inter_token_latency_seconds_bucket{le="0.002"} 3.0
 
 def drawing(limit: int = 9) -> Drawing:
     branch = Branch(0, 0, (0,), 1, limit, 1)
-    return Drawing(branch, Sampling(), StopTables(PIECES).of(("\n\n",)), EOS)
+    return Drawing(branch, Sampling(), StopStringTables(PIECES).of(("\n\n",)), EOS)
 
 
 def answer(*tokens: int) -> dict:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.sampler import sample as sample_embedded
 from runtime.noise import gumbel
 from runtime.sglang_plugin.plugin import make_cache, supported, version_of
 from runtime.sglang_plugin.seeding import noise, sample, seeded_batch, truncated
@@ -54,7 +54,7 @@ def test_a_token_is_the_embedded_engines(
     read = torch.arange(len(seeds)) + 10
     probs = torch.softmax(torch.from_numpy(logits) / temperature, -1)
     ours = sample(probs, info(seeds, [top_p] * len(seeds)), read)
-    theirs = draw(logits, seeds, read.numpy() + 1, temperature, top_p)
+    theirs = sample_embedded(logits, seeds, read.numpy() + 1, temperature, top_p)
     assert ours.dtype == torch.int32
     assert ours.tolist() == theirs.tokens.tolist()
 
