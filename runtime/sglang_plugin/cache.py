@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.radix_cache import (  # pyright: ignore[reportMissingI
     RadixKey,
 )
 
-from kvpolicy.forest import Rank
+from kvpolicy.block_table import EvictionKey
 from runtime.sglang_plugin.searches import Doomed, Namespace, Searches, Tokens
 from runtime.sglang_plugin.wire import NAME, Note, parse
 
@@ -73,13 +73,13 @@ class SearchCache(RadixCache):
         self.update_eviction_metrics(freed, start)
         return EvictResult(num_tokens_evicted=freed)
 
-    def ranks(self) -> dict[int, Rank]:
+    def ranks(self) -> dict[int, EvictionKey]:
         """What each radix node that a search holds is worth, by node id: the most of its blocks.
 
         A block that is cached in part is worth something in that part; edges are split where a
         held path leaves them, as a match would.
         """
-        ranks: dict[int, Rank] = {}
+        ranks: dict[int, EvictionKey] = {}
         places: dict[tuple[str, int], Place] = {}
         for namespace, block in self.searches.held():
             start = places.get((block.tree, block.parent), (self.root_node, 0))
@@ -158,7 +158,7 @@ class SearchCache(RadixCache):
             self.trimmed_tokens += len(leaf.key)
         return self._free(leaf)
 
-    def _drop(self, doomed: Doomed, held: dict[int, Rank]) -> int:
+    def _drop(self, doomed: Doomed, held: dict[int, EvictionKey]) -> int:
         """Free what is cached of a path, beyond its prompt and from where nobody holds it on."""
         key = self._key(doomed.tokens, doomed.namespace)
         kept = self._key(doomed.tokens[: doomed.keep], doomed.namespace)
@@ -180,7 +180,7 @@ class SearchCache(RadixCache):
         _record_removal(self, leaf)
         return tokens
 
-    def _walk(self, key: RadixKey, place: Place, ranks: dict[int, Rank]) -> Iterator[Place]:
+    def _walk(self, key: RadixKey, place: Place, ranks: dict[int, EvictionKey]) -> Iterator[Place]:
         """The nodes that hold ``key`` from a place on, the last one split where the key leaves it.
 
         Both parts of what is split have its rank. Touches no time of access.
@@ -215,7 +215,7 @@ class SearchCache(RadixCache):
         return key.page_aligned(self.page_size)
 
 
-def _order(leaf: Any, ranks: dict[int, Rank]) -> tuple[Any, ...]:
+def _order(leaf: Any, ranks: dict[int, EvictionKey]) -> tuple[Any, ...]:
     """A leaf's turn to go, lowest first."""
     rank = ranks.get(leaf.id)
     if rank is None:

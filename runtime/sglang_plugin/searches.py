@@ -1,7 +1,8 @@
 """What the searches in flight hold, by what their notes say: which token paths, and how dear.
 
-Pure: notes and token ids in, ranks and doomed paths out. The order is ``kvpolicy.forest``'s, the
-one that the embedded engine keeps; where a path is cached is the radix cache's to know.
+Pure: notes and token ids in, ranks and doomed paths out. The order is that of
+``kvpolicy.block_table``, as in the embedded engine; where a path is cached is the radix cache's to
+know.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvpolicy.forest import Forest, Rank
-from kvpolicy.order import Knobs
+from kvpolicy.block_table import BlockTable, EvictionKey
+from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.value import UNFITTED, Theta
 from runtime.sglang_plugin.wire import Note
 
 ROOT = 0
-KNOBS = Knobs(distance_decay=0.0)
+EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
 """The embedded engine's: best-first search returns to the best open node, however far."""
 SILENT_TURNS = 4096
 """A search that says nothing for so many turns of others has gone without a word."""
@@ -43,7 +44,7 @@ class Held(NamedTuple):
     node: int
     parent: int
     tokens: Tokens
-    rank: Rank
+    rank: EvictionKey
 
 
 class Doomed(NamedTuple):
@@ -71,7 +72,7 @@ class Searches:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
-        self._forest = Forest(theta, KNOBS)
+        self._forest = BlockTable(theta, EVICTION_PARAMS)
         self._searches: dict[str, _Search] = {}
         self._turns = 0
 
@@ -85,7 +86,7 @@ class Searches:
             return doomed
         search = self._searches.get(note.tree)
         if search is None:
-            self._forest.plant(note.tree, note.prompt)
+            self._forest.add_tree(note.tree, note.prompt)
             self._forest.transition(note.tree, {}, [ROOT], ())
             search = self._searches[note.tree] = _Search(note.prompt)
         if note.turn > search.turn:
@@ -135,14 +136,14 @@ class Searches:
 
     def held(self) -> Iterator[tuple[Namespace, Held]]:
         """Every block that may be visited again, of each search parents first."""
-        rank = self._forest.rank
+        rank = self._forest.eviction_key
         for tree, search in self._searches.items():
             for node, tokens in search.paths.items():
                 above = search.parents[node]
                 yield search.namespace, Held(tree, node, above, tokens, rank(tree, node))
 
     def pressure(self, budget: int) -> dict[str, list[int]]:
-        """What kvpolicy's exact mode would keep of every block; see ``Forest.pressure``."""
+        """What kvpolicy's exact mode would keep of every block; see ``BlockTable.pressure``."""
         return {tree: kept.tolist() for tree, kept in self._forest.pressure(budget).items()}
 
     def clear(self) -> None:
@@ -168,7 +169,7 @@ class Searches:
 
     def _end(self, tree: str) -> list[Doomed]:
         search = self._searches.pop(tree, None)
-        self._forest.fell(tree)
+        self._forest.remove_tree(tree)
         return [] if search is None else self._bury(search, list(search.paths))
 
     def _forget_silent(self) -> None:

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.cache_init_params import (  # pyright: ignore[reportMi
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey  # pyright: ignore[reportMissingImports]
 
-from kvpolicy.order import Infeasible
+from kvpolicy.eviction_order import Infeasible
 from runtime.sglang_plugin.cache import SearchCache
 from runtime.sglang_plugin.searches import Namespace
 from runtime.sglang_plugin.wire import Note
