@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from cli.accuracy_plot import check_path
 from loadtest.figure3 import Moment, draw
 from loadtest.kv_plan import (
     CONFIGS,
@@ -57,7 +58,6 @@ from models.tasks import TASKS
 from models.tasks.task import Split
 from runtime.lossy.policies import LOSSY
 from search.policies.registry import POLICIES
-from server.plot import check_path
 
 
 async def measure(

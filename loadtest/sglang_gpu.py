@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from cli.kv_split_plan import draft_args
 from loadtest.budget_weight import spec_for
 from loadtest.on_sglang import (
     PYTHON,
@@ -40,7 +41,6 @@ from runtime.sglang.launch import BY_PRIORITY, Server, split_args
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
-from server.plan import draft_args
 from server.settings import BUNDLED, load_settings
 
 TASK = "blocksworld"

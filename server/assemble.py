@@ -18,6 +18,7 @@ import uvicorn
 from kvpolicy.roofline import SplitLoad
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
+from runtime.flops import Flops, no_flops
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.text import Text
@@ -32,7 +33,6 @@ from server.logs import start_logging
 from server.service import ChatText, Service, own_version
 from server.settings import Settings, SettingsError
 from server.sglang import sglang_engine
-from server.shared_draws import Flops, free
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Parts:
     engine: Engine
     text: ChatText
     delimiter: str
-    flops: tuple[Flops, ...] = (free, free)
+    flops: tuple[Flops, ...] = (no_flops, no_flops)
     restartable: Restartable | None = None
 
     def service(
@@ -163,9 +163,9 @@ def engine_options(settings: Settings) -> EngineOptions:
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """What forward passes of the policy, of the reward model and for embedding cost."""
     if settings.engine == "sglang":
-        return _known_flops(settings.policy_model), _known_flops(settings.reward_model), free
+        return _known_flops(settings.policy_model), _known_flops(settings.reward_model), no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
-    prm, embedding = free, free
+    prm, embedding = no_flops, no_flops
     if settings.reward_model is not None and reward_format(settings.reward_format).needs_model:
         prm = ModelConfig.from_checkpoint(settings.reward_model).flops
     if settings.embedder == "hidden":
@@ -177,9 +177,9 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
 def _known_flops(checkpoint: Path | None) -> Flops:
     """Of a model that SGLang runs, whose shape may be none that is known here."""
     try:
-        return free if checkpoint is None else ModelConfig.from_checkpoint(checkpoint).flops
+        return no_flops if checkpoint is None else ModelConfig.from_checkpoint(checkpoint).flops
     except UnsupportedModel:
-        return free
+        return no_flops
 
 
 def listen(host: str, port: int) -> socket.socket:

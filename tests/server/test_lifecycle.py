@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from server.cli import app as command
+from cli.main import app as command
 from server.logs import JsonLines, TextLines, request_id
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question

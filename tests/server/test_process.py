@@ -23,7 +23,7 @@ from server.assemble import listen
 from server.settings import SettingsError
 
 QUESTION = TASKS["game24"].questions("dev", 1)[0]
-COMMAND = [sys.executable, "-m", "server"]
+COMMAND = [sys.executable, "-m", "cli"]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 SEARCH = {"model": "sprig", "messages": MESSAGES, "search": {"width": 2, "seed": 11}}
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.config_check import check
 from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.account import Account
 from runtime.sglang.engine import SglangEngine
@@ -24,7 +25,6 @@ from runtime.sglang.report import Report, read
 from runtime.sglang.step import Drawing, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
-from server.config_check import check
 from server.settings import BUNDLED, SettingsError, load_settings
 from server.sglang import server_options, sglang_options
 

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server
 from runtime.sglang.options import SglangOptions
-from runtime.sglang_plugin.wire import Note, custom_params, figures
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import (
@@ -353,7 +353,7 @@ async def test_the_command_line_on_running_servers(yard: Yard) -> None:
     """``hedgerow solve --engine sglang``, with ETS, whose steps are compared by their letters."""
     policy, reward = await yard.have("policy", "reward")
     ran = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server", "solve", QUESTIONS[0], "--engine", "sglang"),
+        *(sys.executable, "-m", "cli", "solve", QUESTIONS[0], "--engine", "sglang"),
         *("--policy-url", policy.url, "--reward-url", reward.url),
         *("--policy", "ets", "--width", "4", "--seed", "1", "--json"),
         cwd=ROOT,
@@ -401,7 +401,7 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: Yard) -
     body = {"input_ids": list(range(20, 28)), "sampling_params": asked}
     async with httpx.AsyncClient(base_url=stock.url, timeout=300.0, trust_env=False) as client:
         answer = (await client.post("/generate", json=body)).raise_for_status().json()
-        told = figures((await client.get("/server_info")).json())
+        told = plugin_counts((await client.get("/server_info")).json())
     assert len(answer["output_ids"]) == 4
     assert told is None
     with pytest.raises(ValueError, match=r"speculate: .* --enable-priority-scheduling"):
