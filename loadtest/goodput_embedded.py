@@ -18,7 +18,6 @@ from loadtest.goodput_rows import BASELINE, PAPER, Run
 from loadtest.in_process import InProcess, Models
 from loadtest.searches import Item, Method, grow
 from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.kv_resplit import Resplit
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.schedule_order import ScheduleOrder
 from search.engine import Branch, Sampling, Step, Trajectory
@@ -94,11 +93,6 @@ class Bench:
             lookahead=variant.ahead,
             dedup=variant.dedup,
         )
-        if variant.split == "roofline" and budget is not None:
-            shared = self.pools.shared(budget, path_tokens)
-            stores = engine.scheduler.batch, engine.scorer.batch
-            step = self.pools.load(spec, path_tokens).new
-            engine.resplit = Resplit(shared, *stores, step=step)
         method = Method(variant.name, spec)
         outcome = await grow(engine, self._models.text, item, method, clock=self._clock)
         held = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak

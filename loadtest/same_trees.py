@@ -32,7 +32,7 @@ AT_ONCE = 8
 POOL = 1_000
 """KV tokens of a small pool: some paths and their next steps, not eight trees."""
 SHARED = 1_600
-"""KV tokens of each model, where one gives to the other: more than a sequence may have."""
+"""KV tokens of each model, where they are shared anew: more than a sequence may have."""
 COLUMNS = ("change", "policy", "n", "same", "evidence", "amount")
 
 OFF: Mapping[str, object] = {
@@ -66,7 +66,7 @@ CHANGES: Mapping[str, Change] = {
     "a small pool, by age": Change({"kv_tokens": POOL}, "rehydrated_tokens"),
     "a small pool, by worth": Change(_SMALL, "rehydrated_tokens"),
     "early work": Change(_AHEAD, "speculated_used"),
-    "a split that moves": Change(_SPLIT, "kv_splits"),
+    "a split by roofline": Change(_SPLIT, "decoded_tokens"),
     "random order": Change({"order": "random", "batch_limit": 4}, "decoded_tokens"),
     "drafts, serial": Change({**_DRAFT, "draft": "serial"}, "accepted_tokens"),
     "drafts, scheduled": Change({**_DRAFT, "dedup": True}, "accepted_tokens"),

@@ -71,7 +71,7 @@ class TokenCache:
 
     def __init__(self, capacity: int, prompt: Ints) -> None:
         """``capacity``: tokens that may be held at once. Nothing of the prompt is there yet."""
-        self.pool = SlotPool(capacity)
+        self.pool = KvPool(capacity)
         self.blocks: dict[int, CachedBlock] = {ROOT: CachedBlock.of(-1, 0, prompt)}
         self.blocks[ROOT].nodes.add(ROOT)
         self._block_of: dict[int, int] = {ROOT: ROOT}

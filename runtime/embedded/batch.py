@@ -88,11 +88,6 @@ class Batch:
         self._give_way = give_way
         self._starve = starve
 
-    def resize(self, capacity: int) -> None:
-        """Have room for so many tokens from now on; see ``PrefixCache.resize``."""
-        old, new = self.cache.resize(capacity)
-        self._store.resize(self.cache.capacity, old, new)
-
     def enter(
         self,
         tree: str,
@@ -138,19 +133,15 @@ class Batch:
         """Take a parked lane in again."""
         insort(self.lanes, lane, key=_order)
 
-    def advance(
-        self, held: Set[TokenSequence] = frozenset(), begins: Callable[[], None] = lambda: None
-    ) -> list[Advance]:
+    def advance(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
         """One forward pass over the next rows of the lanes but for those ``held`` back; empty if
-        there is nothing to run. ``begins`` is called when all that had to give way has and the
-        model is about to compute."""
+        there is nothing to run."""
         plan = self._plan(held)
         if not plan:
             return []
         self.cache.keep_budget()
         self.cache.note_peaks()
         spans = [span for lane, rows in plan for span in _spans(lane, rows)]
-        begins()
         logits = self._forward.run(spans, self._store)
         advances, at = [], 0
         for lane, rows in plan:

@@ -106,8 +106,7 @@ class EmbeddedEngine:
         branches that gave way; ``tested_tokens``: drafted ones that were compared with a draw,
         ``draft_pauses``: how often drafting did not pay; ``deduplicated_tokens``: sampled from a
         row that another branch had computed; ``prm_evicted_tokens``; ``verdicts`` of a judge, and
-        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks;
-        ``kv_splits``: how often KV went from one model to the other.
+        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks.
         """
         return dict(self._report.counters) if self._report else {}
 

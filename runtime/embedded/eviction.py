@@ -76,10 +76,6 @@ class Evictor:
         self._victims = (
             EvictionCandidates(radix, self._forest) if self._forest is not None else None
         )
-        self.resize(capacity)
-
-    def resize(self, capacity: int) -> None:
-        """The KV store has so many slots from now on."""
         self._margin = min(MOST_MARGIN, int(MARGIN * capacity))
 
     def listen(self, attention: Attention) -> None:

@@ -32,14 +32,6 @@ class KvPool:
         self._stack[self._count : self._count + len(slots)] = slots
         self._count += len(slots)
 
-    def resize(self, capacity: int, used: np.ndarray) -> None:
-        """Number the slots anew: of ``capacity`` all but those ``used`` are free."""
-        free = np.ones(capacity, dtype=bool)
-        free[used] = False
-        self.capacity, self._count = capacity, capacity - len(used)
-        self._stack = np.empty(capacity, dtype=np.int64)
-        self._stack[: self._count] = np.flatnonzero(free)[::-1]
-
     def listed(self) -> np.ndarray:
         """The free slots themselves, for checks."""
         return self._stack[: self._count].copy()

@@ -49,8 +49,7 @@ class EngineOptions:
     needs no model can score.
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
-    ``kv_split``: how the bytes of both are shared instead, at first for the load ``kv_load``;
-    ``roofline`` shares them again as the load changes.
+    ``kv_split``: how the bytes of both are shared instead, for the load ``kv_load``.
     ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest);
     ``kv_theta``: a file with the coefficients by which ``arborkv`` values a block, None for none
     fitted; ``attention``: what steps attend to is told with them, although these do not ask for it.

@@ -32,8 +32,6 @@ class PrefixCache:
         self.budget = capacity
         """Slots in use from which on what no branch reads is given up for every further one: at
         most the capacity, and less than what branches read if they read more."""
-        self.least = capacity
-        """Slots that it keeps however it is resized: what is longer is refused."""
         self.evicted_tokens = 0
         self.active_peak = 0
         self.reading_peak = 0
@@ -126,33 +124,6 @@ class PrefixCache:
     def keep_budget(self) -> None:
         """Give up what is beyond the budget and no branch reads."""
         self._trim(-self.room, held=True)
-
-    def resize(self, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-        """Have ``capacity`` slots from now on, or what branches read if that is more; not while
-        there are forks. Gives up what has no room then.
-
-        Returns the slots in use as they were and as they are, in one order.
-        """
-        assert capacity >= self.least, "fewer slots than the longest sequence may need"
-        before = self.capacity
-        self._trim(before - self.pool.free - capacity, held=True)
-        after = max(capacity, before - self.pool.free)
-        nodes = list(self.radix.nodes())
-        lanes = list(self.lanes)
-        own = [node.slots for node in nodes] + [lane.private for lane in lanes]
-        used = np.concatenate([EMPTY, *own])
-        table = np.arange(before)
-        outside = used[used >= after]
-        free = self.pool.listed()
-        table[outside] = np.sort(free[free < after])[: len(outside)]
-        for node in nodes:
-            node.slots = table[node.slots]
-        for lane in lanes:
-            lane.slots[: lane.allocated] = table[lane.slots[: lane.allocated]]
-        self.pool.resize(after, table[used])
-        self.retention.resize(after)
-        self.budget = after if self.budget == before else min(self.budget, after)
-        return used, table[used]
 
     def fork(self, lane: TokenSequence) -> None:
         """Give slots to the tokens of the lane's forks; forks that find no free ones go."""

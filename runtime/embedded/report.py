@@ -17,9 +17,8 @@ def report_of(
     *,
     wrong_books: int,
     call_faults: int,
-    kv_splits: int,
 ) -> Report:
-    """The state by now. ``wrong_books``, ``call_faults``, ``kv_splits``: how often so far."""
+    """The state by now. ``wrong_books``, ``call_faults``: how often so far."""
     policy, prm = scheduler.totals(), scorer.totals() if scorer else Account(0)
     judged = judge.totals() if judge else Account(0)
     cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
@@ -67,7 +66,6 @@ def report_of(
         "unparsed_verdicts": judge.unparsed_verdicts if judge else 0,
         "call_faults": call_faults,
         "wrong_books": wrong_books,
-        "kv_splits": kv_splits,
     }
     return Report(usage, counters)
 

@@ -216,7 +216,7 @@ class RewardScorer:
     def _must_fit(self, path: np.ndarray) -> None:
         must_fit(
             len(path),
-            {"context": self._context, "prm_kv_tokens": self.cache.least},
+            {"context": self._context, "prm_kv_tokens": self.cache.capacity},
             f"a trajectory of {len(path)} tokens does not fit the reward model's",
         )
 
@@ -249,7 +249,7 @@ class RewardScorer:
     def _look_ahead(self, reading: ScoreSequence, node: int, path: np.ndarray) -> None:
         """Read a path along with the one before it, if it goes on from there and fits."""
         before = len(reading.path)
-        fits = before < len(path) <= min(self._context, self.cache.least)
+        fits = before < len(path) <= min(self._context, self.cache.capacity)
         if not fits or int(path.max()) >= self._vocab:
             return
         if np.array_equal(path[:before], reading.path):

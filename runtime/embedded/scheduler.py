@@ -127,7 +127,7 @@ class Scheduler:
 
         ``fresh``: its prefixes do not follow from what was drawn here before.
         """
-        rooms = {"context": self._context, "kv_tokens": self.cache.least}
+        rooms = {"context": self._context, "kv_tokens": self.cache.capacity}
         tokens = validate_branches(branches, sampling, self._vocab, rooms)
         account = self._account(tree)
         self._arrivals += 1

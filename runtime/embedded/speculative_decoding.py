@@ -1,17 +1,15 @@
 """Speculative decoding in rounds (SEED, section 4): the draft runs ahead, the target checks.
 
 ``scheduled``: all branches that are ready are drafted for in one batch, and checked first come,
-first served, so many at once (1 is the paper's); a checked branch goes back to drafting, which a
-thread does while the target checks the next. Branches that share a lane share its draft and its
-check.
+first served, so many at once (1 is the paper's); a checked branch goes back to drafting. Branches
+that share a lane share its draft and its check.
 ``serial``: one branch is drafted for and checked until it ends, then the next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 
 from runtime.embedded.batch import Advance, Batch
 from runtime.embedded.deduplication import FollowerTokens
@@ -41,8 +39,6 @@ class SpeculativeDecoder:
         self._serial = serial
         self._clock = clock
         self._queue: dict[BranchSequence, DraftTree] = {}
-        self._beside = ThreadPoolExecutor(1, "draft") if self._most and not serial else None
-        self._coming: Future[None] | None = None
         self._pass: tuple[int, float] | None = None
         self._begun = 0.0
         self._tokens = 0
@@ -55,17 +51,14 @@ class SpeculativeDecoder:
         self._begun, self._tokens = self._clock(), 0
         turns = running[:1] if self._serial else running
         ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
-        served, waiting = self._serve(ready) if ready else ([], {})
+        served = self._serve(ready) if ready else []
         held = {run.lane for run in running if run not in served and run.lane is not None}
         held -= {run.lane for run in turns if run not in ready}
         start = self._clock()
-        try:
-            advances = batch.advance(held, lambda: self._draft_beside(waiting))
-        finally:
-            waited = self._join()
+        advances = batch.advance(held)
         self._pass = None
         if all(advance.logits is not None for advance in advances):
-            self._pass = sum(advance.all_rows for advance in advances), start + waited
+            self._pass = sum(advance.all_rows for advance in advances), start
         return advances
 
     def drawn(self) -> None:
@@ -102,11 +95,8 @@ class SpeculativeDecoder:
         self._queue.pop(run, None)
         self.drafter.end(run, publish=publish)
 
-    def _serve(
-        self, ready: Sequence[BranchSequence]
-    ) -> tuple[list[BranchSequence], Mapping[BranchSequence, Sequence[int]]]:
-        """Give their proposals to the first in the queue; those who have none are drafted for now,
-        unless others can be checked meanwhile: then here is what to draft for them."""
+    def _serve(self, ready: Sequence[BranchSequence]) -> list[BranchSequence]:
+        """Draft for those that have no proposals; give theirs to the first in the queue."""
         together = min(self._most or len(ready), len(ready))
         length, branches = self.pace.plan(
             len(ready),
@@ -114,36 +104,17 @@ class SpeculativeDecoder:
             1 if self._serial else len(ready),
             sum(len(run.following) for run in ready) / len(ready),
         )
-        new = [run for run in ready if run not in self._queue]
-        wishes = {run: self.pace.widths(min(length, run.left - 1)) for run in new[:branches]}
-        if self._beside is None or not self._queue or branches < len(ready):
-            self._draft(new, wishes)
-            wishes = {}
+        self._draft([run for run in ready if run not in self._queue], length, branches)
         if branches < len(ready):  # a trial, or none: nobody waits for it
             together = len(ready)
         served = list(self._queue)[:together]
         for run in served:
             assert run.lane is not None, "a branch without a lane is in the queue"
             run.lane.propose(self._queue.pop(run))
-        return served, wishes
+        return served
 
-    def _draft(
-        self, runs: Sequence[BranchSequence], wishes: Mapping[BranchSequence, Sequence[int]]
-    ) -> None:
-        """Let branches join the queue with what the draft proposes, nothing where none is asked."""
-        found = self.drafter.propose({run: widths for run, widths in wishes.items() if widths})
+    def _draft(self, runs: Sequence[BranchSequence], length: int, branches: int) -> None:
+        """Draft up to ``length`` tokens for the first ``branches``; all ``runs`` join the queue."""
+        widths = {run: self.pace.widths(min(length, run.left - 1)) for run in runs[:branches]}
+        found = self.drafter.propose({run: wanted for run, wanted in widths.items() if wanted})
         self._queue |= {run: found.get(run) or DraftTree() for run in runs}
-
-    def _draft_beside(self, waiting: Mapping[BranchSequence, Sequence[int]]) -> None:
-        """Draft for branches that still have their place while the target computes."""
-        wishes = {run: widths for run, widths in waiting.items() if run.lane is not None}
-        if wishes and self._beside is not None:
-            self._coming = self._beside.submit(self._draft, list(wishes), wishes)
-
-    def _join(self) -> float:
-        """Wait for what is drafted beside a pass; the seconds that took."""
-        if self._coming is None:
-            return 0.0
-        start, coming, self._coming = self._clock(), self._coming, None
-        coming.result()
-        return self._clock() - start

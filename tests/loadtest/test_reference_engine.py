@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
+from runtime.embedded.hidden_states import HiddenStates
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler

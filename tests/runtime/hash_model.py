@@ -45,11 +45,6 @@ class HashStore:
     def __init__(self, slots: int) -> None:
         self.hashes = np.zeros(slots, dtype=np.uint64)
 
-    def resize(self, slots: int, old: np.ndarray, new: np.ndarray) -> None:
-        """As ``KVStore.resize``."""
-        before, self.hashes = self.hashes, np.zeros(slots, dtype=np.uint64)
-        self.hashes[new] = before[old]
-
 
 class HashModel:
     """A stand-in for ``Forward``. ``rows`` counts the token positions computed so far."""

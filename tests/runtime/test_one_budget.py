@@ -164,17 +164,6 @@ class Searches(RuleBasedStateMachine):
                     self.end(drawn.call)
             assert self.engine.cache.active_tokens <= self.engine.cache.capacity
 
-    @rule(kv_tokens=st.integers(LONGEST + LIMIT, 300))
-    def resize(self, kv_tokens: int) -> None:
-        """The store gets more slots or fewer, wherever the searches are; what they read stays."""
-        cache = self.engine.cache
-        reading, full = cache.reading_tokens, cache.budget == cache.capacity
-        self.engine.batch.resize(kv_tokens)
-        assert cache.capacity == max(kv_tokens, reading)
-        assert cache.reading_tokens == reading
-        assert cache.budget == cache.capacity if full else cache.budget <= cache.capacity
-        cache.active_peak, cache.reading_peak = 0, reading
-
     @precondition(lambda self: self.searches)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:

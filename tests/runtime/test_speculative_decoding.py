@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from threading import Event, current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -219,30 +218,6 @@ def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
     engine.check()
     for cache in (engine.cache, engine.speculation.drafter.cache):
         assert cache.active_tokens == 0
-
-
-def test_the_draft_runs_beside_a_check() -> None:
-    """One branch is checked at a time. In the middle of the second check the target waits until
-    the draft, in a thread of its own, is at work for the branch that was checked first."""
-    engine, draft, model = drafted(verify_batch=1, dedup=False)
-    checking, drafting = model.run, draft.run
-    at_work, met, passes = Event(), [], count(1)
-
-    def check(spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
-        if next(passes) == 3:
-            met.append(at_work.wait(30))
-        return checking(spans, store)
-
-    def guess(spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
-        if current_thread() is not main_thread():
-            at_work.set()
-        return drafting(spans, store)
-
-    model.run, draft.run = check, guess  # type: ignore[method-assign]
-    branches = children(PROMPTS["tree3"], 3)
-    engine.expand(1, "oak", branches, SAMPLING)
-    assert finish(engine)[1] == [naive_step(branch, SAMPLING) for branch in branches]
-    assert met == [True]
 
 
 class TestPace:
