@@ -92,7 +92,6 @@ class EngineCounters(Counters):
     kv_policy_seconds: float = counter("Time spent on deciding which KV is evicted.", zero=0.0)
     preemptions: int = counter("Branches that were preempted to free KV, to go on later.")
     draft_pauses: int = counter("Times that drafting did not pay and paused.")
-    kv_splits: int = counter("Times that KV went from one model to the other.")
     call_errors: int = counter("Calls and hints that the engine failed at, by themselves.")
     kv_accounting_errors: int = counter("Failed checks of the engine's KV accounting.")
 

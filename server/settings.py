@@ -21,6 +21,7 @@ from pydantic import (
 import models
 from runtime.reward_format import reward_format
 from search.spec import AnswerRule
+from server.engine_settings import ignored_settings
 
 PREFIX = "HEDGEROW_"
 API_KEY = "api_key"
@@ -148,9 +149,7 @@ class Settings(BaseModel):
     lookahead: bool = Field(
         default=True, description="what is drawn ahead is scored with the step before it"
     )
-    unison: bool = Field(
-        default=True, description="what branches have drawn alike is computed once"
-    )
+    dedup: bool = Field(default=True, description="what branches have drawn alike is computed once")
     order: Literal["prefix", "fcfs", "random"] = Field(
         default="prefix", description="in which a round's branches are let in"
     )
@@ -195,6 +194,7 @@ class Settings(BaseModel):
     head_seconds: float = Field(default=10.0, gt=0, description="for a request's head to come")
     body_seconds: float = Field(default=60.0, gt=0, description="for a request's body to come")
     body_idle_seconds: float = Field(default=10.0, gt=0, description="of these without a byte")
+    max_connections: int = Field(default=8192, ge=1, description="open at once, idle ones included")
     max_bodies: int = Field(default=4096, ge=1, description="on their way at once")
     max_bodies_by_address: int = Field(default=1024, ge=1, description="of these, of one address")
     max_bodies_bytes: int = Field(default=256 << 20, ge=1024, description="of these together")
@@ -227,9 +227,9 @@ class Settings(BaseModel):
     admin_key: OptionalSecret = Field(default=None, description="opens /admin; without it: closed")
     share_cache: bool = Field(default=False, description="cached prefixes serve all keys")
     cors_origins: Names = Field(default=(), description="by commas; none: CORS is off")
-    max_running: int = Field(default=64, ge=1, description="trees at once")
+    max_running: int = Field(default=64, ge=1, description="requests whose trees grow at once")
     max_queued: int = Field(default=1024, ge=0, description="requests that may wait")
-    key_running: int = Field(default=64, ge=1, description="trees of one key at once")
+    key_running: int = Field(default=64, ge=1, description="of one key at once")
     key_queued: int | None = Field(
         default=None, ge=0, description="of one key; none: half of max_queued, without keys all"
     )
@@ -264,13 +264,22 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
             raise SettingsError(f"{PREFIX}{name.upper()}: there is no such setting{hint}")
     given |= {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
         raise SettingsError("\n".join(_line(e) for e in error.errors())) from None
+    values = {name: getattr(settings, name) for name in given}
+    ignored = ignored_settings(settings.engine, settings.launch, values)
+    if ignored:
+        lines = [_refusal(name, given[name], reason) for name, reason in ignored.items()]
+        raise SettingsError("\n".join(lines))
+    return settings
 
 
 def _line(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
     said = error["msg"].removeprefix("Value error, ")
-    shown = "..." if "key" in name else str(error["input"])
-    return f"{PREFIX}{name.upper()} = {shown!r}: {said}"
+    return _refusal(name, "..." if "key" in name else error["input"], said)
+
+
+def _refusal(name: str, value: Any, reason: str) -> str:
+    return f"{PREFIX}{name.upper()} = {str(value)!r}: {reason}"

@@ -29,7 +29,7 @@ from runtime.embedded.messages import (
     rounds,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.step_embedder import Words
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.scoring.judge import Bench, cost_of_judging
-from runtime.embedded.scoring.scorer import Scorer
+from runtime.embedded.judge_scorer import JudgeScorer, cost_of_judging
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.embedded.scheduler import Scheduler
 from search.counters import Counters, EngineCounters
 from search.engine import Usage
 
 
 def usage_of(
     scheduler: Scheduler,
-    scorer: Scorer | None,
-    judge: Bench | None,
+    scorer: RewardScorer | None,
+    judge: JudgeScorer | None,
     *,
-    kv_splits: int,
     call_errors: int,
     kv_accounting_errors: int,
 ) -> Usage:
-    """The state by now. ``kv_splits``, ``call_errors``, ``kv_accounting_errors``: how often."""
+    """The state by now. ``call_errors``, ``kv_accounting_errors``: how often."""
     cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
     judging = judge.totals() if judge else Counters()
     searches = scheduler.totals() - judging + cost_of_judging(judging)
@@ -33,7 +32,6 @@ def usage_of(
         kv_policy_seconds=cache.retention.seconds,
         preemptions=scheduler.preemptions,
         draft_pauses=scheduler.speculation.pace.pauses if scheduler.speculation else 0,
-        kv_splits=kv_splits,
         call_errors=call_errors,
         kv_accounting_errors=kv_accounting_errors,
     )

@@ -1,0 +1,105 @@
+"""What one model knows of a search in flight: which token paths are alive, and what it has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from runtime.embedded.batch import Advance
+from runtime.embedded.draft_verification import VerifiedTokens
+from runtime.flops import sum_of_contexts
+from search.counters import Counters, combined
+from search.engine import PrefixTooLong
+
+
+class TrackedSearch:
+    """The live paths and the costs of one search on one model.
+
+    A path is the int64 token ids from the prompt to the end of a step. ``number`` orders searches
+    by arrival; ``passes_saved``: by how many forward passes early steps shortened its rounds.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.prompt: np.ndarray | None = None
+        self.counters = Counters()
+        self.passes_saved = 0
+        self._alive: dict[bytes, set[int]] = {}
+        self._path_of: dict[int, bytes] = {}
+        self._dead: set[int] = set()
+
+    def name(self, node: int, path: np.ndarray) -> None:
+        """The search calls the step at ``path`` by this id. Nodes drawn alike share a path."""
+        if node not in self._dead:
+            self._path_of[node] = path.tobytes()
+            self._alive.setdefault(path.tobytes(), set()).add(node)
+
+    def bury(self, nodes: Iterable[int]) -> bool:
+        """These nodes will not be visited again; whether a path died with its last named node."""
+        changed = False
+        for node in nodes:
+            self._dead.add(node)
+            path = self._path_of.pop(node, None)
+            if path is None:
+                continue
+            self._alive[path].discard(node)
+            if not self._alive[path]:
+                del self._alive[path]
+                changed = True
+        return changed
+
+    def rehydrate(self, tokens: int) -> None:
+        """A lane starts by computing so many tokens again."""
+        self.counters.rehydrated_tokens += tokens
+        self.counters.rehydrations += tokens > 0
+
+    def take(self, taken: VerifiedTokens) -> None:
+        """A branch was given its tokens of a pass."""
+        self.counters.decoded_tokens += len(taken.tokens)
+        self.counters.drafted_tokens += taken.guesses.count
+        self.counters.tested_tokens += taken.tested
+        self.counters.accepted_tokens += taken.accepted
+
+    def alive(self) -> Iterator[np.ndarray]:
+        """The paths of the prompt and of every step that may be visited again."""
+        if self.prompt is not None:
+            yield self.prompt
+        for path in self._alive:
+            yield np.frombuffer(path, dtype=np.int64)
+
+
+def total_of(past: Counters, searches: Mapping[str, TrackedSearch]) -> Counters:
+    """What past searches and these have cost together."""
+    return combined(Counters, (past, *(search.counters for search in searches.values())))
+
+
+def charge_pass(
+    searches: Mapping[str, TrackedSearch],
+    advances: Sequence[Advance],
+    flops: Callable[[int, int, int], float],
+) -> None:
+    """Charge a forward pass to the searches that had rows in it.
+
+    ``flops(tokens, context_sum, logits)``: the cost of a forward.
+    """
+    for tree in {advance.lane.tree for advance in advances}:
+        searches[tree].counters.model_calls += 1
+    for done in advances:
+        searches[done.lane.tree].counters.flops += pass_flops(done, flops)
+
+
+def pass_flops(done: Advance, flops: Callable[[int, int, int], float]) -> float:
+    """What a lane's part of a forward pass cost."""
+    contexts = sum_of_contexts(done.start, done.rows)
+    logits = 0 if done.logits is None else len(done.logits)
+    beside = done.all_rows - done.rows
+    contexts += beside * (done.start + done.rows)
+    return flops(done.all_rows, contexts, logits + beside)
+
+
+def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
+    """Raise PrefixTooLong, "``what`` NAME of ROOM", for the first room too small for ``tokens``."""
+    for name, room in rooms.items():
+        if tokens > room:
+            raise PrefixTooLong(f"{what} {name} of {room}")
