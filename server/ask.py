@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -148,12 +149,12 @@ async def ask_search(
     return ask, spec
 
 
-def ask_branch(
+async def ask_branch(
     request: BranchRequest, document: bytes, service: Service, key: Key
 ) -> tuple[Ask, SearchSpec]:
     """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
-    begun = begun_at(document, request.node)
-    kept = json.loads(document)
+    async with service.reading:  # a document may have megabytes
+        kept, begun = await asyncio.to_thread(_begun, document, request.node)
     service = service.serving(kept["model"])
     context = service.forest.engine.capabilities.context_tokens
     if len(begun.tokens) >= context:
@@ -176,6 +177,11 @@ def ask_branch(
         in_thought=thinks(begun.prompt, service),
     )
     return ask, spec
+
+
+def _begun(document: bytes, node: int) -> tuple[dict[str, Any], Begun]:
+    kept = json.loads(document)
+    return kept, begun_at(kept, node)
 
 
 def resolve_model(name: str, settings: Settings) -> dict[str, Any]:

@@ -24,11 +24,13 @@ from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
 from server.app import add_model, create_app, create_service
+from server.connections import Connections, raised_handle_limit, within_handles
 from server.drain import DrainingServer
 from server.embedding import endpoint_options
 from server.further_models import further_models
-from server.heads import heads_within
+from server.heads import guarded
 from server.keeper import Restartable, keep_up
+from server.keys import Keyring
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
 from server.settings import Settings, SettingsError
@@ -214,6 +216,7 @@ def traces_of(settings: Settings) -> Traces | None:
 async def serve(settings: Settings, trees: TreeLog) -> None:
     """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
     start_logging(settings.log_level, settings.log_format)
+    settings = within_handles(settings, raised_handle_limit())
     config = uvicorn.Config(
         "",
         log_config=None,
@@ -221,10 +224,12 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        http=heads_within(settings.head_seconds),
+        http=guarded(Connections(settings.max_connections), settings.head_seconds),
+        ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
+    Keyring.load(settings)  # what is wrong with them is said before models are loaded
     listener = listen(settings.host, settings.port)
     if settings.answers != "text":
         await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time

@@ -30,15 +30,15 @@ class Bodies:
     """The bodies that are not whole yet, oldest first.
 
     Where there are too many, room is made for the newest: of one address at the cost of that
-    address' oldest, in all at the cost of the address that has most. So whoever opens many of them
-    is in nobody's way.
+    address' oldest, in all at the cost of the address that has most, in number or in bytes. So
+    whoever opens many of them is in nobody's way.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._halves: dict[Half, None] = {}
         self._by_address: Counter[str] = Counter()
-        self._bytes = 0
+        self._bytes_by_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._halves)
@@ -86,9 +86,10 @@ class Bodies:
 
     def _grow(self, half: Half, size: int) -> None:
         half.size += size
-        self._bytes += size
-        if self._bytes > self._settings.max_bodies_bytes:
-            self._displace(max(self._halves, key=lambda h: h.size))
+        self._bytes_by_address[half.address] += size
+        if self._bytes_by_address.total() > self._settings.max_bodies_bytes:
+            held = self._bytes_by_address
+            self._displace(max(self._halves, key=lambda h: (held[h.address], h.size)))
 
     def _displace(self, half: Half) -> None:
         self._leave(half)
@@ -101,10 +102,11 @@ class Bodies:
         if half not in self._halves:
             return
         del self._halves[half]
-        self._bytes -= half.size
+        self._bytes_by_address[half.address] -= half.size
         self._by_address[half.address] -= 1
         if not self._by_address[half.address]:
             del self._by_address[half.address]
+            del self._bytes_by_address[half.address]
 
     def _too_large(self, headers: dict[str, str]) -> ApiError:
         most = self._settings.max_body_bytes

@@ -17,7 +17,7 @@ from search.spec import SearchSpec
 from server.admission import Ticket, seconds_after_turn
 from server.ask import Ask, ask_chat, ask_text
 from server.completion import Completion, PlainReply, first_stop, held_back
-from server.disconnect import run_for
+from server.disconnect import forget_body, run_for
 from server.errors import StreamAborted, translate
 from server.foresight import Foresight
 from server.ledger import Spent
@@ -62,6 +62,7 @@ def chat_routes(service: Service) -> APIRouter:
         )
 
     async def answer(ask: Ask, stream: bool | None, request: Request) -> Response:
+        forget_body(request)
         own = service.serving(ask.model)
         ticket = request.state.ticket
         work = partial(_work, ask, own, ticket)
@@ -131,7 +132,7 @@ async def _search(
         in_thought=bool(ask.in_thought),
     )
     if service.trees.wanted:
-        service.log_tree(search_document(ask, outcome, service.fingerprint))
+        await service.log_tree(search_document(ask, outcome, service.fingerprint))
     return outcome
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from search.events import Event, Started, grow
-from search.policies.policy import Backtracking
+from search.policies.policy import BacktrackingPolicy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
@@ -25,7 +25,7 @@ class Foresight:
         self._trunk = ROOT
         """The last node known to be on the way to everything alive, and the text down to it."""
         self._said = ""
-        self._goes_back = isinstance(POLICIES[spec.policy](spec), Backtracking)
+        self._goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
 
     def hear(self, event: Event) -> None:
         """Take in the search's next event."""

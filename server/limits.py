@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search.policies.policy import Backtracking
+from search.policies.policy import BacktrackingPolicy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from server.errors import bad_value
@@ -46,7 +46,7 @@ def most_tokens(spec: SearchSpec) -> int:
     level; one that goes back has more of them, but draws no more than its expansions come to.
     """
     step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
-    goes_back = isinstance(POLICIES[spec.policy](spec), Backtracking)
+    goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
     nodes = spec.expansions * spec.branch if goes_back else spec.width * spec.max_depth
     most = nodes * step
     return most if spec.max_tokens is None else min(most, spec.max_tokens)

@@ -16,7 +16,7 @@ from search.spec import SearchSpec
 from server.admission import Ticket, seconds_after_turn
 from server.ask import Ask, ask_branch, ask_search
 from server.background import in_background
-from server.disconnect import run_for
+from server.disconnect import forget_body, run_for
 from server.errors import (
     StreamAborted,
     nothing_finished,
@@ -51,12 +51,13 @@ def search_routes(service: Service) -> APIRouter:
         kept = find(service, search_id, request)
         if kept.task is not None:
             raise search_running(search_id)
-        ask, spec = ask_branch(body, kept.document, service, request.state.key)
+        ask, spec = await ask_branch(body, kept.document, service, request.state.key)
         return await answer(ask, spec, body, request)
 
     async def answer(
         ask: Ask, spec: SearchSpec, body: SearchRequest | BranchRequest, request: Request
     ) -> Response:
+        forget_body(request)
         ticket, own = request.state.ticket, service.serving(ask.model)
         if body.background:
             feed = Feed()
@@ -113,7 +114,7 @@ async def grow(
         feed.add("done", _without_tree(document), last=True)
     service.store.finish(ask.id, kept)
     service.experience.note(outcome)
-    service.log_tree(document)
+    await service.log_tree(document)
     return document
 
 

@@ -15,7 +15,7 @@ from search.tree import ROOT, Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class LeafKvBlocks:
     """A tree of blocks, whose numbers say nothing: a parent's may be above its child's.
 
     ``above``: each block's parent, -1 for the first, which holds the prompt. ``costs``: whole
@@ -28,7 +28,7 @@ class Blocks:
     ends: tuple[int, ...]
 
 
-def step_blocks(tree: Tree, leaves: Sequence[Node]) -> Blocks:
+def step_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
     """A block a distinct step, each at a cost of 1, as in the ETS paper; the prompt is one too."""
     parent: dict[int, int] = {}
     for leaf in leaves:
@@ -38,12 +38,12 @@ def step_blocks(tree: Tree, leaves: Sequence[Node]) -> Blocks:
             first = parent[first]
     place = {first: block for block, first in enumerate(sorted((ROOT, *parent)))}
     above = (-1, *(place[parent[first]] for first in sorted(parent)))
-    return Blocks(above, (1,) * len(above), tuple(place[leaf.first] for leaf in leaves))
+    return LeafKvBlocks(above, (1,) * len(above), tuple(place[leaf.first] for leaf in leaves))
 
 
-def token_blocks(tree: Tree, leaves: Sequence[Node]) -> Blocks:
+def token_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
     """A block an edge of the radix tree, which costs its tokens; the prompt costs its own."""
     kv = LogicalKV(len(tree.prompt))
     for node_id in sorted(tree.above(leaves)):
         kv.add(tree[node_id])
-    return Blocks(*kv.edges(), tuple(kv.end(leaf.id) for leaf in leaves))
+    return LeafKvBlocks(*kv.edges(), tuple(kv.end(leaf.id) for leaf in leaves))

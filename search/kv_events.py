@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from search.engine import KvMoved
-from search.events import Event, Evicted, Held, Rehydrated
+from search.events import Event, Evicted, KvHeld, Rehydrated
 from search.stats import path_length
 from search.tree import ROOT, Tree
 
 
-class KvStory:
+class KvEvents:
     """Turns what an engine says of paths into events of steps. Whatever is new is held whole."""
 
     def __init__(self, tree: Tree, emit: Callable[[Event], None]) -> None:
@@ -38,7 +38,7 @@ class KvStory:
         for node in sorted(cached.keys() - self._unborn.keys() - {ROOT}):
             self._tell(number, node, cached[node])
         active = min(active, moved.held)
-        self._emit(Held(number, active, moved.held - active, moved.capacity))
+        self._emit(KvHeld(number, active, moved.held - active, moved.capacity))
 
     def _tell(self, number: int, id_: int, cached: int) -> None:
         """``cached``: tokens of the node's whole path."""

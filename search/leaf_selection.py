@@ -30,7 +30,7 @@ import pulp
 from scipy.optimize import Bounds, milp
 from scipy.sparse import coo_array
 
-from search.kv_blocks import Blocks
+from search.leaf_kv_blocks import LeafKvBlocks
 from search.spec import SolverName
 
 UNIT = 1_000_000
@@ -43,16 +43,16 @@ FEW = 12
 """Leaf blocks up to which every set of them is looked at."""
 
 # SciPy warns of options that it hands to HiGHS unchecked, such as the number of threads
-warnings.filterwarnings("ignore", "Unrecognized options", RuntimeWarning, "search.retention")
+warnings.filterwarnings("ignore", "Unrecognized options", RuntimeWarning, "search.leaf_selection")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """The program in whole numbers.
 
-    ``above``: as in ``Blocks``. ``gains``: what keeping each block adds, its leaves' weights less
-    its cost. ``bonus``: what covering a cluster adds. ``members``: the blocks where each cluster's
-    leaves end. ``leaf_blocks``: the blocks where any leaf ends, in the order of the leaves.
+    ``above``: as in ``LeafKvBlocks``. ``gains``: what keeping each block adds, its leaves' weights
+    less its cost. ``bonus``: what covering a cluster adds. ``members``: the blocks where each
+    cluster's leaves end. ``leaf_blocks``: the blocks where any leaf ends, in the leaves' order.
     """
 
     above: tuple[int, ...]
@@ -64,7 +64,7 @@ class Program:
     @classmethod
     def of(
         cls,
-        blocks: Blocks,
+        blocks: LeafKvBlocks,
         weights: Sequence[int],
         clusters: Sequence[int],
         budget_weight: float,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from search.engine import Branch, KvMoved, Sampling, Step, TellsKv
-from search.events import Event, Evicted, Held, Rehydrated, Selected
-from search.kv_story import KvStory
+from search.events import Event, Evicted, KvHeld, Rehydrated, Selected
+from search.kv_events import KvEvents
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
 from tests.search.scripted_engine import ScriptedEngine, grow
@@ -26,42 +26,42 @@ def grown() -> Tree:
 def test_paths_become_steps() -> None:
     """Worked by hand: node 2's path has 12 tokens, of which its own step has the last 4."""
     told: list[Event] = []
-    story = KvStory(grown(), told.append)
-    story.round(1, KvMoved(20, 100, {2: 10}), active=8)
-    assert told == [Evicted(1, 2, 2, "room"), Held(1, 8, 12, 100)]
+    kv_events = KvEvents(grown(), told.append)
+    kv_events.round(1, KvMoved(20, 100, {2: 10}), active=8)
+    assert told == [Evicted(1, 2, 2, "room"), KvHeld(1, 8, 12, 100)]
     told.clear()
-    story.round(2, KvMoved(9, 100, {0: 4, 1: 6, 2: 6}), active=12)
-    assert told == [Evicted(2, 1, 1, "room"), Evicted(2, 2, 0, "room"), Held(2, 9, 0, 100)]
+    kv_events.round(2, KvMoved(9, 100, {0: 4, 1: 6, 2: 6}), active=12)
+    assert told == [Evicted(2, 1, 1, "room"), Evicted(2, 2, 0, "room"), KvHeld(2, 9, 0, 100)]
     told.clear()
-    story.round(3, KvMoved(14, 100, {1: 8, 2: 11}), active=12)
-    assert told == [Rehydrated(3, 1, 3), Rehydrated(3, 2, 3), Held(3, 12, 2, 100)]
+    kv_events.round(3, KvMoved(14, 100, {1: 8, 2: 11}), active=12)
+    assert told == [Rehydrated(3, 1, 3), Rehydrated(3, 2, 3), KvHeld(3, 12, 2, 100)]
     told.clear()
-    story.round(4, KvMoved(14, 100, {1: 8}), active=12)
-    assert told == [Held(4, 12, 2, 100)]
+    kv_events.round(4, KvMoved(14, 100, {1: 8}), active=12)
+    assert told == [KvHeld(4, 12, 2, 100)]
 
 
 def test_the_dead_are_told_once_and_only_of_an_engine_that_speaks() -> None:
     """What went to make room is not evicted a second time when it dies."""
     told: list[Event] = []
-    story = KvStory(grown(), told.append)
-    story.dead(1, [3])
+    kv_events = KvEvents(grown(), told.append)
+    kv_events.dead(1, [3])
     assert told == []
-    story.round(1, KvMoved(20, 100, {2: 8}), active=8)
+    kv_events.round(1, KvMoved(20, 100, {2: 8}), active=8)
     told.clear()
-    story.dead(2, [2, 3])
-    story.dead(3, [3])
+    kv_events.dead(2, [2, 3])
+    kv_events.dead(3, [3])
     assert told == [Evicted(2, 3, 0, "dead")]
 
 
 def test_a_node_that_is_not_in_the_tree_yet_is_told_of_when_it_is() -> None:
     """An engine may have drawn ahead; ids below the root are nobody's."""
     tree, told = grown(), list[Event]()
-    story = KvStory(tree, told.append)
-    story.round(1, KvMoved(20, 100, {4: 6}), active=8)
-    assert told == [Held(1, 8, 12, 100)]
+    kv_events = KvEvents(tree, told.append)
+    kv_events.round(1, KvMoved(20, 100, {4: 6}), active=8)
+    assert told == [KvHeld(1, 8, 12, 100)]
     tree.add(0, (1, 1, 1), "d", Finish.STEP)
-    story.round(2, KvMoved(20, 100), active=8)
-    assert told[1:] == [Evicted(2, 4, 1, "room"), Held(2, 8, 12, 100)]
+    kv_events.round(2, KvMoved(20, 100), active=8)
+    assert told[1:] == [Evicted(2, 4, 1, "room"), KvHeld(2, 8, 12, 100)]
 
 
 class TellingEngine(ScriptedEngine):
@@ -88,14 +88,14 @@ async def test_a_watched_search_tells_its_kv_and_is_the_same_search() -> None:
     engine.say, engine.score_of = plain.say, plain.score_of
     assert isinstance(engine, TellsKv)
     outcome, events = await watched(engine, "rebase", 6, 4)
-    told = [e for e in events if isinstance(e, Evicted | Rehydrated | Held)]
+    told = [e for e in events if isinstance(e, Evicted | Rehydrated | KvHeld)]
     assert [e for e in events if e not in told] == before
     assert replace(outcome.stats, seconds=0, policy_seconds=0) == replace(
         quiet.stats, seconds=0, policy_seconds=0
     )
     assert outcome.digest == quiet.digest
     rounds = {e.round for e in events if isinstance(e, Selected)}
-    assert [e.round for e in told if isinstance(e, Held)] == sorted(rounds)
+    assert [e.round for e in told if isinstance(e, KvHeld)] == sorted(rounds)
     assert {e.reason for e in told if isinstance(e, Evicted)} == {"room", "dead"}
 
 
@@ -104,7 +104,7 @@ async def test_an_engine_that_has_nothing_to_say_is_not_spoken_of() -> None:
     engine = TellingEngine()
     engine.kv_moved = lambda tree: None
     _, events = await watched(engine, "rebase", 3, 1)
-    assert not [e for e in events if isinstance(e, Evicted | Held)]
+    assert not [e for e in events if isinstance(e, Evicted | KvHeld)]
 
 
 async def test_an_engine_is_not_asked_where_nobody_listens() -> None:

@@ -1,4 +1,4 @@
-"""How a planned round becomes branches to draw, and drawn steps become nodes."""
+"""How a planned round becomes branches to expand, and generated steps become nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from search.digest import round_reward
 from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
-from search.policies.policy import Frontier, Outlook, Round, Scores, unknown_outlook
+from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
 from search.potential import potentials
 from search.seed import node_seed, step_seed
 from search.spec import SearchSpec
@@ -17,17 +17,17 @@ from search.tree import ROOT, Finish, Node, NodeState, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A drawn step that is not in the tree yet.
+class PendingNode:
+    """A generated step that is not in the tree yet.
 
-    ``finish``: as judged here, not only as drawn. ``twin``: the first node with the same steps from
-    the root, its own id if there is none.
+    ``finish``: as judged here, not only as drawn. ``duplicate_of``: the first node with the same
+    steps from the root, its own id if there is none.
     """
 
     branch: Branch
     step: Step
     finish: Finish
-    twin: int
+    duplicate_of: int
 
     @property
     def id(self) -> int:
@@ -35,7 +35,7 @@ class Draft:
         return self.branch.node
 
 
-class Growth:
+class TreeBuilder:
     """One tree while it grows.
 
     Ids are consecutive in the order in which branches are asked for, which is that of parent id and
@@ -46,7 +46,6 @@ class Growth:
         self,
         tree: Tree,
         spec: SearchSpec,
-        seed: int,
         delimiter: str,
         context_tokens: int,
         scores: Scores,
@@ -57,16 +56,17 @@ class Growth:
 
         ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
         ``delimiter``: what ends a step, unless the spec cuts steps by length. ``frontier``: which
-        nodes the policy may still expand. ``outlook`` may be set: in which order it would.
+        nodes the policy may still expand. ``expansion_order`` may be set: in which order it would.
         """
         self.tree = tree
         self.round = 0
-        self._seed = seed
+        assert spec.seed is not None, "a search has a seed"
+        self._seed = spec.seed
         self._delimiter = delimiter
         self._scores = scores
         self._listen = listen
         self._frontier = frontier
-        self.outlook: Outlook = unknown_outlook
+        self.expansion_order: ExpansionOrder = no_order
         self._max_depth = spec.max_depth
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
@@ -74,9 +74,9 @@ class Growth:
         self.sampling = Sampling(spec.temperature, spec.top_p, stop, self._step_tokens)
         self._ignore_eos = spec.ignore_eos
         self._path_tokens = min(spec.trajectory_tokens, context_tokens - len(tree.prompt))
-        self._twins = {ROOT: ROOT}
+        self._duplicate_of = {ROOT: ROOT}
         self._first: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._told = 1
+        self._hinted = 1
         self._dead: set[int] = set()
 
     def select(self, plan: Round) -> Hint:
@@ -108,14 +108,14 @@ class Growth:
             branches += self._fork(node, plan.expand[node], first_id, children)
         return branches
 
-    def drafts(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[Draft]:
+    def pending(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[PendingNode]:
         """The drawn steps, judged, as many in order as ``max_tokens`` leaves room for.
 
         Raises EngineError if the steps are not those asked for.
         """
         if len(steps) != len(branches):
             raise EngineError(f"engine: drew {len(steps)} steps for {len(branches)} branches")
-        drafts: list[Draft] = []
+        pending: list[PendingNode] = []
         total = self.tree.generated_tokens
         for branch, step in zip(branches, steps, strict=True):
             if not 0 < len(step.tokens) <= branch.limit:
@@ -124,46 +124,48 @@ class Growth:
             total += len(step.tokens)
             if self._max_tokens is not None and total > self._max_tokens:
                 break
-            key = self._twins[branch.parent], step.tokens
-            twin = self._twins[branch.node] = self._first.setdefault(key, branch.node)
-            drafts.append(Draft(branch, step, self._judge(branch, step), twin))
-        return drafts
+            key = self._duplicate_of[branch.parent], step.tokens
+            duplicate_of = self._duplicate_of[branch.node] = self._first.setdefault(
+                key, branch.node
+            )
+            pending.append(PendingNode(branch, step, self._judge(branch, step), duplicate_of))
+        return pending
 
-    def to_score(self, drafts: Sequence[Draft]) -> list[Trajectory]:
+    def to_score(self, pending: Sequence[PendingNode]) -> list[Trajectory]:
         """The paths that need a reward: each distinct one once, under its first node's id."""
         return [
-            self._trajectory(draft)
-            for draft in drafts
-            if draft.twin == draft.id and self._needs_reward(draft)
+            self._trajectory(node)
+            for node in pending
+            if node.duplicate_of == node.id and self._needs_reward(node)
         ]
 
-    def to_compare(self, drafts: Sequence[Draft]) -> list[Trajectory]:
+    def to_compare(self, pending: Sequence[PendingNode]) -> list[Trajectory]:
         """The paths that may grow, of each distinct last step one; none if all say the same."""
-        first: dict[tuple[int, ...], Draft] = {}
-        for draft in drafts:
-            if draft.finish in (Finish.STEP, Finish.LENGTH):
-                first.setdefault(draft.step.tokens, draft)
-        return [self._trajectory(draft) for draft in first.values()] if len(first) > 1 else []
+        first: dict[tuple[int, ...], PendingNode] = {}
+        for node in pending:
+            if node.finish in (Finish.STEP, Finish.LENGTH):
+                first.setdefault(node.step.tokens, node)
+        return [self._trajectory(node) for node in first.values()] if len(first) > 1 else []
 
-    def commit(self, drafts: Sequence[Draft], rewards: dict[int, float]) -> list[Node]:
+    def commit(self, pending: Sequence[PendingNode], rewards: dict[int, float]) -> list[Node]:
         """Put a round into the tree; ``rewards`` by the ids asked for, unrounded."""
         nodes = []
-        for draft in drafts:
-            step = draft.step
+        for new in pending:
+            step = new.step
             node = self.tree.add(
-                draft.branch.parent,
+                new.branch.parent,
                 step.tokens,
                 step.text,
-                draft.finish,
+                new.finish,
                 logprob=step.logprob,
                 entropy=step.entropy,
             )
-            assert node.id == draft.id
-            assert node.child == draft.branch.child
-            if draft.twin != draft.id:
-                node.reward = self.tree[draft.twin].reward
-            elif draft.id in rewards:
-                node.reward = round_reward(rewards[draft.id])
+            assert node.id == new.id
+            assert node.child == new.branch.child
+            if new.duplicate_of != new.id:
+                node.reward = self.tree[new.duplicate_of].reward
+            elif new.id in rewards:
+                node.reward = round_reward(rewards[new.id])
             nodes.append(node)
             self._report(node)
         return nodes
@@ -171,11 +173,11 @@ class Growth:
     def _hint(self, plan: Round) -> Hint:
         alive = self.tree.above(self._frontier(self.tree))
         dead = {node.id for node in self.tree.nodes[1:]} - alive - self._dead
-        fresh = self.tree.nodes[self._told :]
-        self._told = len(self.tree)
+        fresh = self.tree.nodes[self._hinted :]
+        self._hinted = len(self.tree)
         self._dead |= dead
         values = {node.id: node.reward for node in fresh if node.reward is not None}
-        ahead = tuple(node.id for node in self.outlook(self.tree))
+        ahead = tuple(node.id for node in self.expansion_order(self.tree))
         return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
 
     def _fork(self, parent: int, children: int, first_id: int, potential: int) -> list[Branch]:
@@ -212,18 +214,18 @@ class Growth:
             return Finish.LIMIT
         return Finish.LENGTH if step.finish is Finish.END else step.finish
 
-    def _trajectory(self, draft: Draft) -> Trajectory:
-        above = self.tree.chain(draft.branch.parent)
-        tokens = (*(node.tokens for node in above), draft.step.tokens)
-        texts = (*(node.text for node in above), draft.step.text)
-        path = (*self.tree[draft.branch.parent].path, draft.branch.child)
-        return Trajectory(draft.id, tokens, texts, node_seed(self._seed, "judge", path))
+    def _trajectory(self, node: PendingNode) -> Trajectory:
+        above = self.tree.chain(node.branch.parent)
+        tokens = (*(node.tokens for node in above), node.step.tokens)
+        texts = (*(node.text for node in above), node.step.text)
+        path = (*self.tree[node.branch.parent].path, node.branch.child)
+        return Trajectory(node.id, tokens, texts, node_seed(self._seed, "judge", path))
 
-    def _needs_reward(self, draft: Draft) -> bool:
-        if draft.finish in (Finish.EMPTY, Finish.LOOP):
+    def _needs_reward(self, node: PendingNode) -> bool:
+        if node.finish in (Finish.EMPTY, Finish.LOOP):
             return False
         if self._scores is Scores.FINISHED:
-            return draft.finish in (Finish.END, Finish.LIMIT)
+            return node.finish in (Finish.END, Finish.LIMIT)
         return self._scores is Scores.ALL
 
     def _report(self, node: Node) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from search.engine import RewardMissing
-from search.policies.visits import (
-    Visits,
+from search.policies.visit_counts import (
+    VisitCounts,
     best_of,
     expansions_below,
     hand_out,
@@ -30,23 +30,25 @@ def small() -> Tree:
 
 def test_every_step_is_a_visit() -> None:
     """N and Q of 0 to 5; 1 counts itself, 3 and 4: 0.8 + 0.9 + 0.6."""
-    visits = Visits.of(small(), "mcts", lambda _: True)
+    visits = VisitCounts.of(small(), "mcts", lambda _: True)
     assert visits.count == [5, 3, 2, 1, 1, 1]
     assert visits.units == [27_000, 23_000, 4_000, 9_000, 6_000, 0]
     assert visits.mean(visits.tree[1]) == pytest.approx(2.3 / 3)
-    assert Visits.of(row(0.0029), "mcts", lambda _: True).units == [29, 29], "28.999... in floats"
+    assert VisitCounts.of(row(0.0029), "mcts", lambda _: True).units == [29, 29], (
+        "28.999... in floats"
+    )
 
 
 def test_every_finished_trajectory_is_a_visit() -> None:
     """Only 3 counts, for itself, 1 and the root; each node starts with one visit of reward 0."""
-    finished = Visits.of(small(), "best_first", lambda n: n.state is NodeState.FINISHED, 1)
+    finished = VisitCounts.of(small(), "best_first", lambda n: n.state is NodeState.FINISHED, 1)
     assert finished.count == [2, 2, 1, 2, 1, 1]
     assert finished.units == [9_000, 9_000, 0, 9_000, 0, 0]
 
 
 def test_a_virtual_visit_is_one_more_of_the_whole_path() -> None:
     """On its way to 4: 4, 1 and the root; what came of them stays."""
-    visits = Visits.of(small(), "mcts", lambda _: True)
+    visits = VisitCounts.of(small(), "mcts", lambda _: True)
     units = list(visits.units)
     visits.pass_through(visits.tree[4])
     assert visits.count == [6, 4, 2, 1, 2, 1]
@@ -58,7 +60,7 @@ def test_a_virtual_visit_is_one_more_of_the_whole_path() -> None:
 def test_a_missing_reward_is_an_error() -> None:
     """The error names node and policy; a step that died at birth needs none."""
     with pytest.raises(RewardMissing, match="node 2 has no reward; policy mcts needs one a step"):
-        Visits.of(row(0.5, None), "mcts", lambda _: True)
+        VisitCounts.of(row(0.5, None), "mcts", lambda _: True)
 
 
 def test_expansions_are_counted_by_the_branch() -> None:

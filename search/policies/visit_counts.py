@@ -11,11 +11,34 @@ from dataclasses import dataclass
 
 from search.digest import UNITS
 from search.engine import RewardMissing
+from search.policies.policy import remaining
+from search.spec import SearchSpec
 from search.tree import ROOT, Node, NodeState, Tree
 
 
+@dataclass(frozen=True, slots=True)
+class ExpansionBudget:
+    """What bounds a backtracking search: ``width`` trajectories, ``expansions`` of ``branch``
+    children each, ``parallel`` of them a round."""
+
+    width: int
+    branch: int = 3
+    parallel: int = 4
+    expansions: int = 64
+
+    @staticmethod
+    def of(spec: SearchSpec) -> tuple[int, int, int, int]:
+        """These four of a spec, in this order."""
+        return spec.width, spec.branch, spec.parallel, spec.expansions
+
+    def room(self, tree: Tree) -> tuple[int, int]:
+        """Nodes that the next round may expand, and children that it may give them in all."""
+        left = self.expansions - expansions_below(tree, self.branch)[ROOT]
+        return min(self.parallel, left), remaining(tree, self.width)
+
+
 @dataclass(slots=True)
-class Visits:
+class VisitCounts:
     """N and Q of every node, by id.
 
     ``count``: visits at or below; ``units``: their rewards, in 1e-4.
@@ -26,7 +49,9 @@ class Visits:
     units: list[int]
 
     @classmethod
-    def of(cls, tree: Tree, policy: str, counts: Callable[[Node], bool], start: int = 0) -> Visits:
+    def of(
+        cls, tree: Tree, policy: str, counts: Callable[[Node], bool], start: int = 0
+    ) -> VisitCounts:
         """A visit is a node that ``counts``; every node has ``start`` more, of reward 0.
 
         A step that died at birth has no reward and counts with 0. Raises RewardMissing if any

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.kv_blocks import Blocks, step_blocks, token_blocks
-from search.retention import FEW, UNIT, Program, best_set, optimum, solve
+from search.leaf_kv_blocks import LeafKvBlocks, step_blocks, token_blocks
+from search.leaf_selection import FEW, UNIT, Program, best_set, optimum, solve
 from search.spec import SolverName
 from tests.search.trees import END, STEP, drawn
 
 
 @st.composite
-def programs(draw: st.DrawFn, most_leaves: int = 12) -> tuple[Blocks, list[int], list[int]]:
+def programs(draw: st.DrawFn, most_leaves: int = 12) -> tuple[LeafKvBlocks, list[int], list[int]]:
     """Blocks with leaves in some of them, inner ones too; weights and clusters of the leaves."""
     count = draw(st.integers(1, 20))
     above = [-1, *(draw(st.integers(0, i)) for i in range(count))]
@@ -33,14 +33,17 @@ def programs(draw: st.DrawFn, most_leaves: int = 12) -> tuple[Blocks, list[int],
     names = draw(st.lists(st.integers(0, 4), min_size=len(ends), max_size=len(ends)))
     numbers: dict[int, int] = {}
     clusters = [numbers.setdefault(name, len(numbers)) for name in names]
-    return Blocks(tuple(above), tuple(costs), tuple(ends)), weights, clusters
+    return LeafKvBlocks(tuple(above), tuple(costs), tuple(ends)), weights, clusters
 
 
 dials = st.one_of(st.just(0.0), st.floats(0.0, 3.0))
 
 
 def objective(
-    found: tuple[Blocks, list[int], list[int]], kept: set[int], lambda_b: float, lambda_d: float
+    found: tuple[LeafKvBlocks, list[int], list[int]],
+    kept: set[int],
+    lambda_b: float,
+    lambda_d: float,
 ) -> Fraction:
     """(7), written as the paper prints it, of keeping the leaves whose blocks are ``kept``."""
     blocks, weights, clusters = found
@@ -60,7 +63,10 @@ def objective(
 @settings(max_examples=150)
 @given(found=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
 def test_the_optimum_is_brute_forces(
-    found: tuple[Blocks, list[int], list[int]], lambda_b: float, lambda_d: float, clustered: bool
+    found: tuple[LeafKvBlocks, list[int], list[int]],
+    lambda_b: float,
+    lambda_d: float,
+    clustered: bool,
 ) -> None:
     """Of all sets of leaves that are not empty, none is better: for whole numbers exactly, for
     the paper's fractions but for the rounding of the coefficients."""
@@ -79,7 +85,9 @@ def test_the_optimum_is_brute_forces(
     assert objective(found, kept, lambda_b, lambda_d) >= best - 2 * rounding
 
 
-def random_tree(rng: np.random.Generator, tokens: bool) -> tuple[Blocks, list[int], list[int]]:
+def random_tree(
+    rng: np.random.Generator, tokens: bool
+) -> tuple[LeafKvBlocks, list[int], list[int]]:
     """A tree of up to 150 blocks whose leaves stand at one depth, as a search's do."""
     above, level = [-1], [0]
     for _ in range(int(rng.integers(1, 6))):
@@ -93,7 +101,7 @@ def random_tree(rng: np.random.Generator, tokens: bool) -> tuple[Blocks, list[in
             leaf = above[leaf]
     place = {block: i for i, block in enumerate(sorted(used))} | {-1: -1}
     costs = rng.integers(1, 60, len(used)) if tokens else np.ones(len(used), dtype=int)
-    blocks = Blocks(
+    blocks = LeafKvBlocks(
         tuple(place[above[block]] for block in sorted(used)),
         tuple(costs.tolist()),
         tuple(place[leaf] for leaf in level),
@@ -125,7 +133,7 @@ def test_coverage_worked_by_hand(solver: SolverName) -> None:
     with its leaf gains .2 - .4 = -.2. As one cluster each, b's is worth lambda_d / 3 = .2667: it is
     kept too. With 3 and 5 alike there are two clusters, a's leaves cover both, and b is given up.
     """
-    blocks = Blocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
+    blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
     for clusters, kept in (([0, 1, 2], {2, 3, 5}), ([0, 1, 1], {2, 3}), ([], {2, 3})):
         program = Program.of(blocks, [5, 3, 2], clusters, 1.2, 0.8)
         assert solve(program, solver) == kept
@@ -140,7 +148,7 @@ def test_coverage_worked_by_hand(solver: SolverName) -> None:
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_one_leaf_is_kept_however_dear_it_is(solver: SolverName) -> None:
     """At lambda_b = 50 keeping nothing would be best; the better one of two leaves is kept."""
-    blocks = Blocks((-1, 0, 0), (1, 1, 1), (1, 2))
+    blocks = LeafKvBlocks((-1, 0, 0), (1, 1, 1), (1, 2))
     assert solve(Program.of(blocks, [1, 2], [], 50.0, 0.0), solver) == {2}
 
 
@@ -160,12 +168,12 @@ def test_cbc_without_a_proof_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> No
         self.sol_status = pulp.LpSolutionIntegerFeasible
 
     monkeypatch.setattr(pulp.LpProblem, "solve", found_only)
-    assert solve(Program.of(Blocks((-1, 0), (1, 1), (1,)), [1], [], 1.0, 0.0), "cbc") is None
+    assert solve(Program.of(LeafKvBlocks((-1, 0), (1, 1), (1,)), [1], [], 1.0, 0.0), "cbc") is None
 
 
 def test_searches_may_decide_at_the_same_time() -> None:
     """Threads that change places at every instruction: each gets its answer, none an error."""
-    blocks = Blocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
+    blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
     program = Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.8)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -183,14 +191,17 @@ def test_between_equal_sets_the_lower_ids_are_kept() -> None:
     Three leaves below the root, each of weight 1/3 and cost 1/4 of lambda_b = 4/3: a leaf's own
     gain is 0. Then the lowest alone; in clusters of their own all of them.
     """
-    blocks = Blocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
+    blocks = LeafKvBlocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 0, 0], 4 / 3, 1.0)) == {1}
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 1, 2], 4 / 3, 1.0)) == {1, 2, 3}
 
 
 @given(found=programs(), lambda_b=dials, lambda_d=dials, order=st.randoms(use_true_random=False))
 def test_how_blocks_are_numbered_changes_nothing(
-    found: tuple[Blocks, list[int], list[int]], lambda_b: float, lambda_d: float, order: Random
+    found: tuple[LeafKvBlocks, list[int], list[int]],
+    lambda_b: float,
+    lambda_d: float,
+    order: Random,
 ) -> None:
     """Ties included: they go by the leaves."""
     blocks, weights, clusters = found
@@ -199,7 +210,7 @@ def test_how_blocks_are_numbered_changes_nothing(
     for block, number in enumerate(place):
         above[number] = place[blocks.above[block]] if block else -1
         costs[number] = blocks.costs[block]
-    other = Blocks(tuple(above), tuple(costs), tuple(place[end] for end in blocks.ends))
+    other = LeafKvBlocks(tuple(above), tuple(costs), tuple(place[end] for end in blocks.ends))
     kept, moved = (
         best_set(Program.of(each, weights, clusters, lambda_b, lambda_d))
         for each in (blocks, other)
@@ -209,7 +220,7 @@ def test_how_blocks_are_numbered_changes_nothing(
 
 def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
     """Leaf blocks 1 and, below it, 2: whoever keeps 2 has 1, and its weight."""
-    program = Program.of(Blocks((-1, 0, 1), (1, 1, 1), (1, 2)), [1, 9], [], 1.0, 0.0)
+    program = Program.of(LeafKvBlocks((-1, 0, 1), (1, 1, 1), (1, 2)), [1, 9], [], 1.0, 0.0)
     assert best_set(program) == {1, 2}
 
 
@@ -219,8 +230,8 @@ def test_a_solver_is_asked_for_many_leaves(
 ) -> None:
     """All sets of few leaves are looked at, whatever the limit; equal weights: all are kept."""
     solved: list[object] = []
-    monkeypatch.setattr("search.retention.solve", lambda *dials: solved.append(dials[1:]))
-    blocks = Blocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
+    monkeypatch.setattr("search.leaf_selection.solve", lambda *dials: solved.append(dials[1:]))
+    blocks = LeafKvBlocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
     program = Program.of(blocks, [1] * leaves, [], 0.5, 0.0)
     kept = optimum(program, "cbc", node_limit=0)
     assert kept == (None if asked else set(range(1, leaves + 1)))
@@ -230,7 +241,7 @@ def test_a_solver_is_asked_for_many_leaves(
 def test_the_same_program_has_the_same_answer() -> None:
     """Ties included: every weight and cost is equal here."""
     above = (-1, *(0,) * 10, *(1 + i % 10 for i in range(40)))
-    blocks = Blocks(above, (1,) * 51, tuple(range(11, 51)))
+    blocks = LeafKvBlocks(above, (1,) * 51, tuple(range(11, 51)))
     program = Program.of(blocks, [1] * 40, [i % 7 for i in range(40)], 1.3, 1.0)
     answers = [solve(program, "highs") for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
@@ -252,8 +263,8 @@ def test_blocks_of_steps() -> None:
     )
     leaves = list(tree.leaves())
     assert [leaf.id for leaf in leaves] == [4, 5, 7]
-    assert step_blocks(tree, leaves) == Blocks((-1, 0, 1, 1), (1, 1, 1, 1), (2, 2, 3))
-    assert token_blocks(tree, leaves) == Blocks((-1, 0, 1, 1), (1, 2, 1, 1), (2, 2, 3))
+    assert step_blocks(tree, leaves) == LeafKvBlocks((-1, 0, 1, 1), (1, 1, 1, 1), (2, 2, 3))
+    assert token_blocks(tree, leaves) == LeafKvBlocks((-1, 0, 1, 1), (1, 2, 1, 1), (2, 2, 3))
 
 
 def test_blocks_of_tokens_share_common_beginnings() -> None:
