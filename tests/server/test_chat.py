@@ -93,7 +93,7 @@ async def test_same_seed_same_tree_and_a_random_seed_is_echoed(openai: AsyncOpen
     """The echoed seed grows the same tree; ``search.seed`` wins over ``seed``."""
     body = {"search": {"policy": "beam", "width": 6}}
 
-    async def ask(**more: object) -> dict:
+    async def parsed(**more: object) -> dict:
         done = await openai.chat.completions.create(
             model="sprig",
             messages=question(),
@@ -101,11 +101,11 @@ async def test_same_seed_same_tree_and_a_random_seed_is_echoed(openai: AsyncOpen
         )
         return (done.model_extra or {})["search"]
 
-    drawn = await ask()
-    again = await ask(seed=drawn["seed"])
-    inner = await ask(seed=0, search=body["search"] | {"seed": drawn["seed"]})
+    drawn = await parsed()
+    again = await parsed(seed=drawn["seed"])
+    inner = await parsed(seed=0, search=body["search"] | {"seed": drawn["seed"]})
     assert again["tree_digest"] == inner["tree_digest"] == drawn["tree_digest"]
-    assert (await ask())["seed"] != drawn["seed"]
+    assert (await parsed())["seed"] != drawn["seed"]
 
 
 async def test_a_searched_stream_sends_the_reply_once_it_is_certain(

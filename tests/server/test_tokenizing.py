@@ -31,7 +31,7 @@ class Copied(PlainText):
 async def test_short_texts_pass_long_ones() -> None:
     """Four long texts stand in a row, one at work; a short one is done meanwhile. Each tokenizer
     has one user at a time."""
-    begun, go_on = threading.Event(), threading.Event()
+    continuation, go_on = threading.Event(), threading.Event()
     copies: list[Copied] = []
     text, tokenizing = Copied(copies), Tokenizing()
 
@@ -40,7 +40,7 @@ async def test_short_texts_pass_long_ones() -> None:
         own.users += 1
         own.most = max(own.most, own.users)
         if slow:
-            begun.set()
+            continuation.set()
             go_on.wait(60)
         own.users -= 1
         return [id(own)]
@@ -49,7 +49,7 @@ async def test_short_texts_pass_long_ones() -> None:
         asyncio.create_task(tokenizing.run(text, LONG, lambda own: encode(own, slow=True)))
         for _ in range(4)
     ]
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(continuation.wait)
     assert await tokenizing.run(text, LONG - 1, lambda own: encode(own, slow=False)) == [id(text)]
     assert not any(task.done() for task in long)
     go_on.set()

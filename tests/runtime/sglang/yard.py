@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from runtime.sglang.launch import Server, ServerOptions, Servers
-from server.assemble import Parts, running
+from server.assemble import RunningModel, running
 from server.settings import BUNDLED, load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -52,10 +52,10 @@ class Yard:
 
     def __init__(self) -> None:
         self._ends = AsyncExitStack()
-        self._parts: Parts | None = None
+        self._parts: RunningModel | None = None
         self._stock = Server(stock())
 
-    async def launched(self) -> Parts:
+    async def launched(self) -> RunningModel:
         """What ``--launch`` has made: the engine and its servers."""
         if self._parts is None:
             self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))
