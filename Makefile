@@ -92,11 +92,11 @@ $(AUDIT): Makefile
 	touch $@
 
 # SGLang asks for CUDA packages that a CPU has no use for: what it imports there is listed instead.
-# Hedgerow is there for its plug-in.
-$(SGLANG_READY): runtime/sglang/cpu/requirements.txt
+# Hedgerow's part in it is the plug-in, a distribution of its own.
+$(SGLANG_READY): runtime/sglang/cpu/requirements.txt deploy/sglang-plugin/pyproject.toml
 	$(PYTHON) -m venv .venv-sglang
 	$(SGLANG_BIN)/$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(SGLANG_BIN)/$(PIP) -r $<
-	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG) -e .
+	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG) -e deploy/sglang-plugin
 	$(SGLANG_BIN)/$(COMPILE) .venv-sglang/lib || true
 	touch $@

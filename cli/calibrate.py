@@ -18,8 +18,8 @@ from rich.table import Table
 
 from cli.evaluation import Evaluation, Graded, evaluate
 from kvpolicy.fit import Rows, fit, losses, together
-from kvpolicy.hindsight import Hindsight
-from kvpolicy.value import Theta, certainty, save_theta
+from kvpolicy.reentry import ReentryRecorder
+from kvpolicy.value import Theta, confidence_of_entropy, save_theta
 from runtime.embedded.model.config import ModelConfig
 from runtime.passed_on import PassedOn
 from search.engine import Branch, Engine, Hint, Sampling, Step, TreeCost
@@ -153,7 +153,7 @@ class Recorder(PassedOn):
         """``vocab``: the policy model's tokens, for u."""
         super().__init__(engine)
         self._vocab = vocab
-        self._searches: dict[str, Hindsight] = {}
+        self._searches: dict[str, ReentryRecorder] = {}
         self._recorded: dict[str, Rows] = {}
 
     def take(self) -> list[Rows]:
@@ -171,14 +171,14 @@ class Recorder(PassedOn):
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Blocks close, but for those that ended their reply: nothing can follow them."""
         if tree not in self._searches:
-            search = self._searches[tree] = Hindsight(len(branches[0].tokens))
+            search = self._searches[tree] = ReentryRecorder(len(branches[0].tokens))
             search.transition({}, [ROOT], ())
         steps = await super().expand(tree, branches, sampling)
         search = self._searches[tree]
         for branch, step in zip(branches, steps, strict=True):
             if step.finish is not Finish.END:
-                sure = certainty(step.entropy, self._vocab)
-                known = branch.node, branch.parent, len(step.tokens), sure, step.attention
+                confidence = confidence_of_entropy(step.entropy, self._vocab)
+                known = branch.node, branch.parent, len(step.tokens), confidence, step.attention
                 search.boundary(*known)
         return steps
 

@@ -8,7 +8,7 @@ from operator import mul
 from shlex import quote
 from typing import Any
 
-from kvpolicy.split import Device, Load, Model, Split, even, offloaded, roofline
+from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, offloaded, roofline
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from runtime.reward_format import reward_format
@@ -28,7 +28,7 @@ class Machine:
     ``number_bytes``: of a weight or an entry of a key, such as 2 for bfloat16.
     """
 
-    device: Device
+    device: DevicePeaks
     memory: float | None
     number_bytes: int
 
@@ -45,10 +45,10 @@ def on_gpu(tera: float, giga: float, memory: float, host: float | None = None) -
     if host is not None and not host > 0:
         raise ValueError(f"host bandwidth: {host}; more than 0 GB/s is needed")
     to_host = None if host is None else 1e9 * host
-    return Machine(Device(1e12 * tera, 1e9 * giga, to_host), 1e9 * memory, number_bytes=2)
+    return Machine(DevicePeaks(1e12 * tera, 1e9 * giga, to_host), 1e9 * memory, number_bytes=2)
 
 
-def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any]:
+def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str, Any]:
     """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
 
     The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together, or on a GPU its
@@ -95,7 +95,7 @@ def make_plan(settings: Settings, load: Load, machine: Machine) -> dict[str, Any
     return found
 
 
-def _shown(split: Split, policy: Model, prm: Model) -> dict[str, Any]:
+def _shown(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str, Any]:
     return asdict(split) | {
         "seconds": split.seconds,
         "kv_tokens": split.generator_bytes // policy.kv_bytes,
@@ -103,7 +103,9 @@ def _shown(split: Split, policy: Model, prm: Model) -> dict[str, Any]:
     }
 
 
-def _fractions(split: Split, policy: Model, prm: Model, memory: float) -> dict[str, float]:
+def _fractions(
+    split: KvSplit, policy: ModelCosts, prm: ModelCosts, memory: float
+) -> dict[str, float]:
     """SGLang's ``--mem-fraction-static``: weights and KV over what is free when a server starts,
     the policy's server first. Rounded down, since what is over is needed by passes."""
     first = policy.weight_bytes + split.generator_bytes
@@ -114,7 +116,9 @@ def _fractions(split: Split, policy: Model, prm: Model, memory: float) -> dict[s
     }
 
 
-def _offload(policy: Model, prm: Model, device: Device, bandwidth: float) -> dict[str, Any]:
+def _offload(
+    policy: ModelCosts, prm: ModelCosts, device: DevicePeaks, bandwidth: float
+) -> dict[str, Any]:
     """For each model the microseconds in which a token's KV comes back from host memory, and those
     in which it is computed again by a large prefill; where the first is less, SGLang's flag."""
     found: dict[str, Any] = {}
@@ -171,7 +175,9 @@ def draft_args(settings: Settings, sequences: int) -> str:
     return f"{named} --max-running-requests {sequences}"
 
 
-def _reasons(chosen: Split, halves: Split, load: Load, device: Device, budget: int) -> list[str]:
+def _reasons(
+    chosen: KvSplit, halves: KvSplit, load: SplitLoad, device: DevicePeaks, budget: int
+) -> list[str]:
     share = chosen.generator_bytes / budget
     return [
         f"Peaks: {device.flops / 1e9:.0f} GFLOP/s, {device.bandwidth / 1e9:.0f} GB/s.",

@@ -257,13 +257,13 @@ def plan(
 ) -> None:
     """Share KV between policy and reward model by the roofline, and say why."""
     from cli.kv_split_plan import make_plan, on_gpu, this_machine
-    from kvpolicy.split import Load
+    from kvpolicy.roofline import SplitLoad
 
     own = {"reward_format": reward_format} | models_of(model, reward_model)
     settings = settings_of(**switches, **own)
     try:
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
-        found = make_plan(settings, Load(sequences, length, new, stored), machine)
+        found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
     except (ValueError, OSError) as error:
         fail(str(error), WRONG_USE)
     if as_json:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvpolicy.order import Infeasible, Ints
+from kvpolicy.eviction_order import Infeasible, Ints
 from kvpolicy.value import Floats
 
 Variant = Literal["ratio", "share"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvpolicy.split import Device, Load, Model
+from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad
 from runtime.embedded.kv.split import Shared
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
@@ -23,9 +23,9 @@ Way = Literal["even", "roofline"]
 class Pools:
     """A generator and a verifier on a device."""
 
-    generator: Model
-    verifier: Model
-    device: Device
+    generator: ModelCosts
+    verifier: ModelCosts
+    device: DevicePeaks
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class Pools:
         return Shared(self.generator, self.verifier, self.device, budget, least)
 
     @staticmethod
-    def load(spec: SearchSpec, path_tokens: int) -> Load:
+    def load(spec: SearchSpec, path_tokens: int) -> SplitLoad:
         """What is known of a search before it begins."""
         new = min(spec.max_step_tokens, path_tokens - 1)
-        return Load(spec.width, path_tokens - new, new)
+        return SplitLoad(spec.width, path_tokens - new, new)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpolicy.peers import STREAMS
+from kvpolicy.token_eviction_baselines import STREAMS
 from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
 from models.tasks.task import Split
 from runtime.embedded.kv.retention import KvPolicy

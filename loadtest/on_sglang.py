@@ -16,11 +16,11 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from hedgerow_sglang.plugin_protocol import plugin_counts
 from loadtest.searches import SPRIG
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server, ServerOptions
 from runtime.sglang.options import SglangOptions
-from runtime.sglang_plugin.wire import figures
 from search.outcome import Outcome
 from search.spec import SearchSpec
 
@@ -176,7 +176,7 @@ async def at_work(server: Server) -> int:
 async def remembered(server: Server) -> int:
     """Searches that our plug-in there takes for being in flight; 0 without the plug-in."""
     async with _client(server) as client:
-        told = figures((await client.get("/server_info")).raise_for_status().json())
+        told = plugin_counts((await client.get("/server_info")).raise_for_status().json())
     return 0 if told is None else told["searches"]
 
 

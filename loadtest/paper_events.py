@@ -73,8 +73,10 @@ class Growing:
         assert self.held.add(node, block), "two random steps are equal"
         self.depth[node] = self.depth[parent] + 1
         self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
-        sure = self.draw.random()
-        self.boundaries.append(_seconds(lambda: self.policy.close(node, parent, STEP_TOKENS, sure)))
+        confidence = self.draw.random()
+        self.boundaries.append(
+            _seconds(lambda: self.policy.close(node, parent, STEP_TOKENS, confidence))
+        )
         if self.depth[node] < DEPTH:
             self.open.add(node)
 

@@ -103,8 +103,8 @@ class Growing:
         lane.computed = lane.length
         self.cache.publish(lane)
         close = self.cache.retention.close
-        sure = node % 7 / 7
-        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, sure)))
+        confidence = node % 7 / 7
+        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, confidence)))
         self.depth[node] = self.depth[parent] + 1
         self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
         if self.depth[node] < DEPTH:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from kvpolicy.split import Load
+from kvpolicy.roofline import SplitLoad
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.flops import Flops, no_flops
@@ -133,7 +133,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_theta=settings.kv_theta,
         prm_kv_tokens=settings.prm_kv_tokens,
         kv_split=settings.kv_split,
-        kv_load=Load(*settings.kv_load),
+        kv_load=SplitLoad(*settings.kv_load),
         batch_limit=settings.batch_limit,
         draft=settings.draft,
         draft_model=str(settings.draft_model) if settings.draft_model else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
-from kvpolicy.split import Load
+from kvpolicy.roofline import SplitLoad
 from kvpolicy.value import ThetaError, load_theta
 from runtime.embedded.drafting.pace import LONGEST
 from runtime.embedded.drawing.visits import Visits
@@ -20,7 +20,7 @@ from runtime.reward_format import reward_format
 WIDEST = 4
 """Candidates at a depth of ``k_config``."""
 
-LOAD = Load(sequences=64, length=256, new=64)
+LOAD = SplitLoad(sequences=64, length=256, new=64)
 """What KV is shared for where nothing else is said."""
 
 KvSplit = Literal["given", "even", "roofline"]
@@ -83,7 +83,7 @@ class EngineOptions:
     kv_tokens: int = 32_768
     prm_kv_tokens: int = 32_768
     kv_split: KvSplit = "given"
-    kv_load: Load = LOAD
+    kv_load: SplitLoad = LOAD
     kv_policy: KvPolicy = "arborkv"
     kv_theta: str | Path | None = None
     attention: bool = False

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvpolicy.order import Infeasible, Ints
+from kvpolicy.eviction_order import Infeasible, Ints
 from kvpolicy.value import confidence
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.stops import Stops, StopTables
@@ -279,9 +279,9 @@ class Drawing:
         self.flights.remove(flight)
         node, parent, tokens = flight.branch.node, flight.path.leaf, len(flight.tokens)
         if self.held.add(node, flight.block()):
-            sure = float(confidence(flight.logits, TOP))
+            certain = float(confidence(flight.logits, TOP))
             with self._deciding():
-                self.policy.close(node, parent, tokens, sure)
+                self.policy.close(node, parent, tokens, certain)
 
     def _pay(self, flight: Flight) -> None:
         """Book the attention that a step paid to the blocks above it."""

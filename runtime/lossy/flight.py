@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvpolicy.order import Ints
+from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
 from runtime.lossy.forward import Reading
 from runtime.lossy.held import Block, Held

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvpolicy.order import Ints
+from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedded.model.kernels import Rotation, normalise, rotate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvpolicy.order import Ints
+from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
 from runtime.embedded.kv.slots import SlotPool
 from search.tree import ROOT

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from kvpolicy.blocks import Blocks
+from kvpolicy.eviction_order import EvictionParams, Infeasible
 from kvpolicy.extractive import Allocation, Floors, Variant, allocate, select
-from kvpolicy.order import Infeasible, Knobs
-from kvpolicy.peers import STREAMS, Stream, lru
+from kvpolicy.token_eviction_baselines import STREAMS, Stream, lru
+from kvpolicy.tree_blocks import TreeBlocks
 from kvpolicy.value import UNFITTED, Theta
 from runtime.lossy.held import Held
 
@@ -31,8 +31,8 @@ class KvPolicy(Protocol):
 
     rehydrates: bool
 
-    def close(self, block: int, parent: int, tokens: int, sure: float) -> None:
-        """Boundary: a new block; ``sure``: equation (1) after its last token."""
+    def close(self, block: int, parent: int, tokens: int, confidence: float) -> None:
+        """Boundary: a new block; ``confidence``: equation (1) after its last token."""
         ...
 
     def attend(self, block: int, mass: float, queries: int) -> None:
@@ -71,7 +71,7 @@ class Extractive:
     """
 
     theta: Theta = UNFITTED
-    knobs: Knobs = field(default_factory=Knobs)
+    params: EvictionParams = field(default_factory=EvictionParams)
     floors: Floors = field(default_factory=Floors)
     heavy: bool = True
     rehydrate: bool = True
@@ -89,30 +89,30 @@ class Extracting:
         self.rehydrates = how.rehydrate
         self.lowered = 0
         self._held, self._how = held, how
-        self._blocks = Blocks(held.length(0), how.theta.table(), how.knobs)
+        self._blocks = TreeBlocks(held.length(0), how.theta.table(), how.params)
         margin, floors = int(MARGIN * held.pool.capacity), how.floors
         lower = (Floors(0.0, n, min(n, floors.tail)) for n in range(floors.tokens - 1, -1, -1))
         self._tries = ((floors, margin), (floors, 0), *((each, 0) for each in lower))
 
-    def close(self, block: int, parent: int, tokens: int, sure: float) -> None:
+    def close(self, block: int, parent: int, tokens: int, confidence: float) -> None:
         """Score it; it stands on an active path, so nothing of it goes."""
-        self._blocks.close(block, parent, tokens, sure)
+        self._blocks.add_block(block, parent, tokens, confidence)
 
     def attend(self, block: int, mass: float, queries: int) -> None:
         """The running mass a."""
-        self._blocks.attend(block, mass, queries)
+        self._blocks.add_attention(block, mass, queries)
 
     def move(
         self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
     ) -> None:
         """New values v."""
-        self._blocks.rate(values)
-        self._blocks.foresee(outlook)
-        self._blocks.bury(dead)
+        self._blocks.set_values(values)
+        self._blocks.set_outlook(outlook)
+        self._blocks.mark_dead(dead)
 
     def enter(self, active: Sequence[int]) -> None:
         """Path* is where they stand; what must go for it goes when room is asked for."""
-        self._blocks.focus(active)
+        self._blocks.set_active(active)
 
     def fit(self, room: int) -> None:
         """Equations (2) and (3) over all blocks; retention only falls."""
@@ -165,14 +165,14 @@ class Streaming:
     rehydrates = False
 
     def __init__(self, held: Held, name: str, share: float) -> None:
-        """``name``: of ``kvpolicy.peers.STREAMS``; ``share`` in (0, 1]."""
+        """``name``: of ``kvpolicy.token_eviction_baselines.STREAMS``; ``share`` in (0, 1]."""
         self._held, self._select, self._share = held, STREAMS[name], share
         self._margin = int(MARGIN * held.pool.capacity)
         self._used: dict[int, int] = {}
         self._active: set[int] = set()
         self._waves = 0
 
-    def close(self, block: int, parent: int, tokens: int, sure: float) -> None:
+    def close(self, block: int, parent: int, tokens: int, confidence: float) -> None:
         """It was used just now."""
         self._used[block] = self._waves
 
@@ -234,9 +234,9 @@ _EXTRACTIVE: dict[str, Extractive] = {
     "extractive_no_value": replace(_WHOLE, theta=UNFITTED.only("ua")),
     "extractive_no_confidence": replace(_WHOLE, theta=UNFITTED.only("va")),
     "extractive_no_attention": replace(_WHOLE, theta=UNFITTED.only("vu")),
-    "extractive_no_estimator": replace(_WHOLE, knobs=Knobs(sharpness=0.0)),
-    "extractive_no_distance": replace(_WHOLE, knobs=Knobs(distance_decay=0.0)),
-    "extractive_no_siblings": replace(_WHOLE, knobs=Knobs(off_path=1.0)),
+    "extractive_no_estimator": replace(_WHOLE, params=EvictionParams(sharpness=0.0)),
+    "extractive_no_distance": replace(_WHOLE, params=EvictionParams(distance_decay=0.0)),
+    "extractive_no_siblings": replace(_WHOLE, params=EvictionParams(off_path=1.0)),
     "extractive_tail": replace(_WHOLE, heavy=False),
     "extractive_share": replace(_WHOLE, variant="share"),
 }

@@ -19,8 +19,8 @@ from typing import Literal
 
 import httpx
 
+from hedgerow_sglang.plugin_protocol import NAME
 from runtime.sglang.priority import UNITS
-from runtime.sglang_plugin.wire import NAME
 from search.engine import EngineDown
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class ServerOptions:
             own |= {
                 "SGLANG_USE_CPU_ENGINE": "1",
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(STUBS), str(Path(__file__).parents[2])]),
+                "PYTHONPATH": str(STUBS),
             }
         return os.environ | own
 

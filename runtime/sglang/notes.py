@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hedgerow_sglang.plugin_protocol import Note, custom_params
 from runtime.sglang.priority import UNITS
 from runtime.sglang.replica import Replica
-from runtime.sglang_plugin.wire import Note, custom_params
 from search.engine import Hint
 from search.tree import ROOT
 

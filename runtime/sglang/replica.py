@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
+from hedgerow_sglang.plugin_protocol import plugin_counts
 from runtime.sglang.priority import EARLY
-from runtime.sglang_plugin.wire import figures
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Replica:
 
     def learn(self, info: Json) -> None:
         """Take what ``/server_info`` says."""
-        told = figures(info)
+        told = plugin_counts(info)
         self.plugged = told is not None and bool(told["evicts"])
         self.seeds = told is not None and bool(told["seeds"])
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged

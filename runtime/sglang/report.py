@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hedgerow_sglang.plugin_protocol import plugin_counts
 from runtime.sglang.replica import Replica
-from runtime.sglang_plugin.wire import figures
 from search.engine import EngineDown
 
 _LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
@@ -69,7 +69,7 @@ async def _of(replica: Replica) -> Report | None:
         return None
     try:
         text = await replica.metrics()
-        told = figures(await replica.info()) if replica.plugged else None
+        told = plugin_counts(await replica.info()) if replica.plugged else None
     except EngineDown:
         return None
     found = Report() if text is None else read(text)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hedgerow_sglang.plugin_protocol import sampling_seed
 from runtime.embedded.drawing.stops import Stops
-from runtime.sglang_plugin.wire import sampling_seed
 from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.kv_split_plan import Machine, make_plan
 from cli.main import app
-from kvpolicy.split import Device, Load
+from kvpolicy.roofline import DevicePeaks, SplitLoad
 from runtime.embedded.model.config import ModelConfig
 from server.settings import BUNDLED, SettingsError, load_settings
 
@@ -69,8 +69,8 @@ def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
     assert drafted["budget_bytes"] < plain["budget_bytes"]
     assert drafted["roofline"]["kv_tokens"] < plain["roofline"]["kv_tokens"]
     tree = {"HEDGEROW_K_CONFIG": "2,2,1", "HEDGEROW_DRAFT": "scheduled"}
-    machine = Machine(Device(1e14, 1e12), 1e8, 2)
-    found = make_plan(load_settings(tree), Load(4, 100, 10), machine)["draft_args"]
+    machine = Machine(DevicePeaks(1e14, 1e12), 1e8, 2)
+    found = make_plan(load_settings(tree), SplitLoad(4, 100, 10), machine)["draft_args"]
     assert "num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 11 " in found
 
 
@@ -107,7 +107,7 @@ def test_beginnings_that_are_shared_leave_room_for_more() -> None:
 
 def test_what_cannot_be_planned_is_one_line() -> None:
     """No reward model, or no room."""
-    load, machine = Load(4, 100, 10), Machine(Device(1e12, 1e11), None, 4)
+    load, machine = SplitLoad(4, 100, 10), Machine(DevicePeaks(1e12, 1e11), None, 4)
     with pytest.raises(SettingsError, match="nothing to share"):
         make_plan(load_settings({}, reward_format="none"), load, machine)
     done = CliRunner().invoke(app, ["plan", *GPU[:-1], "0.01"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvpolicy.eviction_order import Infeasible
 from kvpolicy.extractive import Floors, Variant, allocate, keep_counts, keep_ratios, select
-from kvpolicy.order import Infeasible
 
 NO_FLOORS = Floors(ratio=0.0, tokens=0, tail=0)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvpolicy.forest import Forest
+from kvpolicy.block_table import BlockTable
 from kvpolicy.value import UNFITTED, attention_shares
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.scheduler import Scheduler
@@ -145,14 +145,14 @@ def test_every_later_step_adds_to_what_a_block_has_got(
     monkeypatch.setattr(Letters, "pieces", (*Letters.pieces, *[b"?"] * 300))
     monkeypatch.setattr(Letters, "eos", frozenset[int]())
     heard: dict[int, list[float]] = {}
-    attend = Forest.attend
+    attend = BlockTable.add_attention
 
-    def hear(forest: Forest, tree: str, node: int, mass: float, queries: int) -> None:
+    def hear(forest: BlockTable, tree: str, node: int, mass: float, queries: int) -> None:
         assert queries == 1
         heard.setdefault(node, []).append(mass)
         attend(forest, tree, node, mass, queries)
 
-    monkeypatch.setattr(Forest, "attend", hear)
+    monkeypatch.setattr(BlockTable, "add_attention", hear)
     steps, asked, engine = grown(forward, ATTENTIVE)
     assert len(heard[ROOT]) == len(steps) == 15
     parents = [branch.parent for branch in asked]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvpolicy.split import Device, Load, Model
+from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad
 from loadtest.in_process import InProcess, Models
 from runtime.embedded.drawing.batch import Batch
 from runtime.embedded.engine import EmbeddedEngine
@@ -28,9 +28,9 @@ from search.tree import Finish
 from tests.runtime.hash_model import HashModel
 from tests.runtime.tiny_models import make_pair
 
-DEVICE = Device(flops=100.0, bandwidth=100.0)
-LIGHT = Model(token_flops=2.0, pair_flops=0.0, weight_bytes=100.0, kv_bytes=1)
-HEAVY = Model(token_flops=4.0, pair_flops=0.0, weight_bytes=200.0, kv_bytes=2)
+DEVICE = DevicePeaks(flops=100.0, bandwidth=100.0)
+LIGHT = ModelCosts(token_flops=2.0, pair_flops=0.0, weight_bytes=100.0, kv_bytes=1)
+HEAVY = ModelCosts(token_flops=4.0, pair_flops=0.0, weight_bytes=200.0, kv_bytes=2)
 
 
 def branch(tokens: tuple[int, ...], child: int = 0) -> Branch:
@@ -57,15 +57,15 @@ def test_what_a_round_is_like_by_hand() -> None:
     assert Round.of([branch(trunk), branch((*trunk, 4))]).distinct == 4
     # With steps of 6 tokens: 4 sequences of 4 + 6, of which 2 + 6 are each one's own.
     apart = Growth(step=6.0, own=6.0, lanes=1.0)
-    assert load_of([one], apart) == Load(4, 10, 6, own=8, own_grown=8)
+    assert load_of([one], apart) == SplitLoad(4, 10, 6, own=8, own_grown=8)
     # Another search beside it, of one branch: 5 sequences, 26 tokens, 18 of them distinct.
-    assert load_of([one, Round(1, 10, 10)], apart) == Load(5, 11, 6, own=10, own_grown=10)
+    assert load_of([one, Round(1, 10, 10)], apart) == SplitLoad(5, 11, 6, own=10, own_grown=10)
     # Where two of four draw alike, three sequences have 8 + 4 x 5 tokens.
     alike = Growth(step=6.0, own=5.0, lanes=0.75)
-    assert load_of([one], alike) == Load(3, 10, 6, own=10, own_grown=10)
+    assert load_of([one], alike) == SplitLoad(3, 10, 6, own=10, own_grown=10)
     # Fewer sequences are expected than what they begin with has room in: there are more.
     few = Growth(step=5.0, own=0.5, lanes=0.1)
-    assert load_of([Round(8, 80, 80)], few) == Load(6, 15, 5, own=14, own_grown=14)
+    assert load_of([Round(8, 80, 80)], few) == SplitLoad(6, 15, 5, own=14, own_grown=14)
     assert load_of([], apart) is None
 
 
@@ -141,7 +141,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
         kv_tokens=700,
         prm_kv_tokens=700,
         kv_split="roofline",
-        kv_load=Load(2, 20, 5),
+        kv_load=SplitLoad(2, 20, 5),
         threads=1,
         strict=True,
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvpolicy.forest import Forest
-from kvpolicy.value import Theta, certainty
+from kvpolicy.block_table import BlockTable
+from kvpolicy.value import Theta, confidence_of_entropy
 from runtime.embedded.kv.radix import RadixTree
 from runtime.embedded.kv.retention import WORTH, KvPolicy, Retention, Worth
 from runtime.embedded.model.forward import Span
@@ -90,9 +90,9 @@ def test_of_two_steps_the_surer_one_stays_where_u_is_read() -> None:
     """Before a fit u is not read, and of equal values the higher id goes first."""
     for worth, gone in ((SURE, 6), (WORTH, 7)):
         cached = Cached("arborkv", worth)
-        for node, slot, sure in ((3, 6, 0.1), (4, 7, 0.9)):
+        for node, slot, confidence in ((3, 6, 0.1), (4, 7, 0.9)):
             cached.cache(ids(9, 9, node), slot)
-            cached.retention.close("ash", node, ROOT, ids(9, 9, node), sure)
+            cached.retention.close("ash", node, ROOT, ids(9, 9, node), confidence)
         cached.retention.hint("ash", Hint({3: 0.5, 4: 0.5}, (1, 2)))
         assert cached.retention.trim(1).tolist() == [gone]
 
@@ -102,14 +102,14 @@ def test_a_step_closes_with_the_certainty_of_its_last_token(
 ) -> None:
     """u = 1 - H / log|V|, with the entropy that the step itself tells."""
     heard = []
-    monkeypatch.setattr(Forest, "boundary", lambda *event: heard.append(event[1:]))
+    monkeypatch.setattr(BlockTable, "boundary", lambda *event: heard.append(event[1:]))
     engine, _ = scheduler(model=Endless())
     prompt = tuple(range(20))
     branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
     engine.expand(1, "tree", branches, STEPS)
     steps = finish(engine)[1]
-    assert {node: sure for _, node, _, _, sure in heard} == {
-        i: certainty(step.entropy, VOCAB) for i, step in enumerate(steps, start=1)
+    assert {node: confidence for _, node, _, _, confidence in heard} == {
+        i: confidence_of_entropy(step.entropy, VOCAB) for i, step in enumerate(steps, start=1)
     }
 
 

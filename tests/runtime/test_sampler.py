@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hedgerow_sglang.noise import gumbel
 from runtime.embedded.drawing.sampler import draw
-from runtime.noise import gumbel
 
 HALVES = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float32))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvpolicy.split import Device, Load, TooLittleMemory
+from kvpolicy.roofline import DevicePeaks, SplitLoad, TooLittleMemory
 from loadtest.in_process import InProcess, Models
 from runtime.embedded.kv.split import Shared, split_pools
 from runtime.embedded.model.config import ModelConfig
@@ -18,7 +18,7 @@ from search.controller import Problem, search
 from search.spec import SearchSpec
 from tests.runtime.tiny_models import make_pair
 
-GPU = Device(flops=1e14, bandwidth=1e12)
+GPU = DevicePeaks(flops=1e14, bandwidth=1e12)
 GIVEN = 1_000
 
 
@@ -30,7 +30,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
         kv_tokens=GIVEN,
         prm_kv_tokens=GIVEN,
         threads=1,
-        kv_load=Load(8, 100, 50),
+        kv_load=SplitLoad(8, 100, 50),
     )
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_split_is_refused(options: EngineOptions) -> None:
 
 def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
     """Digest for digest, in pools for less than the search would hold."""
-    tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=Load(4, 60, 20))
+    tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=SplitLoad(4, 60, 20))
     models = Models(tight)
     prompt = tuple(models.text.encode("One and two"))
     spec = SearchSpec(policy="beam", width=6, seed=3, max_step_tokens=20, trajectory_tokens=60)

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from kvpolicy.forest import Forest, Rank
-from kvpolicy.order import Knobs
+from kvpolicy.block_table import BlockTable, EvictionKey
+from kvpolicy.eviction_order import EvictionParams
 from runtime.embedded.kv.radix import Node, RadixTree
 from runtime.embedded.kv.victims import Victims
 from search.tree import ROOT
@@ -17,14 +17,14 @@ from search.tree import ROOT
 class Growing:
     """Two random searches in one radix tree: steps close, values come, the focus moves."""
 
-    def __init__(self, seed: int, knobs: Knobs) -> None:
+    def __init__(self, seed: int, params: EvictionParams) -> None:
         self.draw = random.Random(seed)
-        self.radix, self.forest = RadixTree(), Forest(knobs=knobs)
+        self.radix, self.forest = RadixTree(), BlockTable(params=params)
         self.victims = Victims(self.radix, self.forest)
         self.paths: dict[tuple[str, int], np.ndarray] = {}
         self.slots = iter(range(100_000))
         for tree in ("ash", "oak"):
-            self.forest.plant(tree, 3)
+            self.forest.add_tree(tree, 3)
             self.add(tree, ROOT, np.array([7, 8, 9], dtype=np.int64), None)
 
     def add(self, tree: str, node: int, path: np.ndarray, above: int | None) -> None:
@@ -35,7 +35,7 @@ class Growing:
         self.paths[tree, node] = path
         if above is not None:
             self.forest.boundary(tree, node, above, len(path) - len(self.paths[tree, above]))
-            if not self.forest[tree].settled:
+            if not self.forest[tree].weights_current:
                 self.victims.outdate()
         self.radix.mark((tree, node), path, None if above is None else (tree, above))
         self.victims.join((tree, node))
@@ -52,15 +52,15 @@ class Growing:
             path = np.concatenate([self.paths[tree, leaf], np.array(step, dtype=np.int64)])
             self.add(tree, max(n for name, n in self.paths if name == tree) + 1, path, leaf)
 
-    def worth(self, leaf: Node) -> Rank:
+    def worth(self, leaf: Node) -> EvictionKey:
         """The dearest of the steps that end at a leaf, or were lifted to it."""
-        return max(self.forest.rank(*mark) for mark in leaf.marks)
+        return max(self.forest.eviction_key(*mark) for mark in leaf.marks)
 
 
-@pytest.mark.parametrize("knobs", [Knobs(), Knobs(distance_decay=0.0)])
-def test_the_lowest_leaf_goes_first(knobs: Knobs) -> None:
+@pytest.mark.parametrize("params", [EvictionParams(), EvictionParams(distance_decay=0.0)])
+def test_the_lowest_leaf_goes_first(params: EvictionParams) -> None:
     """Whatever was closed, lifted or cut since the last move: never one while another is lower."""
-    search = Growing(3, knobs)
+    search = Growing(3, params)
     for turn in range(60):
         search.round(("ash", "oak")[turn % 2])
         for _ in range(search.draw.randrange(8)):
@@ -76,7 +76,7 @@ def test_the_lowest_leaf_goes_first(knobs: Knobs) -> None:
 
 def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
     """What is being read stays; once it is not, it may go, without a move of any search."""
-    search = Growing(1, Knobs())
+    search = Growing(1, EvictionParams())
     search.round("ash")
     locked = [search.radix.match(path)[0] for path in search.paths.values()]
     for node in locked:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow_sglang.noise import gumbel, hashes
 from runtime.embedded.drawing.sampler import nucleus
-from runtime.noise import gumbel, hashes
 
 Floats = NDArray[np.float64]
 

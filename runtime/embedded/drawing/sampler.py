@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from runtime.noise import gumbel
+from hedgerow_sglang.noise import gumbel
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from kvpolicy.value import certainty
+from kvpolicy.value import confidence_of_entropy
 from runtime.embedded.drafting.speculation import Speculation
 from runtime.embedded.drawing.account import Account, charge_pass, sum_of
 from runtime.embedded.drawing.batch import Advance, Batch, Forwards
@@ -365,8 +365,8 @@ class Scheduler:
         if finish is Finish.END or branch.node < ROOT:  # a verdict is nobody's parent
             retention.drop(call.tree, branch.node)
         else:
-            sure = certainty(run.entropy, self._vocab)
-            attention = retention.close(call.tree, branch.node, branch.parent, path, sure)
+            confidence = confidence_of_entropy(run.entropy, self._vocab)
+            attention = retention.close(call.tree, branch.node, branch.parent, path, confidence)
         call.steps[run.index] = self._steps.step(run, finish, attention)
         call.longest = max(call.longest, len(run.drawn))
         call.left = max(call.left, len(run.drawn) - run.taken)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvpolicy.split import Load, TooLittleMemory
+from kvpolicy.roofline import SplitLoad, TooLittleMemory
 from runtime.embedded.drawing.batch import Batch
 from runtime.embedded.kv.split import Shared
 from search.engine import Branch, Step
@@ -72,7 +72,7 @@ class Growth:
         )
 
 
-def load_of(rounds: Sequence[Round], growth: Growth) -> Load | None:
+def load_of(rounds: Sequence[Round], growth: Growth) -> SplitLoad | None:
     """What all rounds under way ask for together, if they grow so; None for none.
 
     The verifier reads each sequence with its new step, and the generator draws it in as much room.
@@ -85,7 +85,7 @@ def load_of(rounds: Sequence[Round], growth: Growth) -> Load | None:
     held = sum(one.distinct for one in rounds) + branches * growth.own
     sequences = max(round(branches * growth.lanes), math.ceil(held / length))
     own = min(length, math.ceil(held / sequences))
-    return Load(sequences, length, new, own, own_grown=own)
+    return SplitLoad(sequences, length, new, own, own_grown=own)
 
 
 class Resplit:

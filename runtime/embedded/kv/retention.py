@@ -1,7 +1,7 @@
 """Which cached tokens go first when room is short: by age, or by what they are worth to searches.
 
 A step that has ended is a mark in the radix tree, unless nothing that is held may go, and under
-``arborkv`` a block of ``kvpolicy.forest`` too. A leaf is worth the most of the blocks that end
+``arborkv`` a block of ``kvpolicy.block_table`` too. A leaf is worth the most of the blocks that end
 there, over all searches; what is trimmed is computed again by the prefill that comes before
 decoding. Order decides cost, never a result.
 """
@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kvpolicy.forest import Forest
-from kvpolicy.order import Knobs
+from kvpolicy.block_table import BlockTable
+from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.value import UNFITTED, Theta, attention_shares
 from runtime.embedded.kv.marks import Mark
 from runtime.embedded.kv.radix import EMPTY, RadixTree
@@ -31,7 +31,7 @@ MARGIN = 0.02
 """Share of the capacity that a trim frees beyond what is wanted, so that trims are few."""
 MOST_MARGIN = 32
 """Tokens that it frees beyond at most: each costs a little, and no search waits for more."""
-KNOBS = Knobs(distance_decay=0.0)
+EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
 """Best-first search returns to the best open node, however far: a decay by distance lost to lru."""
 
 
@@ -48,7 +48,7 @@ class Worth(NamedTuple):
     """
 
     theta: Theta = UNFITTED.only("v")
-    knobs: Knobs = KNOBS
+    params: EvictionParams = EVICTION_PARAMS
     attends: bool = False
 
 
@@ -70,7 +70,7 @@ class Retention:
         self.seconds = 0.0
         self.trims = 0
         self._radix = radix
-        self._forest = Forest(worth.theta, worth.knobs) if policy == "arborkv" else None
+        self._forest = BlockTable(worth.theta, worth.params) if policy == "arborkv" else None
         self.attends = policy == "arborkv" and (worth.attends or "a" in worth.theta.signals)
         self._attention: Attention | None = None
         self._victims = Victims(radix, self._forest) if self._forest is not None else None
@@ -87,17 +87,17 @@ class Retention:
     def begin(self, tree: str, prompt: np.ndarray) -> None:
         """A search's prompt, int64 ids; only the first one counts."""
         if self._forest is not None and tree not in self._forest:
-            self._forest.plant(tree, len(prompt))
+            self._forest.add_tree(tree, len(prompt))
             self._forest.transition(tree, {}, [ROOT], ())
             self._radix.mark((tree, ROOT), prompt)
             self._moved()
 
     def close(
-        self, tree: str, node: int, parent: int, path: np.ndarray, sure: float | None = None
+        self, tree: str, node: int, parent: int, path: np.ndarray, confidence: float | None = None
     ) -> tuple[float, ...]:
         """A step has ended; ``path``: token ids from the prompt's start to the step's end.
 
-        ``sure``: its boundary confidence u, None where it is not known. Returns what its end
+        ``confidence``: its boundary confidence u, None where it is not known. Returns what its end
         attends to, as ``search.engine.Step`` tells it.
         """
         if self._forest is None or self._victims is None:
@@ -110,13 +110,13 @@ class Retention:
         fresh = node not in blocks
         if fresh:
             above = parent if parent in blocks else ROOT
-            tokens = max(1, len(path) - blocks.ends(above))
-            self._forest.boundary(tree, node, above, tokens, sure)
+            tokens = max(1, len(path) - blocks.end_position(above))
+            self._forest.boundary(tree, node, above, tokens, confidence)
         alive = blocks.alive(node)
         if alive:
             self._radix.mark((tree, node), path, (tree, parent))
             shares = self._attend(self._forest, (tree, node), len(path) - 1) if fresh else ()
-        if not blocks.settled:
+        if not blocks.weights_current:
             self._moved()
         if alive:
             self._victims.join((tree, node))
@@ -146,7 +146,7 @@ class Retention:
     def end(self, tree: str) -> None:
         """A search is over."""
         if self._forest is not None:
-            self._forest.fell(tree)
+            self._forest.remove_tree(tree)
             self._moved()
         self._radix.marks.remove_all(tree)
 
@@ -162,7 +162,7 @@ class Retention:
         self.seconds += time.perf_counter() - before
         return freed
 
-    def _attend(self, forest: Forest, mark: Mark, computed: int) -> tuple[float, ...]:
+    def _attend(self, forest: BlockTable, mark: Mark, computed: int) -> tuple[float, ...]:
         """What the last token ``computed`` of a path, which drew its last, pays to the blocks.
 
         The block that has just closed is among them, for its tokens before that one: a leaf has no
@@ -178,7 +178,7 @@ class Retention:
         chain = blocks.chain(node)
         shares = attention_shares(self._attention(slots), blocks.tokens[chain]).tolist()
         for block, share in zip(chain, shares, strict=False):
-            forest.attend(tree, block, share, 1)
+            forest.add_attention(tree, block, share, 1)
         return tuple(shares)
 
     def _trim_by_worth(self, wanted: int, victims: Victims, held: bool) -> np.ndarray:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Self
 
-from kvpolicy.split import Device, Load, Model, Split, even, roofline
+from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, roofline
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from runtime.embedded.options import EngineOptions
@@ -23,14 +23,14 @@ class Shared:
     """The KV bytes of a policy and a reward model, ``budget`` in all. ``least``: the tokens that
     each has room for however they are shared."""
 
-    policy: Model
-    prm: Model
-    device: Device
+    policy: ModelCosts
+    prm: ModelCosts
+    device: DevicePeaks
     budget: int
     least: tuple[int, int]
 
     @classmethod
-    def of(cls, options: EngineOptions, device: Device | None = None) -> Self | None:
+    def of(cls, options: EngineOptions, device: DevicePeaks | None = None) -> Self | None:
         """What ``options`` have to share, or None.
 
         No pool gets fewer tokens than the longest sequence that it could hold as given.
@@ -47,16 +47,16 @@ class Shared:
         device = device or measured_peaks(options.cores)
         return cls(policy, prm, device, budget, (least[0], least[1]))
 
-    def even(self, load: Load) -> tuple[int, int]:
+    def even(self, load: SplitLoad) -> tuple[int, int]:
         """Tokens of the policy and of the reward model: half of the bytes each. Raises
         TooLittleMemory."""
         return self.tokens(even(self.policy, self.prm, self.device, load, self.budget))
 
-    def plan(self, load: Load) -> Split:
+    def plan(self, load: SplitLoad) -> KvSplit:
         """What takes least time. Raises TooLittleMemory."""
         return roofline(self.policy, self.prm, self.device, load, self.budget, keeps=True)
 
-    def tokens(self, split: Split) -> tuple[int, int]:
+    def tokens(self, split: KvSplit) -> tuple[int, int]:
         """Tokens of each by a split, but no fewer than the least."""
         least, least_prm = self.least
         most = self.budget - least * self.policy.kv_bytes

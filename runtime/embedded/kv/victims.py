@@ -10,7 +10,7 @@ import heapq
 
 import numpy as np
 
-from kvpolicy.forest import Forest, Rank
+from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.value import Floats
 from runtime.embedded.kv.marks import NO_STEPS, Mark
 from runtime.embedded.kv.radix import Node, RadixTree
@@ -23,14 +23,14 @@ class Victims:
     the steps that end there.
     """
 
-    def __init__(self, radix: RadixTree, forest: Forest) -> None:
+    def __init__(self, radix: RadixTree, forest: BlockTable) -> None:
         self._radix = radix
         self._forest = forest
         self._trees: list[str] = []
         self._tree = self._step = NO_STEPS
         self._key = _NO_KEYS
         self._left = 0
-        self._late: list[tuple[Rank, Mark]] = []
+        self._late: list[tuple[EvictionKey, Mark]] = []
         self._bare = True
         self._outdated = True
 
@@ -41,7 +41,7 @@ class Victims:
     def join(self, mark: Mark) -> None:
         """A step has ended, or has lost its place: it may be a leaf."""
         if not self._outdated:
-            heapq.heappush(self._late, (self._forest.rank(*mark), mark))
+            heapq.heappush(self._late, (self._forest.eviction_key(*mark), mark))
 
     def lowest(self) -> tuple[bool, Node] | None:
         """Whether a search is about to read it, and the leaf that is to go next; None if none may.
@@ -62,8 +62,8 @@ class Victims:
         above = leaf.parent
         slots = self._radix.cut(leaf, wanted)
         if above is not None and self._radix.is_leaf(above) and above.marks:
-            mark = max(above.marks, key=lambda mark: self._forest.rank(*mark))
-            heapq.heappush(self._late, (self._forest.rank(*mark), mark))
+            mark = max(above.marks, key=lambda mark: self._forest.eviction_key(*mark))
+            heapq.heappush(self._late, (self._forest.eviction_key(*mark), mark))
         return slots
 
     def _stray(self) -> tuple[bool, Node] | None:
@@ -85,7 +85,7 @@ class Victims:
                 self._skip(entry)
                 continue
             if len(node.marks) > 1:
-                dearest = max((self._forest.rank(*other), other) for other in node.marks)
+                dearest = max((self._forest.eviction_key(*other), other) for other in node.marks)
                 if dearest[0] > rank:
                     self._skip(entry)
                     heapq.heappush(self._late, dearest)
@@ -93,17 +93,17 @@ class Victims:
             return rank[0], node
         return None
 
-    def _first(self) -> tuple[Rank, Mark] | None:
+    def _first(self) -> tuple[EvictionKey, Mark] | None:
         """The next mark, of those ordered at once and those added since."""
         late = self._late[0] if self._late else None
         if not self._left:
             return late
         at = self._left - 1
         tree, step = self._trees[self._tree[at]], int(self._step[at])
-        rank = self._forest.rank_at(tree, step, float(self._key[at]))
+        rank = self._forest.eviction_key_at(tree, step, float(self._key[at]))
         return late if late is not None and late[0] <= rank else (rank, (tree, step))
 
-    def _skip(self, entry: tuple[Rank, Mark]) -> None:
+    def _skip(self, entry: tuple[EvictionKey, Mark]) -> None:
         """Take out what ``_first`` gave."""
         if self._late and self._late[0] is entry:
             heapq.heappop(self._late)
@@ -111,7 +111,7 @@ class Victims:
             self._left -= 1
 
     def _order(self) -> None:
-        """Order all marks by ``Forest.rank``, the lowest last.
+        """Order all marks by ``BlockTable.rank``, the lowest last.
 
         Among equals the later search and the higher id go first: so they are put in that order
         before a sort that keeps it.
@@ -123,7 +123,7 @@ class Victims:
             mine = self._radix.marks.standing(name)
             steps.append(mine[::-1])
             trees.append(np.full(len(mine), index))
-            keys.append(self._forest[name].standing_of(mine)[::-1])
+            keys.append(self._forest[name].weights_of(mine)[::-1])
         every = np.concatenate(keys)
         order = np.argsort(every, kind="stable")[::-1]
         self._key = every[order]

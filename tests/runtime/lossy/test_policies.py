@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpolicy.eviction_order import Infeasible
 from kvpolicy.extractive import Floors
-from kvpolicy.order import Infeasible
 from runtime.lossy.held import Block, Held
 from runtime.lossy.policies import (
     EXTRACTIVE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicy.peers import STREAMS
+from kvpolicy.token_eviction_baselines import STREAMS
 from tests.runtime.lossy.growing import PROMPT, SPECS, grow, lossy, twin
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.sglang.engine import SglangEngine
 from runtime.sglang.launch import Server
 from runtime.sglang.options import SglangOptions
-from runtime.sglang_plugin.wire import Note, custom_params, figures
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import (
@@ -401,7 +401,7 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: Yard) -
     body = {"input_ids": list(range(20, 28)), "sampling_params": asked}
     async with httpx.AsyncClient(base_url=stock.url, timeout=300.0, trust_env=False) as client:
         answer = (await client.post("/generate", json=body)).raise_for_status().json()
-        told = figures((await client.get("/server_info")).json())
+        told = plugin_counts((await client.get("/server_info")).json())
     assert len(answer["output_ids"]) == 4
     assert told is None
     with pytest.raises(ValueError, match=r"speculate: .* --enable-priority-scheduling"):

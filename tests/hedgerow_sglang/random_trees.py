@@ -1,6 +1,6 @@
-"""Run in SGLang's environment: our cache on random forests against kvpolicy's exact mode.
+"""Run in SGLang's environment: our cache on random trees against kvpolicy's exact mode.
 
-``python -m tests.runtime.sglang_plugin.forests SEEDS`` prints one JSON document; an assertion that
+``python -m tests.hedgerow_sglang.random_trees SEEDS`` prints one JSON document; an assertion that
 fails ends it. No server and no model: SGLang's own radix cache and the notes are real.
 """
 
@@ -23,12 +23,12 @@ from sglang.srt.mem_cache.cache_init_params import (  # pyright: ignore[reportMi
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey  # pyright: ignore[reportMissingImports]
 
-from kvpolicy.order import Infeasible
-from runtime.sglang_plugin.cache import SearchCache
-from runtime.sglang_plugin.searches import Namespace
-from runtime.sglang_plugin.wire import Note
+from hedgerow_sglang.plugin_protocol import Note
+from hedgerow_sglang.search_cache import SearchCache
+from hedgerow_sglang.search_registry import CacheNamespace
+from kvpolicy.eviction_order import Infeasible
 
-HERE = Namespace()
+HERE = CacheNamespace()
 
 
 class Slots:
@@ -61,8 +61,8 @@ def empty_cache(page: int = 1) -> SearchCache:
 
 
 @dataclass
-class Grove:
-    """A random forest, cached whole. ``paths``: of each block, by tree and node; ``first``: a
+class CachedTrees:
+    """Random trees, cached whole. ``paths``: of each block, by tree and node; ``first``: a
     tree's first token. Siblings begin with tokens of their own, so no two blocks share any."""
 
     cache: SearchCache
@@ -82,15 +82,15 @@ class Grove:
     def draw(self, tree: str, node: int, parent: int, step: array, turn: int) -> None:
         """A step is drawn: its request's note, its tokens in SGLang's tree, its block."""
         note = Note(tree, len(self.paths[tree, 0]), node, parent, turn)
-        self.cache.hear(note)
+        self.cache.take_note(note)
         path = self.paths[tree, parent] + step
         self.cache.insert(InsertParams(key=RadixKey(path), value=torch.arange(len(path))))
-        self.cache.searches.close(note, path, HERE)
+        self.cache.searches.complete_step(note, path, HERE)
         self.paths[tree, node], self.parents[tree, node] = path, parent
 
     def hint(self, tree: str, turn: int, **what: object) -> None:
         """The search says what it thinks by now."""
-        self.cache.hear(Note(tree, len(self.paths[tree, 0]), turn=turn, **what))  # type: ignore[arg-type]
+        self.cache.take_note(Note(tree, len(self.paths[tree, 0]), turn=turn, **what))  # type: ignore[arg-type]
 
     def cached(self, tree: str, node: int) -> int:
         """Tokens of a block's path that are cached."""
@@ -104,24 +104,24 @@ class Grove:
         return max(0, self.cached(tree, node) - above)
 
 
-def random_grove(seed: int, page: int = 1) -> Grove:
+def random_trees(seed: int, page: int = 1) -> CachedTrees:
     """One to three trees; most blocks have rewards, some of them equal; each tree stands at one or
     two leaves."""
     chance = random.Random(seed)
-    grove = Grove(empty_cache(page), chance)
+    trees = CachedTrees(empty_cache(page), chance)
     for number in range(chance.randint(1, 3)):
         tree, blocks = f"tree{number}", chance.randint(2, 20)
-        grove.plant(tree, number + 1, blocks, page)
+        trees.plant(tree, number + 1, blocks, page)
         values = {n: chance.randint(0, 8) / 8 for n in range(1, blocks) if chance.random() < 0.8}
         active = tuple(chance.sample(range(blocks), min(blocks, chance.randint(1, 2))))
-        grove.hint(tree, 1, values=values, active=active)
-    return grove
+        trees.hint(tree, 1, values=values, active=active)
+    return trees
 
 
-def on_active_paths(grove: Grove) -> int:
+def on_active_paths(trees: CachedTrees) -> int:
     """Tokens that kvpolicy gives up at no budget."""
     try:
-        grove.cache.searches.pressure(0)
+        trees.cache.searches.pressure(0)
     except Infeasible as error:
         return error.needed
     return 0
@@ -129,102 +129,102 @@ def on_active_paths(grove: Grove) -> int:
 
 def same_decisions(seed: int) -> int:
     """Make room up to four times: what is kept is each time what kvpolicy would keep."""
-    grove = random_grove(seed)
-    cache, least = grove.cache, on_active_paths(grove)
+    trees = random_trees(seed)
+    cache, least = trees.cache, on_active_paths(trees)
     budgets = range(least, cache.total_size() + 1)
-    budgets = sorted(grove.chance.sample(budgets, min(4, len(budgets))), reverse=True)
+    budgets = sorted(trees.chance.sample(budgets, min(4, len(budgets))), reverse=True)
     for budget in budgets:
         cache.evict(EvictParams(num_tokens=cache.total_size() - budget))
         expected = cache.searches.pressure(budget)
-        for tree, node in grove.paths:
-            assert grove.kept(tree, node) == expected[tree][node], (seed, budget, tree, node)
+        for tree, node in trees.paths:
+            assert trees.kept(tree, node) == expected[tree][node], (seed, budget, tree, node)
         assert cache.evictable_size() == cache.total_size() == budget, (seed, budget)
     return len(budgets)
 
 
 def pages_go_whole(seed: int) -> int:
     """With pages of four tokens a little more may go than was wanted, and never part of a page."""
-    grove = random_grove(seed, page=4)
-    cache = grove.cache
-    wanted = grove.chance.randint(1, cache.total_size())
+    trees = random_trees(seed, page=4)
+    cache = trees.cache
+    wanted = trees.chance.randint(1, cache.total_size())
     freed = cache.evict(EvictParams(num_tokens=wanted)).num_tokens_evicted
     assert wanted <= freed < wanted + 4, (seed, wanted, freed)
-    for tree, node in grove.paths:
-        above = max(grove.parents.get((tree, node), 0), 0)
-        assert grove.cached(tree, node) % 4 == 0
-        whole = grove.cached(tree, above) == len(grove.paths[tree, above])
-        assert whole or node == 0 or not grove.kept(tree, node), (seed, tree, node)
+    for tree, node in trees.paths:
+        above = max(trees.parents.get((tree, node), 0), 0)
+        assert trees.cached(tree, node) % 4 == 0
+        whole = trees.cached(tree, above) == len(trees.paths[tree, above])
+        assert whole or node == 0 or not trees.kept(tree, node), (seed, tree, node)
     return freed
 
 
 def a_pruned_subtree_goes_at_once(seed: int) -> int:
     """Room is not wanted; the subtree is gone, everything else is there."""
-    grove = random_grove(seed)
-    tree, top = grove.chance.choice([at for at in grove.paths if at[1] > 0])
+    trees = random_trees(seed)
+    tree, top = trees.chance.choice([at for at in trees.paths if at[1] > 0])
     dead = {top}
-    for (name, node), parent in grove.parents.items():
+    for (name, node), parent in trees.parents.items():
         if name == tree and parent in dead:
             dead.add(node)
-    before = grove.cache.total_size()
-    grove.hint(tree, 2, dead=tuple(sorted(dead)))
-    for name, node in grove.paths:
+    before = trees.cache.total_size()
+    trees.hint(tree, 2, dead=tuple(sorted(dead)))
+    for name, node in trees.paths:
         gone = name == tree and node in dead
-        above = 0 if node == 0 else len(grove.paths[name, grove.parents[name, node]])
-        whole = len(grove.paths[name, node]) - above
-        assert grove.kept(name, node) == (0 if gone else whole), (seed, name, node)
-    assert grove.cache.dropped_tokens == before - grove.cache.total_size() > 0
-    return grove.cache.dropped_tokens
+        above = 0 if node == 0 else len(trees.paths[name, trees.parents[name, node]])
+        whole = len(trees.paths[name, node]) - above
+        assert trees.kept(name, node) == (0 if gone else whole), (seed, name, node)
+    assert trees.cache.freed_tokens == before - trees.cache.total_size() > 0
+    return trees.cache.freed_tokens
 
 
 def what_another_search_holds_stays() -> int:
     """Two searches with the same prompt and a step in common; then one is over, then the other."""
-    grove = Grove(empty_cache(), random.Random(0))
+    trees = CachedTrees(empty_cache(), random.Random(0))
     for tree in ("ash", "oak"):
-        grove.paths[tree, 0] = array("q", [9] * 3)
-        grove.draw(tree, 1, 0, array("q", [1] * 5), turn=0)
+        trees.paths[tree, 0] = array("q", [9] * 3)
+        trees.draw(tree, 1, 0, array("q", [1] * 5), turn=0)
         own = [2] * 4 if tree == "ash" else [1, 1, 3, 3]
-        grove.draw(tree, 2, 1, array("q", own), turn=0)
+        trees.draw(tree, 2, 1, array("q", own), turn=0)
     total = 3 + 5 + 4 + 4
-    assert grove.cache.total_size() == total
-    assert grove.cache.state()["held_tokens"] == total
-    grove.hint("oak", 1, dead=(1, 2))
-    assert [grove.kept("ash", node) for node in (0, 1, 2)] == [3, 5, 4]
-    assert grove.cache.total_size() == total - 4
-    grove.cache.hear(Note("oak", 3, over=("ash",)))
-    assert grove.cache.total_size() == 3
-    assert grove.cache.state()["held_tokens"] == 3
-    grove.cache.hear(Note("oak", 3, over=("oak",)))
-    assert grove.cache.total_size() == 3
-    assert grove.cache.state()["held_tokens"] == 0
+    assert trees.cache.total_size() == total
+    assert trees.cache.state()["held_tokens"] == total
+    trees.hint("oak", 1, dead=(1, 2))
+    assert [trees.kept("ash", node) for node in (0, 1, 2)] == [3, 5, 4]
+    assert trees.cache.total_size() == total - 4
+    trees.cache.take_note(Note("oak", 3, over=("ash",)))
+    assert trees.cache.total_size() == 3
+    assert trees.cache.state()["held_tokens"] == 3
+    trees.cache.take_note(Note("oak", 3, over=("oak",)))
+    assert trees.cache.total_size() == 3
+    assert trees.cache.state()["held_tokens"] == 0
     return total
 
 
 def what_is_read_now_stays() -> int:
     """A path that a running request has locked is neither dropped nor evicted."""
-    grove = Grove(empty_cache(), random.Random(0))
-    grove.paths["ash", 0] = array("q", [9] * 3)
-    grove.draw("ash", 1, 0, array("q", [1] * 5), turn=0)
-    key = RadixKey(grove.paths["ash", 1])
-    last = grove.cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
-    grove.cache.inc_lock_ref(last)
-    grove.hint("ash", 1, dead=(1,))
-    assert grove.cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 0
-    assert grove.kept("ash", 1) == 5
-    grove.cache.dec_lock_ref(last)
-    assert grove.cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 8
+    trees = CachedTrees(empty_cache(), random.Random(0))
+    trees.paths["ash", 0] = array("q", [9] * 3)
+    trees.draw("ash", 1, 0, array("q", [1] * 5), turn=0)
+    key = RadixKey(trees.paths["ash", 1])
+    last = trees.cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
+    trees.cache.inc_lock_ref(last)
+    trees.hint("ash", 1, dead=(1,))
+    assert trees.cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 0
+    assert trees.kept("ash", 1) == 5
+    trees.cache.dec_lock_ref(last)
+    assert trees.cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 8
     return 8
 
 
 def main(seeds: int) -> None:
     """Everything, with what was counted on the way."""
-    told = {
+    counts = {
         "compared": sum(same_decisions(seed) for seed in range(seeds)),
         "paged": sum(pages_go_whole(seed) for seed in range(seeds)),
         "dropped": sum(a_pruned_subtree_goes_at_once(seed) for seed in range(seeds)),
         "shared": what_another_search_holds_stays(),
         "locked": what_is_read_now_stays(),
     }
-    print(json.dumps(told))
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.sglang.launch import STUBS
-from runtime.sglang_plugin.wire import Note, custom_params, figures
 from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, ROOT, Yard
 
 pytestmark = [
@@ -27,20 +27,20 @@ STEP = 800
 IN_YARD = pytest.mark.asyncio(loop_scope="session")
 """On the loop that the servers' keeper lives on."""
 MARGIN_TOKENS = KV_TOKENS // 50
-"""What the cache frees beyond what is wanted: ``runtime.sglang_plugin.cache.MARGIN``."""
+"""What the cache frees beyond what is wanted: ``hedgerow_sglang.search_cache.MARGIN``."""
 
 
 def test_its_decisions_are_kvpolicys_exact_modes() -> None:
-    """SGLang's own radix cache on random forests: the same tokens of every block are kept, pages
+    """SGLang's own radix cache on random trees: the same tokens of every block are kept, pages
     go whole, a pruned subtree goes at once, what another search holds or reads stays."""
     paths = os.pathsep.join(map(str, (STUBS, ROOT)))
-    told = subprocess.check_output(
-        [str(PYTHON), "-m", "tests.runtime.sglang_plugin.forests", "40"],
+    counts = subprocess.check_output(
+        [str(PYTHON), "-m", "tests.hedgerow_sglang.random_trees", "40"],
         env=os.environ | {"PYTHONPATH": paths, "SGLANG_USE_CPU_ENGINE": "1"},
         cwd=ROOT,
         text=True,
     )
-    counts = json.loads(told.splitlines()[-1])
+    counts = json.loads(counts.splitlines()[-1])
     assert counts["compared"] >= 100
     assert all(counts.values())
 
@@ -62,9 +62,9 @@ class Client:
         answer = (await self.send(tokens, note)).raise_for_status().json()
         return answer["meta_info"]["cached_tokens"]
 
-    async def figures(self) -> dict[str, int] | None:
+    async def plugin_counts(self) -> dict[str, int] | None:
         """What the plug-in has counted."""
-        return figures((await self.http.get("/server_info")).json())
+        return plugin_counts((await self.http.get("/server_info")).json())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -85,24 +85,24 @@ def note(tree: str, node: int, parent: int, turn: int, **said: Any) -> Note:
 @IN_YARD
 async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
     """Steps 1, 3 below it, and 2: what 1 and 3 hold is free when the next note arrives."""
-    before = await plugged.figures()
+    before = await plugged.plugin_counts()
     assert before is not None
     paths = {n: PROMPT + [200 + n] * 50 for n in (1, 2)}
     paths[3] = paths[1] + [203] * 50
     for node, parent in ((1, 0), (2, 0), (3, 1)):
         await plugged.read(paths[node], note("ash", node, parent, turn=1))
-    held = await plugged.figures()
+    held = await plugged.plugin_counts()
     assert held is not None
     assert (held["searches"] - before["searches"], held["held_tokens"]) == (1, 250)
     await plugged.read(PROMPT, Note("ash", len(PROMPT), turn=2, dead=(1, 3)))
-    after = await plugged.figures()
+    after = await plugged.plugin_counts()
     assert after is not None
-    assert after["dropped_tokens"] - before["dropped_tokens"] == 100
+    assert after["freed_tokens"] - before["freed_tokens"] == 100
     assert after["held_tokens"] == 150
     assert await plugged.read(paths[2]) == 149
     assert await plugged.read(paths[3]) == 100
     await plugged.read(PROMPT, Note("ash", len(PROMPT), over=("ash",)))
-    over = await plugged.figures()
+    over = await plugged.plugin_counts()
     assert over is not None
     assert (over["searches"] - before["searches"], over["held_tokens"]) == (0, 0)
 
@@ -112,7 +112,7 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     """The pool holds a prompt of 100, 24 steps of 800 and 700 tokens more; a stranger wants 900:
     the step that is worth least loses its tip, the others nothing, and what it lost is counted when
     it is read."""
-    before = await plugged.figures()
+    before = await plugged.plugin_counts()
     assert before is not None
     steps = {node: PROMPT + [200 + node] * STEP for node in range(1, 25)}
     assert KV_TOKENS - len(PROMPT) - len(steps) * STEP == 700
@@ -121,14 +121,14 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     values = {node: 0.1 if node == 1 else 0.9 for node in steps}
     await plugged.read(PROMPT, Note("oak", len(PROMPT), turn=2, values=values, active=(0,)))
     await plugged.read([300] * 900)
-    trimmed = await plugged.figures()
+    trimmed = await plugged.plugin_counts()
     assert trimmed is not None
     lost = trimmed["evicted_tokens"] - before["evicted_tokens"]
     assert 200 <= lost < 200 + MARGIN_TOKENS + 120
-    assert trimmed["trimmed_tokens"] - before["trimmed_tokens"] == lost
+    assert trimmed["split_evicted_tokens"] - before["split_evicted_tokens"] == lost
     assert await plugged.read(steps[2], note("oak", 30, 2, turn=3)) == 899
     assert await plugged.read([*steps[1], 7], note("oak", 31, 1, turn=3)) == 900 - lost
-    again = await plugged.figures()
+    again = await plugged.plugin_counts()
     assert again is not None
     assert again["recomputed_tokens"] - before["recomputed_tokens"] == lost - 1
     await plugged.read(PROMPT, Note("oak", len(PROMPT), over=("oak",)))

@@ -24,7 +24,7 @@ class Infeasible(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class EvictionParams:
     """Equation (2)'s constants: η (``off_path``), γ (``sharpness``), λd, λΔ. Raises ValueError.
 
     λd may be negative, which favours deep blocks.
@@ -46,24 +46,27 @@ class Knobs:
             raise ValueError(f"distance_decay: {self.distance_decay}; 0 or more is needed")
 
 
-def merit(score: Floats, depth: Ints, knobs: Knobs) -> Floats:
-    """The part of a weight that the search's focus does not change: s^γ · e^(-λd·d)."""
-    sharp = score**knobs.sharpness
-    return sharp * np.exp(-knobs.depth_decay * depth) if knobs.depth_decay else sharp
+def static_weight(score: Floats, depth: Ints, params: EvictionParams) -> Floats:
+    """The part of a weight that does not depend on the active leaves: s^γ · e^(-λd·d)."""
+    sharp = score**params.sharpness
+    return sharp * np.exp(-params.depth_decay * depth) if params.depth_decay else sharp
 
 
-def weigh(merits: Floats, off_path: Bools, distance: Ints, knobs: Knobs) -> Floats:
+def eviction_weights(
+    static_weights: Floats, off_path: Bools, distance: Ints, params: EvictionParams
+) -> Floats:
     """Equation (2) without α and clipping: η^[off path] · s^γ · e^(-λd·d) · e^(-λΔ·Δ).
 
-    ``merits`` as of ``merit``, ``distance`` Δ in edges to the nearest active leaf; all (n,).
+    ``static_weights``: by ``static_weight``; ``distance``: Δ, edges to the nearest active leaf;
+    all (n,).
     """
-    weights = merits * np.where(off_path, knobs.off_path, 1.0)
-    if knobs.distance_decay:
-        weights *= np.exp(-knobs.distance_decay * distance)
+    weights = static_weights * np.where(off_path, params.off_path, 1.0)
+    if params.distance_decay:
+        weights *= np.exp(-params.distance_decay * distance)
     return weights
 
 
-def retain(tokens: Ints, weight: Floats, budget: int) -> Ints:
+def keep_within(tokens: Ints, weight: Floats, budget: int) -> Ints:
     """Tokens kept of each block (n,), counted from its start; they add up to the budget or to all.
 
     Blocks are kept whole by falling weight, equal weights by rising index, and the last one is cut

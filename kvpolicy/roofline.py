@@ -34,7 +34,7 @@ class TooLittleMemory(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelCosts:
     """What a pass of a model costs.
 
     ``token_flops``: of one row, attention left out; ``pair_flops``: of one query meeting one key,
@@ -49,7 +49,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DevicePeaks:
     """Peaks: ``flops`` and ``bandwidth`` (bytes) a second; ``host_bandwidth``: to host memory, None
     where the models lie there anyway."""
 
@@ -59,7 +59,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SplitLoad:
     """``sequences`` at once, of ``length`` tokens that the verifier reads, and ``new`` tokens that
     each is to grow by. ``own``: of its length, what a sequence takes where beginnings are shared,
     on average; 0: all of it. ``own_grown``: what it takes once it has grown; 0: ``new`` more."""
@@ -92,7 +92,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class KvSplit:
     """Batches, the bytes each model gets (together all there are), and the seconds they take.
 
     ``prefill_bound``, ``decode_bound``: ``arithmetic`` or ``memory``, whichever takes longer.
@@ -114,14 +114,14 @@ class Split:
 
 
 def roofline(
-    generator: Model,
-    verifier: Model,
-    device: Device,
-    load: Load,
+    generator: ModelCosts,
+    verifier: ModelCosts,
+    device: DevicePeaks,
+    load: SplitLoad,
     budget: int,
     *,
     keeps: bool = False,
-) -> Split:
+) -> KvSplit:
     """The split of ``budget`` bytes that takes least time; ``keeps``: by an engine that keeps KV.
 
     For every verifier batch the largest generator batch that fits, which only shrinks as the other
@@ -141,7 +141,9 @@ def roofline(
     return _sharing_the_rest(best, generator, verifier, load, budget)
 
 
-def even(generator: Model, verifier: Model, device: Device, load: Load, budget: int) -> Split:
+def even(
+    generator: ModelCosts, verifier: ModelCosts, device: DevicePeaks, load: SplitLoad, budget: int
+) -> KvSplit:
     """Half of ``budget`` bytes for each, with the largest batches that fit. Raises
     TooLittleMemory."""
     half = budget // 2
@@ -153,10 +155,10 @@ def even(generator: Model, verifier: Model, device: Device, load: Load, budget: 
 
 
 def offloaded(
-    generator: Model,
-    verifier: Model,
-    device: Device,
-    load: Load,
+    generator: ModelCosts,
+    verifier: ModelCosts,
+    device: DevicePeaks,
+    load: SplitLoad,
     budget: int,
     *,
     keeps: bool = False,
@@ -176,7 +178,7 @@ def offloaded(
 
 
 def prefill_seconds(
-    model: Model, device: Device, batch: int, length: int, kept: float = 0.0
+    model: ModelCosts, device: DevicePeaks, batch: int, length: int, kept: float = 0.0
 ) -> tuple[float, str]:
     """One pass over ``batch`` sequences of ``length`` tokens, the first ``kept`` of which need no
     computing, and what bounds it."""
@@ -185,22 +187,24 @@ def prefill_seconds(
     return _slower(flops, model.weight_bytes + batch * length * model.kv_bytes, device)
 
 
-def decode_seconds(model: Model, device: Device, batch: int, held: float) -> tuple[float, str]:
+def decode_seconds(
+    model: ModelCosts, device: DevicePeaks, batch: int, held: float
+) -> tuple[float, str]:
     """One token for each of ``batch`` sequences that hold ``held`` tokens on average."""
     flops = batch * (model.token_flops + held * model.pair_flops)
     return _slower(flops, model.weight_bytes + batch * held * model.kv_bytes, device)
 
 
 def _split(
-    generator: Model,
-    verifier: Model,
-    device: Device,
-    load: Load,
+    generator: ModelCosts,
+    verifier: ModelCosts,
+    device: DevicePeaks,
+    load: SplitLoad,
     budget: int,
     verifier_bytes: int,
     batch: int,
     keeps: bool = False,
-) -> Split | None:
+) -> KvSplit | None:
     """``verifier_bytes`` for a verifier batch, the rest for the generator; None if it cannot be."""
     rest, n = budget - verifier_bytes, load.sequences
     decoding = min(n, rest // (load.grown * generator.kv_bytes))
@@ -214,7 +218,7 @@ def _split(
     if not keeps:
         reading, drawing = math.ceil(reading), math.ceil(drawing)
     again = (drawing - 1) * prefill_seconds(generator, device, decoding, load.length, shared)[0]
-    return Split(
+    return KvSplit(
         verifier_batch=batch,
         generator_batch=decoding,
         verifier_bytes=verifier_bytes,
@@ -226,15 +230,15 @@ def _split(
     )
 
 
-def _costs_nothing(more: Split, best: Split) -> bool:
+def _costs_nothing(more: KvSplit, best: KvSplit) -> bool:
     """Whether ``more``, of a larger verifier batch, takes the same time and generator batch."""
     same = math.isclose(more.seconds, best.seconds, rel_tol=1e-9)
     return same and more.generator_batch == best.generator_batch
 
 
 def _sharing_the_rest(
-    split: Split, generator: Model, verifier: Model, load: Load, budget: int
-) -> Split:
+    split: KvSplit, generator: ModelCosts, verifier: ModelCosts, load: SplitLoad, budget: int
+) -> KvSplit:
     """The split with the bytes that neither batch needs shared as the needed ones are, if both have
     room for every sequence."""
     if min(split.verifier_batch, split.generator_batch) < load.sequences:
@@ -244,12 +248,12 @@ def _sharing_the_rest(
     return replace(split, verifier_bytes=verifier_bytes, generator_bytes=budget - verifier_bytes)
 
 
-def _slower(flops: float, traffic: float, device: Device) -> tuple[float, str]:
+def _slower(flops: float, traffic: float, device: DevicePeaks) -> tuple[float, str]:
     computing, moving = flops / device.flops, traffic / device.bandwidth
     return (computing, "arithmetic") if computing >= moving else (moving, "memory")
 
 
-def _needed(generator: Model, verifier: Model, load: Load, budget: int) -> str:
+def _needed(generator: ModelCosts, verifier: ModelCosts, load: SplitLoad, budget: int) -> str:
     reads = load.stored * verifier.kv_bytes
     draws = load.grown * generator.kv_bytes
     return f"budget: {budget} bytes; one sequence needs {reads} to verify and {draws} to generate"

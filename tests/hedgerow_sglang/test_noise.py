@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.noise import gumbel, hashes
+from hedgerow_sglang.noise import gumbel, hashes
 
 MASK = 0xFFFFFFFF
 

@@ -1,8 +1,8 @@
 """Seeded sampling in SGLang without its deterministic mode: the embedded engine's own draw.
 
 A token is the argmax over v of log p(v) + Gumbel(seed, position, v), with p after temperature and
-within the nucleus, at the position of the token drawn: ``runtime.noise`` and the embedded engine's
-sampler in another process. What differs is the model's arithmetic alone.
+within the nucleus, at the position of the token drawn: ``hedgerow_sglang.noise`` and the embedded
+engine's sampler in another process. What differs is the model's arithmetic alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.noise import gumbel
+from hedgerow_sglang.noise import gumbel
 
 _LEAST = torch.finfo(torch.float64).min
 _MOST_LOG = -(2.0**-32)
@@ -66,7 +66,7 @@ def truncated(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> 
 
 
 def noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """``runtime.noise.gumbel`` of signed 64-bit seeds (rows,), on their device: (rows, vocab)."""
+    """``gumbel`` of signed 64-bit seeds (rows,), on their device: (rows, vocab)."""
     if seeds.device.type == "cpu":
         unsigned = seeds.numpy().astype(np.uint64)
         return torch.from_numpy(gumbel(unsigned, positions.numpy(), vocab))

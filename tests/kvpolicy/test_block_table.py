@@ -10,18 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvpolicy.forest import Forest
-from kvpolicy.order import Infeasible, Knobs
+from kvpolicy.block_table import BlockTable
+from kvpolicy.eviction_order import EvictionParams, Infeasible
 from kvpolicy.value import Theta
 
 NAMES = ("ash", "oak", "elm")
 
 
-def two_trees() -> Forest:
+def two_trees() -> BlockTable:
     """Ash: prompt 5, leaves 1 (value 0.9) and 2 (0.1), active 1. Oak: prompt 5, leaf 1 (0.5)."""
-    forest = Forest()
-    forest.plant("ash", 5)
-    forest.plant("oak", 5)
+    forest = BlockTable()
+    forest.add_tree("ash", 5)
+    forest.add_tree("oak", 5)
     forest.boundary("ash", 1, 0, 10)
     forest.boundary("ash", 2, 0, 10)
     forest.boundary("oak", 1, 0, 10)
@@ -49,44 +49,46 @@ def test_ranks_put_the_path_last_and_the_later_tree_first() -> None:
     """Off the path by weight; on it, or at equal weights, the later tree and the higher id go."""
     forest = two_trees()
     forest.transition("oak", {}, [1], [])
-    order = sorted([("ash", 1), ("ash", 2), ("oak", 1), ("oak", 9)], key=lambda b: forest.rank(*b))
+    order = sorted(
+        [("ash", 1), ("ash", 2), ("oak", 1), ("oak", 9)], key=lambda b: forest.eviction_key(*b)
+    )
     assert order == [("ash", 2), ("oak", 9), ("oak", 1), ("ash", 1)]
 
 
 def test_trees_weigh_by_the_forests_theta_and_knobs() -> None:
     """A prompt of which nothing is known, off the path: η 0.25 times sigmoid(ln 3) squared."""
-    forest = Forest(Theta("exact", {"": (math.log(3),)}), Knobs(off_path=0.25))
-    forest.plant("ash", 5)
-    assert forest.rank("ash", 0)[1] == pytest.approx(0.25 * 0.75**2)
+    forest = BlockTable(Theta("exact", {"": (math.log(3),)}), EvictionParams(off_path=0.25))
+    forest.add_tree("ash", 5)
+    assert forest.eviction_key("ash", 0)[1] == pytest.approx(0.25 * 0.75**2)
 
 
 def test_attention_reaches_a_trees_blocks() -> None:
     """A block that later tokens attend to is dearer than it was."""
     forest = two_trees()
-    before = forest.rank("ash", 2)
-    forest.attend("ash", 2, 9.0, 10)
-    assert forest.rank("ash", 2) > before
+    before = forest.eviction_key("ash", 2)
+    forest.add_attention("ash", 2, 9.0, 10)
+    assert forest.eviction_key("ash", 2) > before
 
 
 def test_what_is_over_is_forgotten() -> None:
     """A felled tree is in no plan, its blocks rank as unknown, and its name is free again."""
     forest = two_trees()
-    forest.fell("ash")
-    forest.fell("ash")
+    forest.remove_tree("ash")
+    forest.remove_tree("ash")
     assert "ash" not in forest
-    assert forest.rank("ash", 1) == forest.rank("never", 1) == (True, 0.0, 0, -1)
+    assert forest.eviction_key("ash", 1) == forest.eviction_key("never", 1) == (True, 0.0, 0, -1)
     assert list(forest.pressure(20)) == ["oak"]
-    forest.plant("ash", 3)
+    forest.add_tree("ash", 3)
     with pytest.raises(ValueError, match="'ash' is in flight"):
-        forest.plant("ash", 3)
+        forest.add_tree("ash", 3)
 
 
-class SearchMachine(RuleBasedStateMachine):
+class BlockTableMachine(RuleBasedStateMachine):
     """Random searches, and a cache that follows the plans: what it holds of each block."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.forest = Forest()
+        self.forest = BlockTable()
         self.parents: dict[str, list[int]] = {}
         self.dead: dict[str, set[int]] = {}
         self.held: dict[str, list[int]] = {}
@@ -100,8 +102,8 @@ class SearchMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), prompt=st.integers(1, 20))
     def plant(self, name: str, prompt: int) -> None:
         """A search begins, or ends and begins anew."""
-        self.forest.fell(name)
-        self.forest.plant(name, prompt)
+        self.forest.remove_tree(name)
+        self.forest.add_tree(name, prompt)
         self.parents[name], self.dead[name], self.held[name] = [-1], set(), [prompt]
         self.press()
 
@@ -187,11 +189,11 @@ class SearchMachine(RuleBasedStateMachine):
             blocks = self.forest[name]
             weights, on_path = blocks.weights()
             off = [n for n in np.flatnonzero(~on_path) if n < len(kept) and weights[n] > -np.inf]
-            cut = [self.forest.rank(name, n) for n in off if kept[n] < blocks.tokens[n]]
-            whole = [self.forest.rank(name, n) for n in off if kept[n] == blocks.tokens[n]]
+            cut = [self.forest.eviction_key(name, n) for n in off if kept[n] < blocks.tokens[n]]
+            whole = [self.forest.eviction_key(name, n) for n in off if kept[n] == blocks.tokens[n]]
             if cut and whole and sum(map(sum, self.held.values())) == self.budget:
                 assert max(cut) <= min(whole)
 
 
-SearchMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25)
-TestForest = SearchMachine.TestCase
+BlockTableMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25)
+TestBlockTable = BlockTableMachine.TestCase

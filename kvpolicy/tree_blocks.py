@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvpolicy.order import Bools, Ints, Knobs, weigh
+from kvpolicy.eviction_order import Bools, EvictionParams, Ints, eviction_weights
 from kvpolicy.signals import Signals
 from kvpolicy.value import Floats
 
@@ -51,13 +51,13 @@ class Level:
         return self._parents[: self._size]
 
 
-class Blocks:
+class TreeBlocks:
     """The blocks of one tree. Row i of every array is block i."""
 
-    def __init__(self, prompt_tokens: int, table: Floats, knobs: Knobs) -> None:
+    def __init__(self, prompt_tokens: int, table: Floats, params: EvictionParams) -> None:
         """``table``: ``Theta.table``; ``prompt_tokens`` is block 0's length."""
-        self._signals = Signals(table, knobs)
-        self._knobs = knobs
+        self._signals = Signals(table, params)
+        self._params = params
         self._parent: list[int] = []
         self._live_children: list[int] = []
         self._levels: list[Level] = []
@@ -73,7 +73,7 @@ class Blocks:
         self._now: tuple[Floats, Bools] | None = None
         self._dear = self._leafless
         self._fresh: dict[int, float] = {}
-        self.close(ROOT, -1, prompt_tokens)
+        self.add_block(ROOT, -1, prompt_tokens)
 
     def __contains__(self, node: int) -> bool:
         return 0 <= node < len(self._parent) and self._parent[node] != _ABSENT
@@ -95,7 +95,7 @@ class Blocks:
             node = self._parent[node]
         return found[::-1]
 
-    def ends(self, node: int) -> int:
+    def end_position(self, node: int) -> int:
         """Tokens from the prompt's start to the block's end."""
         return sum(int(self._tokens[block]) for block in self.chain(node))
 
@@ -104,8 +104,10 @@ class Blocks:
         """The leaves the search stands at."""
         return self._active
 
-    def close(self, node: int, parent: int, tokens: int, sure: float | None = None) -> None:
-        """A block of ``tokens`` tokens is complete; ``sure``: its boundary confidence u.
+    def add_block(
+        self, node: int, parent: int, tokens: int, confidence: float | None = None
+    ) -> None:
+        """A block of ``tokens`` tokens is complete; ``confidence``: its boundary confidence u.
 
         Until it has a reward it inherits its parent's value. A node that is dead already, or known,
         is left as it is. Raises ValueError if the parent is unknown or the length is not positive.
@@ -126,14 +128,14 @@ class Blocks:
         if node != ROOT:
             self._live_children[parent] += 1
             self._open_leaf[parent] = False
-        self._signals.add(node, None if node == ROOT else parent, depth, sure)
+        self._signals.add(node, None if node == ROOT else parent, depth, confidence)
         if depth == len(self._levels):
             self._levels.append(Level())
         self._levels[depth].append(node, parent)
         if self._now is None or not self._joins(node, parent):
             self._now = None
 
-    def rate(self, values: Mapping[int, float]) -> None:
+    def set_values(self, values: Mapping[int, float]) -> None:
         """Rewards of some blocks, in [0, 1]; unscored blocks below them inherit. Unknown ids pass.
 
         Raises ValueError.
@@ -143,12 +145,12 @@ class Blocks:
                 raise ValueError(f"value: {value} of node {node}; from 0 to 1 is needed")
             if node not in self:
                 continue
-            self._signals.rate(node, value)
+            self._signals.set_value(node, value)
             self._now = None
             if self._live_children[node]:
                 self._inherit(node)
 
-    def foresee(self, outlook: Sequence[int]) -> None:
+    def set_outlook(self, outlook: Sequence[int]) -> None:
         """The search would turn to these in this order: a value is one over its turn.
 
         This is the value that the search itself goes by (section 4 of the paper); it takes the
@@ -161,10 +163,10 @@ class Blocks:
         if len(rows):
             self._foreseen[:] = False
             self._foreseen[rows] = True
-            self._signals.foresee(rows)
+            self._signals.set_outlook(rows)
             self._now = None
 
-    def attend(self, node: int, mass: float, queries: int) -> None:
+    def add_attention(self, node: int, mass: float, queries: int) -> None:
         """``queries`` tokens paid ``mass`` to a block in all, each its ``attention_shares``.
 
         a is the running mass a query, in [0, 1].
@@ -174,7 +176,7 @@ class Blocks:
         paid, asked = self._attention.get(node, (0.0, 0))
         paid, asked = paid + mass, asked + queries
         self._attention[node] = paid, asked
-        self._signals.attend(node, min(1.0, paid / asked))
+        self._signals.set_attention(node, min(1.0, paid / asked))
         if self._now is None:
             return
         on_path = self._now[1]
@@ -183,12 +185,12 @@ class Blocks:
         elif node >= len(on_path) or not on_path[node]:
             self._now = None
 
-    def focus(self, active: Iterable[int]) -> None:
+    def set_active(self, active: Iterable[int]) -> None:
         """The search stands at these leaves now; those dead or without a block are left out."""
         self._active = tuple(sorted({node for node in active if self.alive(node)}))
         self._now = None
 
-    def bury(self, nodes: Iterable[int]) -> None:
+    def mark_dead(self, nodes: Iterable[int]) -> None:
         """These will never be visited again."""
         for node in nodes:
             if node in self._dead:
@@ -204,7 +206,7 @@ class Blocks:
         """v, u and a of blocks, (3, n); NaN where one is missing."""
         return self._signals.of(nodes)
 
-    def parted(self) -> tuple[Ints, Ints]:
+    def path_and_candidates(self) -> tuple[Ints, Ints]:
         """The blocks on Path*, and those off it from which something may grow, both rising."""
         rows = slice(len(self._parent))
         off = self._open_leaf[rows] | self._foreseen[rows]
@@ -227,7 +229,7 @@ class Blocks:
             self._dear[on_path] = np.inf
         return self._now
 
-    def standing(self, node: int) -> tuple[bool, float]:
+    def path_and_weight(self, node: int) -> tuple[bool, float]:
         """Whether a block is on Path*, and its weight: for few blocks of many.
 
         A block that closed below Path* since the last time all were weighed has been weighed by
@@ -238,7 +240,7 @@ class Blocks:
         weight, on_path = self._now or self.weights()
         return bool(on_path[node]), float(weight[node])
 
-    def standing_of(self, nodes: Ints) -> Floats:
+    def weights_of(self, nodes: Ints) -> Floats:
         """The weights of many (n,), infinite on Path*; a step without a block counts as on its
         path. ``nodes`` rise."""
         self.weights()
@@ -248,7 +250,7 @@ class Blocks:
         return np.where(rows == nodes, self._dear[rows], np.inf)
 
     @property
-    def settled(self) -> bool:
+    def weights_current(self) -> bool:
         """Whether nothing has changed since all blocks were weighed, but for new ones below
         Path*."""
         return self._now is not None
@@ -256,7 +258,9 @@ class Blocks:
     def own_weights(self) -> tuple[Floats, Bools]:
         """Equation (2) without α for each block by itself, and Path*, both (rows,): paper mode."""
         distance, on_path = self._reach()
-        return weigh(self._signals.merits(), ~on_path, distance, self._knobs), on_path
+        return eviction_weights(
+            self._signals.static_weights(), ~on_path, distance, self._params
+        ), on_path
 
     def distances(self) -> tuple[Ints, Bools]:
         """Edges from each block to the nearest active leaf, and who is on Path*; both (rows,).
@@ -282,7 +286,7 @@ class Blocks:
 
     def _reach(self) -> tuple[Ints, Bools]:
         """``distances``, or zeros for Δ where the weights do not ask for it."""
-        if self._knobs.distance_decay:
+        if self._params.distance_decay:
             return self.distances()
         on_path = np.zeros(len(self._parent), dtype=np.bool_)
         on_path[list(self._path())] = True
@@ -308,9 +312,9 @@ class Blocks:
 
     def _weigh_alone(self, node: int) -> None:
         """The weight of a block that has closed right below Path*."""
-        decay = self._knobs.distance_decay
+        decay = self._params.distance_decay
         near = math.exp(-decay * (self._near()[self._parent[node]] + 1)) if decay else 1.0
-        self._fresh[node] = self._signals.merit_of(node) * self._knobs.off_path * near
+        self._fresh[node] = self._signals.static_weight_of(node) * self._params.off_path * near
 
     def _near(self) -> dict[int, int]:
         """Distance to the nearest active leaf of every block on Path*."""

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.sglang_plugin.wire import (
+from hedgerow_sglang.plugin_protocol import (
     NAME,
     Note,
     NoteError,
     custom_params,
-    figures,
-    parse,
+    parse_note,
+    plugin_counts,
     sampling_seed,
 )
 
@@ -45,7 +45,7 @@ def notes(draw: st.DrawFn) -> Note:
 
 @given(notes())
 def test_what_is_said_is_what_is_heard(note: Note) -> None:
-    assert parse(custom_params(note)[NAME]) == note
+    assert parse_note(custom_params(note)[NAME]) == note
 
 
 def test_a_note_as_it_travels() -> None:
@@ -93,7 +93,7 @@ def test_a_note_as_it_travels() -> None:
 )
 def test_a_wrong_note_is_refused_by_name(said: object, named: str) -> None:
     with pytest.raises(NoteError) as refused:
-        parse(said)
+        parse_note(said)
     assert str(refused.value).startswith(named)
 
 
@@ -101,7 +101,7 @@ def test_a_wrong_note_is_refused_by_name(said: object, named: str) -> None:
 def test_whatever_comes_is_a_note_or_refused(said: str) -> None:
     """Nothing else may be raised where SGLang's scheduler reads it."""
     try:
-        parse(said)
+        parse_note(said)
     except NoteError:
         return
 
@@ -116,22 +116,22 @@ def test_a_seed_keeps_its_bits(seed: int) -> None:
 def test_figures_add_up_over_the_schedulers() -> None:
     """Two replicas behind one port; one that does not evict means the server does not."""
     one = {"evicts": 1, "seeds": 1, "held_tokens": 5, "evicted_tokens": 7}
-    both = figures({"internal_states": [{NAME: one}, {NAME: one | {"evicts": 0}}]})
+    both = plugin_counts({"internal_states": [{NAME: one}, {NAME: one | {"evicts": 0}}]})
     assert both is not None
     assert (both["held_tokens"], both["evicted_tokens"], both["searches"]) == (10, 14, 0)
     assert (both["evicts"], both["seeds"]) == (0, 1)
 
 
 def test_a_stock_server_has_no_figures() -> None:
-    assert figures({"internal_states": [{"max_running_requests": 8}]}) is None
-    assert figures({}) is None
+    assert plugin_counts({"internal_states": [{"max_running_requests": 8}]}) is None
+    assert plugin_counts({}) is None
 
 
 def test_the_wire_needs_neither_sglang_nor_torch() -> None:
     """Clients import it in environments of their own."""
     program = (
-        "import sys, runtime.sglang_plugin.wire; print(*sorted(m for m in sys.modules if m in "
+        "import sys, hedgerow_sglang.plugin_protocol; print(*sorted(m for m in sys.modules if m in "
         "('sglang', 'torch', 'numpy', 'transformers')))"
     )
-    told = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert told.strip() == ""
+    counts = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert counts.strip() == ""

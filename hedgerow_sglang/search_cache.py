@@ -25,9 +25,9 @@ from sglang.srt.mem_cache.radix_cache import (  # pyright: ignore[reportMissingI
     RadixKey,
 )
 
-from kvpolicy.forest import Rank
-from runtime.sglang_plugin.searches import Doomed, Namespace, Searches, Tokens
-from runtime.sglang_plugin.wire import NAME, Note, parse
+from hedgerow_sglang.plugin_protocol import NAME, Note, parse_note
+from hedgerow_sglang.search_registry import CacheNamespace, DeadPath, SearchRegistry, Tokens
+from kvpolicy.block_table import EvictionKey
 
 MARGIN = 0.02
 """Share of the pool that making room frees beyond what is wanted, of what no search is about to
@@ -42,10 +42,10 @@ class SearchCache(RadixCache):
     """The classic radix cache with the order of searches."""
 
     def __init__(self, params: Any) -> None:
-        self.searches = Searches()
+        self.searches = SearchRegistry()
         self.evicted_tokens = 0
-        self.trimmed_tokens = 0
-        self.dropped_tokens = 0
+        self.split_evicted_tokens = 0
+        self.freed_tokens = 0
         self.recomputed_tokens = 0
         super().__init__(params)
 
@@ -54,32 +54,32 @@ class SearchCache(RadixCache):
         super().reset()
         self.searches.clear()
 
-    def hear(self, note: Note) -> None:
+    def take_note(self, note: Note) -> None:
         """A request has brought a note: free at once what died by it."""
         start = time.perf_counter()
-        doomed = self.searches.hear(note)
-        if not doomed:
+        dead_paths = self.searches.take_note(note)
+        if not dead_paths:
             return
         held = self.ranks()
-        freed = sum(self._drop(path, held) for path in doomed)
-        self.dropped_tokens += freed
+        freed = sum(self._free_dead_path(path, held) for path in dead_paths)
+        self.freed_tokens += freed
         self.update_eviction_metrics(freed, start)
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Free at least as many tokens as are wanted, or all that may go."""
         start = time.perf_counter()
-        freed = 0 if self.disable else self._make_room(params.num_tokens)
+        freed = 0 if self.disable else self._evict_tokens(params.num_tokens)
         self.evicted_tokens += freed
         self.update_eviction_metrics(freed, start)
         return EvictResult(num_tokens_evicted=freed)
 
-    def ranks(self) -> dict[int, Rank]:
+    def ranks(self) -> dict[int, EvictionKey]:
         """What each radix node that a search holds is worth, by node id: the most of its blocks.
 
         A block that is cached in part is worth something in that part; edges are split where a
         held path leaves them, as a match would.
         """
-        ranks: dict[int, Rank] = {}
+        ranks: dict[int, EvictionKey] = {}
         places: dict[tuple[str, int], Place] = {}
         for namespace, block in self.searches.held():
             start = places.get((block.tree, block.parent), (self.root_node, 0))
@@ -90,15 +90,15 @@ class SearchCache(RadixCache):
         return ranks
 
     def state(self) -> dict[str, int]:
-        """What ``wire.figures`` reads."""
+        """What ``plugin_protocol.plugin_counts`` reads."""
         held = self.ranks()
         return {
             "evicts": 1,
             "held_tokens": sum(len(node.key) for node in self._nodes() if node.id in held),
             "cached_tokens": self.evictable_size() + self.protected_size(),
             "evicted_tokens": self.evicted_tokens,
-            "trimmed_tokens": self.trimmed_tokens,
-            "dropped_tokens": self.dropped_tokens,
+            "split_evicted_tokens": self.split_evicted_tokens,
+            "freed_tokens": self.freed_tokens,
             "recomputed_tokens": self.recomputed_tokens,
             "searches": len(self.searches),
         }
@@ -108,32 +108,32 @@ class SearchCache(RadixCache):
     def checkpoint(self, req: Any, **how: Any) -> None:
         """Put a request's tokens into the tree; when it has finished, its step is a block."""
         super().checkpoint(req, **how)
-        self._close(req)
+        self._record_step(req)
 
     def insert_req(self, req: Any, **how: Any) -> None:
         """As ``checkpoint``."""
         super().insert_req(req, **how)
-        self._close(req)
+        self._record_step(req)
 
     def cache_finished_req(self, req: Any, *args: Any, **how: Any) -> None:
         """As ``checkpoint``."""
         super().cache_finished_req(req, *args, **how)
-        self._close(req)
+        self._record_step(req)
 
-    def _close(self, req: Any) -> None:
+    def _record_step(self, req: Any) -> None:
         """Note the block that a finished request leaves; an aborted one leaves none."""
-        said = (req.sampling_params.custom_params or {}).get(NAME)
-        if said is None or not req.finished() or req.finished_reason.to_json()["type"] == "abort":
+        text = (req.sampling_params.custom_params or {}).get(NAME)
+        if text is None or not req.finished() or req.finished_reason.to_json()["type"] == "abort":
             return
-        note = parse(said)
+        note = parse_note(text)
         prefix = array("q", req.origin_input_ids)
         known = self.searches.read_before(note, prefix)
         self.recomputed_tokens += max(0, known - req.cached_tokens)
         tokens = prefix + array("q", req.output_ids_through_stop)
         salt = getattr(req, "cache_salt", None)
-        self.searches.close(note, tokens, Namespace(req.extra_key, salt or None))
+        self.searches.complete_step(note, tokens, CacheNamespace(req.extra_key, salt or None))
 
-    def _make_room(self, wanted: int) -> int:
+    def _evict_tokens(self, wanted: int) -> int:
         margin = int(MARGIN * self.token_to_kv_pool_allocator.size)
         ranks = self.ranks()
         heap = [(_order(leaf, ranks), leaf.id, leaf) for leaf in self.evictable_leaves]
@@ -144,24 +144,24 @@ class SearchCache(RadixCache):
             left = wanted - freed + (margin if tier < NEXT else 0)
             if left <= 0:
                 break
-            freed += self._give_up(leaf, left)
+            freed += self._evict_leaf(leaf, left)
             above = leaf.parent
             if above in self.evictable_leaves:
                 heapq.heappush(heap, (_order(above, ranks), above.id, above))
         return freed
 
-    def _give_up(self, leaf: Any, wanted: int) -> int:
+    def _evict_leaf(self, leaf: Any, wanted: int) -> int:
         """Free a leaf's last tokens, at least as many as are wanted, or all of it."""
         cut = (len(leaf.key) - wanted) // self.page_size * self.page_size
         if cut > 0:
             self._split_node(leaf.key, leaf, cut)
-            self.trimmed_tokens += len(leaf.key)
+            self.split_evicted_tokens += len(leaf.key)
         return self._free(leaf)
 
-    def _drop(self, doomed: Doomed, held: dict[int, Rank]) -> int:
+    def _free_dead_path(self, dead: DeadPath, held: dict[int, EvictionKey]) -> int:
         """Free what is cached of a path, beyond its prompt and from where nobody holds it on."""
-        key = self._key(doomed.tokens, doomed.namespace)
-        kept = self._key(doomed.tokens[: doomed.keep], doomed.namespace)
+        key = self._key(dead.tokens, dead.namespace)
+        kept = self._key(dead.tokens[: dead.keep], dead.namespace)
         prompt = [(self.root_node, 0), *self._walk(kept, (self.root_node, 0), held)]
         if prompt[-1][1] < len(kept):
             return 0
@@ -180,7 +180,7 @@ class SearchCache(RadixCache):
         _record_removal(self, leaf)
         return tokens
 
-    def _walk(self, key: RadixKey, place: Place, ranks: dict[int, Rank]) -> Iterator[Place]:
+    def _walk(self, key: RadixKey, place: Place, ranks: dict[int, EvictionKey]) -> Iterator[Place]:
         """The nodes that hold ``key`` from a place on, the last one split where the key leaves it.
 
         Both parts of what is split have its rank. Touches no time of access.
@@ -208,14 +208,14 @@ class SearchCache(RadixCache):
             yield node
             stack.extend(node.children.values())
 
-    def _key(self, tokens: Tokens, namespace: Namespace) -> RadixKey:
+    def _key(self, tokens: Tokens, namespace: CacheNamespace) -> RadixKey:
         key = RadixKey(tokens, namespace.extra_key, is_bigram=self.is_eagle)
         if namespace.cache_salt is not None:
             key.cache_salt = namespace.cache_salt
         return key.page_aligned(self.page_size)
 
 
-def _order(leaf: Any, ranks: dict[int, Rank]) -> tuple[Any, ...]:
+def _order(leaf: Any, ranks: dict[int, EvictionKey]) -> tuple[Any, ...]:
     """A leaf's turn to go, lowest first."""
     rank = ranks.get(leaf.id)
     if rank is None:

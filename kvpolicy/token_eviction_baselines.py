@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvpolicy.eviction_order import Bools, Infeasible, Ints
 from kvpolicy.extractive import Floors, allocate, select
-from kvpolicy.order import Bools, Infeasible, Ints
 from kvpolicy.value import Floats
 
 SINKS = 4

@@ -29,7 +29,7 @@ served as SGLang serves it, and its KV goes first when room is short.
 The search's ids of nodes are those of ``search.tree``: 0 is the prompt, a parent's is lower than
 its children's. A note that is wrong is refused with status 400 and a message naming the field.
 
-``GET /server_info`` shows what the plug-in has done, see ``figures``.
+``GET /server_info`` shows what the plug-in has done, see ``plugin_counts``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ COUNTS = (
     "held_tokens",
     "cached_tokens",
     "evicted_tokens",
-    "trimmed_tokens",
-    "dropped_tokens",
+    "split_evicted_tokens",
+    "freed_tokens",
     "recomputed_tokens",
     "searches",
 )
@@ -86,63 +86,64 @@ def sampling_seed(seed: int) -> int:
 
 def custom_params(note: Note) -> dict[str, str]:
     """The note as a request's ``custom_params``; fields that say nothing are left out."""
-    said: dict[str, Any] = {"tree": note.tree, "prompt": note.prompt}
+    fields: dict[str, Any] = {"tree": note.tree, "prompt": note.prompt}
     for name in ("node", "parent"):
         if getattr(note, name) is not None:
-            said[name] = getattr(note, name)
+            fields[name] = getattr(note, name)
     for name in ("turn", "values", "active", "dead", "outlook", "over"):
         if getattr(note, name):
-            said[name] = getattr(note, name)
-    return {NAME: json.dumps(said, separators=(",", ":"))}
+            fields[name] = getattr(note, name)
+    return {NAME: json.dumps(fields, separators=(",", ":"))}
 
 
-def parse(text: object) -> Note:
+def parse_note(text: object) -> Note:
     """The note that a request brought. Raises NoteError."""
     if not isinstance(text, str):
         raise NoteError(f"{NAME}: {type(text).__name__}; a string of JSON is needed")
     try:
-        said = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         raise NoteError(f"{NAME}: not JSON") from None
-    if not isinstance(said, dict):
-        raise NoteError(f"{NAME}: {type(said).__name__}; an object is needed")
-    unknown = sorted(set(said) - _FIELDS)
+    if not isinstance(fields, dict):
+        raise NoteError(f"{NAME}: {type(fields).__name__}; an object is needed")
+    unknown = sorted(set(fields) - _FIELDS)
     if unknown:
         raise NoteError(f"{unknown[0]}: unknown; one of {', '.join(sorted(_FIELDS))} is allowed")
-    step = {name: _id(name, said[name]) for name in ("node", "parent") if name in said}
+    step = {name: _id(name, fields[name]) for name in ("node", "parent") if name in fields}
     if len(step) == 1:
         raise NoteError(f"{next(iter(step))}: alone; node and parent go together")
     if step and not step["parent"] < step["node"]:
         raise NoteError(f"node: {step['node']}; an id above its parent's {step['parent']}")
     return Note(
-        tree=_name("tree", said.get("tree")),
-        prompt=_whole("prompt", said.get("prompt"), 1),
+        tree=_name("tree", fields.get("tree")),
+        prompt=_whole("prompt", fields.get("prompt"), 1),
         **step,
-        turn=_whole("turn", said.get("turn", 0), 0),
-        values=_values(said.get("values", {})),
-        active=_ids("active", said),
-        dead=_ids("dead", said),
-        outlook=_ids("outlook", said),
-        over=tuple(_name("over", tree) for tree in _list("over", said.get("over", []))),
+        turn=_whole("turn", fields.get("turn", 0), 0),
+        values=_values(fields.get("values", {})),
+        active=_ids("active", fields),
+        dead=_ids("dead", fields),
+        outlook=_ids("outlook", fields),
+        over=tuple(_name("over", tree) for tree in _list("over", fields.get("over", []))),
     )
 
 
-def figures(server_info: Mapping[str, Any]) -> dict[str, int] | None:
+def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:
     """What the plug-in has counted, over all schedulers of a server; None if it is not there.
 
     ``server_info``: what ``GET /server_info`` gives. In tokens: ``held_tokens``, cached now for
     searches in flight; ``cached_tokens``, all that is cached; since the start ``evicted_tokens``,
-    given up for want of room, of them ``trimmed_tokens`` off the tip of a block whose head stayed;
-    ``dropped_tokens``, freed with what had died or ended; ``recomputed_tokens``, of prefixes that
-    searches had read before. ``searches`` in flight. ``evicts``: 1 if the plug-in decides what
-    goes, 0 where the server runs another cache backend; ``seeds``: 1 if it draws by seed.
+    to make room, of them ``split_evicted_tokens`` off the tip of a block whose head stayed;
+    ``freed_tokens``, of nodes that had died and searches that had ended; ``recomputed_tokens``, of
+    prefixes that searches had read before. ``searches`` in flight. ``evicts``: 1 if the plug-in
+    decides what goes, 0 where the server runs another cache backend; ``seeds``: 1 if it samples by
+    seed.
     """
     states = [state.get(NAME) for state in server_info.get("internal_states", ())]
-    told = [state for state in states if state]
-    if not told or len(told) < len(states):
+    counts = [state for state in states if state]
+    if not counts or len(counts) < len(states):
         return None
-    total = {name: sum(int(state.get(name, 0)) for state in told) for name in COUNTS}
-    return total | {name: min(int(state[name]) for state in told) for name in ("evicts", "seeds")}
+    total = {name: sum(int(state.get(name, 0)) for state in counts) for name in COUNTS}
+    return total | {name: min(int(state[name]) for state in counts) for name in ("evicts", "seeds")}
 
 
 def _whole(name: str, value: object, least: int) -> int:
@@ -157,8 +158,8 @@ def _id(name: str, value: object) -> int:
     return value
 
 
-def _ids(name: str, said: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(_id(name, node) for node in _list(name, said.get(name, [])))
+def _ids(name: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(_id(name, node) for node in _list(name, fields.get(name, [])))
 
 
 def _name(name: str, value: object) -> str:
@@ -173,11 +174,11 @@ def _list(name: str, value: object) -> list[Any]:
     return value
 
 
-def _values(said: object) -> dict[int, float]:
-    if not isinstance(said, dict):
-        raise NoteError(f"values: {said!r}; an object of rewards by node is needed")
+def _values(fields: object) -> dict[int, float]:
+    if not isinstance(fields, dict):
+        raise NoteError(f"values: {fields!r}; an object of rewards by node is needed")
     values = {}
-    for key, value in said.items():
+    for key, value in fields.items():
         if type(value) not in (int, float) or not 0 <= value <= 1:
             raise NoteError(f"values: {value!r} of node {key}; from 0 to 1 is needed")
         values[_id("values", int(key) if key.isdecimal() and len(key) < 10 else key)] = float(value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvpolicy.order import Infeasible
-from kvpolicy.peers import (
+from kvpolicy.eviction_order import Infeasible
+from kvpolicy.token_eviction_baselines import (
     STREAMS,
     Stream,
     full,

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hedgerow_sglang.noise import gumbel
+from hedgerow_sglang.plugin import make_cache, supported, version_of
+from hedgerow_sglang.plugin_protocol import sampling_seed
+from hedgerow_sglang.seeded_sampling import noise, sample, seeded_batch, truncated
 from runtime.embedded.drawing.sampler import draw
-from runtime.noise import gumbel
-from runtime.sglang_plugin.plugin import make_cache, supported, version_of
-from runtime.sglang_plugin.seeding import noise, sample, seeded_batch, truncated
-from runtime.sglang_plugin.wire import sampling_seed
 
 VOCAB = 97
 EVERY = 1 << 30

@@ -1,7 +1,7 @@
 """What the searches in flight hold, by what their notes say: which token paths, and how dear.
 
-Pure: notes and token ids in, ranks and doomed paths out. The order is ``kvpolicy.forest``'s, the
-one that the embedded engine keeps; where a path is cached is the radix cache's to know.
+Pure: notes and token ids in, ranks and dead paths out. The order is that of
+``kvpolicy.block_table``, as in the embedded engine; where a path is cached the radix cache knows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvpolicy.forest import Forest, Rank
-from kvpolicy.order import Knobs
+from hedgerow_sglang.plugin_protocol import Note
+from kvpolicy.block_table import BlockTable, EvictionKey
+from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.value import UNFITTED, Theta
-from runtime.sglang_plugin.wire import Note
 
 ROOT = 0
-KNOBS = Knobs(distance_decay=0.0)
+EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
 """The embedded engine's: best-first search returns to the best open node, however far."""
 SILENT_TURNS = 4096
 """A search that says nothing for so many turns of others has gone without a word."""
@@ -25,14 +25,14 @@ SILENT_TURNS = 4096
 Tokens = array
 
 
-class Namespace(NamedTuple):
+class CacheNamespace(NamedTuple):
     """What keeps equal tokens of different users apart in SGLang's cache."""
 
     extra_key: str | None = None
     cache_salt: str | None = None
 
 
-class Held(NamedTuple):
+class HeldBlock(NamedTuple):
     """A block that its search may come back to.
 
     ``tokens``: int64 ids from the prompt's start to the block's end; ``parent``: the block above,
@@ -43,13 +43,13 @@ class Held(NamedTuple):
     node: int
     parent: int
     tokens: Tokens
-    rank: Rank
+    rank: EvictionKey
 
 
-class Doomed(NamedTuple):
+class DeadPath(NamedTuple):
     """A path that nobody comes back to; ``keep``: its prompt's tokens, which may stay cached."""
 
-    namespace: Namespace
+    namespace: CacheNamespace
     tokens: Tokens
     keep: int
 
@@ -61,42 +61,42 @@ class _Search:
     prompt: int
     turn: int = 0
     heard: int = 0
-    namespace: Namespace = field(default_factory=Namespace)
+    namespace: CacheNamespace = field(default_factory=CacheNamespace)
     paths: dict[int, Tokens] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
 
 
-class Searches:
+class SearchRegistry:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
-        self._forest = Forest(theta, KNOBS)
+        self._block_table = BlockTable(theta, EVICTION_PARAMS)
         self._searches: dict[str, _Search] = {}
         self._turns = 0
 
     def __len__(self) -> int:
         return len(self._searches)
 
-    def hear(self, note: Note) -> list[Doomed]:
+    def take_note(self, note: Note) -> list[DeadPath]:
         """Take a note; what died by it. A turn that was heard, or an earlier one, says nothing."""
-        doomed = [path for tree in note.over for path in self._end(tree)]
+        dead_paths = [path for tree in note.over for path in self._end_search(tree)]
         if note.tree in note.over:
-            return doomed
+            return dead_paths
         search = self._searches.get(note.tree)
         if search is None:
-            self._forest.plant(note.tree, note.prompt)
-            self._forest.transition(note.tree, {}, [ROOT], ())
+            self._block_table.add_tree(note.tree, note.prompt)
+            self._block_table.transition(note.tree, {}, [ROOT], ())
             search = self._searches[note.tree] = _Search(note.prompt)
         if note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
-            said = note.values, note.active, note.dead, note.outlook
-            self._forest.transition(note.tree, *said)
-            doomed += self._bury(search, note.dead)
+            hint = note.values, note.active, note.dead, note.outlook
+            self._block_table.transition(note.tree, *hint)
+            dead_paths += self._remove(search, note.dead)
             self._forget_silent()
         search.heard = self._turns
-        return doomed
+        return dead_paths
 
     def read_before(self, note: Note, prefix: Tokens) -> int:
         """Of a request's prefix, the tokens that this search had read before this turn.
@@ -111,10 +111,10 @@ class Searches:
         known = [search.paths[node] for node in nodes if search.closed[node] < note.turn]
         return max((len(path) - 1 for path in known if prefix[: len(path)] == path), default=0)
 
-    def close(self, note: Note, tokens: Tokens, namespace: Namespace) -> None:
+    def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
         """The step that a request was for is complete; ``tokens``: from the prompt to its end.
 
-        One that its search has given up meanwhile, or whose search is over, passes.
+        Nothing for one whose node or search has died meanwhile.
         """
         search = self._searches.get(note.tree)
         if search is None or note.node is None or note.parent is None:
@@ -127,23 +127,23 @@ class Searches:
         path = search.paths.get(above)
         if path is None or tokens[: len(path)] != path:
             above = ROOT
-        blocks = self._forest[note.tree]
+        blocks = self._block_table[note.tree]
         own = max(1, len(tokens) - len(search.paths[above]))
-        self._forest.boundary(note.tree, note.node, above, own)
+        self._block_table.boundary(note.tree, note.node, above, own)
         if blocks.alive(note.node) and note.node not in search.paths:
             self._add(search, note.node, above, tokens)
 
-    def held(self) -> Iterator[tuple[Namespace, Held]]:
+    def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
         """Every block that may be visited again, of each search parents first."""
-        rank = self._forest.rank
+        rank = self._block_table.eviction_key
         for tree, search in self._searches.items():
             for node, tokens in search.paths.items():
                 above = search.parents[node]
-                yield search.namespace, Held(tree, node, above, tokens, rank(tree, node))
+                yield search.namespace, HeldBlock(tree, node, above, tokens, rank(tree, node))
 
     def pressure(self, budget: int) -> dict[str, list[int]]:
-        """What kvpolicy's exact mode would keep of every block; see ``Forest.pressure``."""
-        return {tree: kept.tolist() for tree, kept in self._forest.pressure(budget).items()}
+        """What kvpolicy's exact mode would keep of every block; see ``BlockTable.pressure``."""
+        return {tree: kept.tolist() for tree, kept in self._block_table.pressure(budget).items()}
 
     def clear(self) -> None:
         """Nothing is cached any more; searches go on with what they draw from now on."""
@@ -157,22 +157,22 @@ class Searches:
         search.parents[node] = above
         search.closed[node] = search.turn
 
-    def _bury(self, search: _Search, nodes: Iterable[int]) -> list[Doomed]:
-        doomed = []
+    def _remove(self, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
+        dead_paths = []
         for node in nodes:
             tokens = search.paths.pop(node, None)
             if tokens is not None:
                 del search.parents[node], search.closed[node]
-                doomed.append(Doomed(search.namespace, tokens, search.prompt))
-        return doomed
+                dead_paths.append(DeadPath(search.namespace, tokens, search.prompt))
+        return dead_paths
 
-    def _end(self, tree: str) -> list[Doomed]:
+    def _end_search(self, tree: str) -> list[DeadPath]:
         search = self._searches.pop(tree, None)
-        self._forest.fell(tree)
-        return [] if search is None else self._bury(search, list(search.paths))
+        self._block_table.remove_tree(tree)
+        return [] if search is None else self._remove(search, list(search.paths))
 
     def _forget_silent(self) -> None:
         """Searches that have long said nothing hold nothing more; their KV goes by age."""
         for tree, search in list(self._searches.items()):
             if self._turns - search.heard > SILENT_TURNS:
-                self._end(tree)
+                self._end_search(tree)

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpolicy.fit import fit, losses, together
-from kvpolicy.hindsight import Hindsight
+from kvpolicy.reentry import ReentryRecorder
 from kvpolicy.value import UNFITTED
 
 NAN = math.nan
 
 
-def followed() -> Hindsight:
+def followed() -> ReentryRecorder:
     """Three rounds: at the root; at 1, leaving 2 and 3; at 2, leaving 3, 4 and 5, after which 4 and
     3 are foreseen and 5 is dead."""
-    search = Hindsight(7)
+    search = ReentryRecorder(7)
     search.transition({}, [0], [])
     search.boundary(1, 0, 10, 0.9, (0.5, 0.6))
     search.boundary(2, 0, 20, 0.8, (0.7, 0.4))
@@ -51,7 +51,7 @@ def test_rows_by_hand() -> None:
 
 def test_a_block_is_left_again_each_time() -> None:
     """1, 2, then 1 again: 2 is a row while it is left, and a last time when it stays away."""
-    search = Hindsight(5)
+    search = ReentryRecorder(5)
     search.boundary(1, 0, 10)
     search.boundary(2, 0, 10)
     for node in (1, 2, 1, 1):
@@ -74,7 +74,7 @@ def test_a_block_that_died_before_it_closed_says_nothing() -> None:
 
 def test_a_search_that_leaves_nothing_has_no_rows() -> None:
     """And there is nothing to fit to."""
-    search = Hindsight(5)
+    search = ReentryRecorder(5)
     search.transition({}, [0], [])
     rows = search.rows()
     assert len(rows.target) == 0
@@ -93,7 +93,7 @@ def test_what_is_fitted_says_more_than_the_share_that_came_back() -> None:
     assert found["u"] < found[""]
     bias, share = theta.sets[""][0], 20 / 60
     assert found[""] == pytest.approx(np.logaddexp(0, bias) - share * bias)
-    assert losses(UNFITTED, Hindsight(3).rows()) == {}
+    assert losses(UNFITTED, ReentryRecorder(3).rows()) == {}
     assert losses(theta, replace(rows, weight=rows.weight / 1000)) == pytest.approx(found)
 
 
@@ -104,7 +104,7 @@ def test_what_is_fitted_says_more_than_the_share_that_came_back() -> None:
 def test_what_came_back_is_what_a_later_path_holds(parents: list[int], moves: list[int]) -> None:
     """Against the definition, path by path; nothing on the path at the time is ever a row."""
     above = {node: draw % node for node, draw in enumerate(parents, start=1)}
-    search = Hindsight(3)
+    search = ReentryRecorder(3)
     for node, parent in above.items():
         search.boundary(node, parent, node)
     paths = []

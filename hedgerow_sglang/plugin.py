@@ -1,8 +1,8 @@
 """The entry point of the group ``sglang.srt.plugins``: what our plug-in adds to SGLang.
 
-A radix cache backend by the name of ``wire.NAME``, hooks that hand notes to it, seeded sampling,
-and its counts in ``/server_info``. SGLang calls ``register`` in each of its processes. Nothing is
-read from a request but numbers, names and ids: no code and no flag that lets any in.
+A radix cache backend by the name of ``plugin_protocol.NAME``, hooks that hand notes to it, seeded
+sampling, and its counts in ``/server_info``. SGLang calls ``register`` in each of its processes.
+Nothing is read from a request but numbers, names and ids: no code and no flag that lets any in.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from runtime.sglang_plugin.seeding import sample, seeded_batch
-from runtime.sglang_plugin.wire import NAME, parse
+from hedgerow_sglang.plugin_protocol import NAME, parse_note
+from hedgerow_sglang.seeded_sampling import sample, seeded_batch
 
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
@@ -40,9 +40,9 @@ def register() -> None:
     version = version_of(_version())
     if not supported(version):
         return
-    HookRegistry.register(_VERIFY, refuse_wrong_notes, HookType.AFTER)
-    HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", hand_on, HookType.BEFORE)
-    HookRegistry.register(f"{_SCHEDULER}.get_internal_state", tell, HookType.AFTER)
+    HookRegistry.register(_VERIFY, reject_invalid_notes, HookType.AFTER)
+    HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", deliver_note, HookType.BEFORE)
+    HookRegistry.register(f"{_SCHEDULER}.get_internal_state", report_counts, HookType.AFTER)
     HookRegistry.register(_BATCH, seeded_batch, HookType.AROUND)
     HookRegistry.register(_SAMPLER, sampler_of(version), HookType.AROUND)
 
@@ -76,29 +76,29 @@ def make_cache(context: Any) -> Any:
     ):
         if getattr(context, field, False):
             raise ValueError(f"--radix-cache-backend {NAME}: {flag}; it holds plain KV only")
-    from runtime.sglang_plugin.cache import SearchCache
+    from hedgerow_sglang.search_cache import SearchCache
 
     return SearchCache(context.params)
 
 
-def refuse_wrong_notes(_: Any, params: Any, *__: Any) -> None:
+def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
     """After ``SamplingParams.verify``: a wrong note is the client's error, before it is queued."""
     if NAME in (params.custom_params or {}):
-        parse(params.custom_params[NAME])
+        parse_note(params.custom_params[NAME])
 
 
-def hand_on(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     """Before ``Scheduler.handle_generate_request``: the cache hears the request's note."""
-    said = (request.sampling_params.custom_params or {}).get(NAME)
-    if said is not None and hasattr(scheduler.tree_cache, "hear"):
-        scheduler.tree_cache.hear(parse(said))
+    text = (request.sampling_params.custom_params or {}).get(NAME)
+    if text is not None and hasattr(scheduler.tree_cache, "take_note"):
+        scheduler.tree_cache.take_note(parse_note(text))
 
 
-def tell(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+def report_counts(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
     """After ``Scheduler.get_internal_state``: the plug-in's counts, for ``/server_info``."""
     cache = scheduler.tree_cache
-    told = cache.state() if hasattr(cache, "hear") else {"evicts": 0}
-    answer.internal_state[NAME] = told | {"seeds": 1}
+    counts = cache.state() if hasattr(cache, "take_note") else {"evicts": 0}
+    answer.internal_state[NAME] = counts | {"seeds": 1}
     return answer
 
 
