@@ -1,4 +1,4 @@
-"""BodyLimits on their way in: bounded in bytes, in time and in number; none has a place yet."""
+"""Bodies on their way in: bounded in bytes, in time and in number; none has a place yet."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from search.spec import SearchSpec
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, asks_nothing
 
-log = logging.getLogger("hedgerow.wire")
+log = logging.getLogger("hedgerow.requests")
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -39,7 +39,7 @@ from server.request_models import (
 from server.service import ChatText, Service
 from server.settings import Settings
 
-log = logging.getLogger("hedgerow.ask")
+log = logging.getLogger("hedgerow.requests")
 
 EFFORT_POLICY: PolicyName = "ets"
 """The policy behind ``reasoning_effort``: the one place to change it."""

@@ -24,7 +24,7 @@ from server.reply_formats import split_reasoning
 
 T = TypeVar("T")
 
-log = logging.getLogger("hedgerow.forest")
+log = logging.getLogger("hedgerow.search")
 
 PLAIN = "plain"
 
