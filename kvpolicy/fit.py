@@ -56,7 +56,7 @@ def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Flo
 
 
 def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> Rows:
-    """Paper mode: each row a closed block of a full-retention trajectory.
+    """Extractive mode: each row a closed block of a full-retention trajectory.
 
     ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
     """

@@ -256,7 +256,8 @@ class TreeBlocks:
         return self._now is not None
 
     def own_weights(self) -> tuple[Floats, Bools]:
-        """Equation (2) without α for each block by itself, and Path*, both (rows,): paper mode."""
+        """Equation (2) without α for each block by itself, and Path*, both (rows,), for the
+        extractive mode."""
         distance, on_path = self._reach()
         return eviction_weights(
             self._signals.static_weights(), ~on_path, distance, self._params

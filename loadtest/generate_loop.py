@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from loadtest.searches import SPRIG
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.stops import Stops, StopTables
-from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, RewardMissing, Sampling, Step, Trajectory
 from search.tree import Finish
 
 
-class GenerateLoop(Twin):
-    """The naive twin, but batched as scripts batch. It accounts for nothing."""
+class GenerateLoop(ReferenceEngine):
+    """The reference engine, but batched as scripts batch. It accounts for nothing."""
 
     def __init__(self, threads: int) -> None:
         """The bundled models, in this process."""
         super().__init__(
-            TwinOptions(
+            ReferenceOptions(
                 policy=SPRIG.policy,
                 prm=SPRIG.prm,
                 reward_format=SPRIG.reward_format,

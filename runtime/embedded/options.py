@@ -178,8 +178,8 @@ class EngineOptions:
     @property
     def same_trees(self) -> bool:
         """Whether trees follow from their requests, bit for bit."""
-        lossy = self.draft != "off" and self.draft_rule == "leviathan"
-        return self.exact and self.embedder != "endpoint" and not lossy
+        token_eviction = self.draft != "off" and self.draft_rule == "leviathan"
+        return self.exact and self.embedder != "endpoint" and not token_eviction
 
     @property
     def arithmetic(self) -> Arithmetic:

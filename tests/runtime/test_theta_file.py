@@ -68,7 +68,7 @@ def test_a_wrong_file_is_one_clear_error(
         assert word in str(told.value)
 
 
-def test_coefficients_of_paper_mode_are_refused(tmp_path: Path) -> None:
+def test_coefficients_of_the_extractive_mode_are_refused(tmp_path: Path) -> None:
     """They say what accuracy a block is worth, not whether the search comes back to it."""
     path = tmp_path / "theta.json"
     save_theta(Theta("paper", {"": (0.0,)}), path)

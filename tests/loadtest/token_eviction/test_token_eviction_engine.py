@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lossy.options import LossyOptions
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Trajectory, TreeCost
 from search.tree import ROOT
-from tests.runtime.lossy.growing import PROMPT, lossy, twin
+from tests.loadtest.token_eviction.support import PROMPT, reference, token_eviction
 from tests.runtime.tiny_models import make_checkpoint
 
 ENDLESS = Sampling(stop=(), max_step_tokens=400)
@@ -28,21 +28,21 @@ def branches(count: int, limit: int) -> list[Branch]:
 
 async def test_what_it_can_do_is_said(llama: Path) -> None:
     """Not exact; named with its policy, budget and share; draws follow seeds all the same."""
-    able = lossy(llama, "h2o", 200, share=0.25).capabilities
-    assert (able.engine, able.exact, able.reproducible) == ("lossy", False, "seeded")
+    able = token_eviction(llama, "h2o", 200, share=0.25).capabilities
+    assert (able.engine, able.exact, able.reproducible) == ("token_eviction", False, "seeded")
     assert able.fingerprint.endswith("-h2o-200-0.25")
     assert able.scores
 
 
 async def test_costs_of_both_engines_come_together(llama: Path) -> None:
     """Tokens drawn here, tokens scored there; afterwards nothing is held."""
-    engine = lossy(llama, "extractive", 200)
+    engine = token_eviction(llama, "extractive", 200)
     steps = await engine.expand("tree", branches(2, 10), Sampling(stop=()))
     paths = [Trajectory(1, (steps[0].tokens,), (steps[0].text,))]
-    assert await engine.score("tree", PROMPT, "", paths) == await twin(llama).score(
+    assert await engine.score("tree", PROMPT, "", paths) == await reference(llama).score(
         "tree", PROMPT, "", paths
     )
-    assert (await engine.usage()).kv_tokens_active == engine.drawings["tree"].held.count
+    assert (await engine.usage()).kv_tokens_active == engine.decoders["tree"].held.count
     cost = await engine.release("tree")
     lengths = [len(step.tokens) for step in steps]
     assert cost.decoded_tokens == sum(lengths)
@@ -55,37 +55,37 @@ async def test_costs_of_both_engines_come_together(llama: Path) -> None:
 
 async def test_trees_do_not_share(llama: Path) -> None:
     """The same prompt twice is held twice, each in its own budget, and says the same."""
-    engine = lossy(llama, "extractive", 100)
+    engine = token_eviction(llama, "extractive", 100)
     one = await engine.expand("one", branches(2, 10), Sampling(stop=()))
     two = await engine.expand("two", branches(2, 10), Sampling(stop=()))
     assert one == two
-    held = [drawing.held.count for drawing in engine.drawings.values()]
+    held = [drawing.held.count for drawing in engine.decoders.values()]
     assert (await engine.usage()).kv_tokens_active == sum(held) == 2 * held[0]
 
 
 async def test_an_abort_stops_what_is_under_way(llama: Path) -> None:
     """The call raises, nothing is held, and the engine goes on with the next tree."""
-    engine = lossy(llama, "extractive", 500)
+    engine = token_eviction(llama, "extractive", 500)
     call = asyncio.ensure_future(engine.expand("tree", branches(1, 400), ENDLESS))
-    while "tree" not in engine.drawings:
+    while "tree" not in engine.decoders:
         await asyncio.sleep(0.001)
     await engine.abort("tree")
     with pytest.raises(EngineError, match="'tree' was aborted"):
         await call
-    assert engine.drawings == {}
+    assert engine.decoders == {}
     assert await engine.expand("tree", branches(1, 3), Sampling(stop=()))
 
 
 async def test_a_cancelled_round_ends_before_the_next_one_begins(llama: Path) -> None:
     """Its slots are free again, and the tree may go on."""
-    engine = lossy(llama, "extractive", 500)
+    engine = token_eviction(llama, "extractive", 500)
     call = asyncio.ensure_future(engine.expand("tree", branches(1, 400), ENDLESS))
-    while "tree" not in engine.drawings:
+    while "tree" not in engine.decoders:
         await asyncio.sleep(0.001)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    drawing = engine.drawings["tree"]
+    drawing = engine.decoders["tree"]
     drawing.check()
     assert drawing.held.count == len(PROMPT)
     assert await engine.expand("tree", branches(1, 3), Sampling(stop=()))
@@ -93,7 +93,7 @@ async def test_a_cancelled_round_ends_before_the_next_one_begins(llama: Path) ->
 
 async def test_what_cannot_be_drawn_is_refused(llama: Path) -> None:
     """A path over the context, one over the budget, a tree that begins in its middle."""
-    engine = lossy(llama, "extractive", 60)
+    engine = token_eviction(llama, "extractive", 60)
     with pytest.raises(PrefixTooLong, match="the context of 512"):
         await engine.expand("tree", branches(1, 500), ENDLESS)
     with pytest.raises(PrefixTooLong, match="do not fit kv_tokens 60"):
@@ -113,4 +113,4 @@ async def test_what_cannot_be_drawn_is_refused(llama: Path) -> None:
 def test_wrong_options_are_refused_by_name(options: tuple, said: str) -> None:
     """The field, its value and what is allowed."""
     with pytest.raises(ValueError, match=said):
-        LossyOptions(*options)
+        TokenEvictionOptions(*options)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvpolicy.eviction_order import Bools, Infeasible, Ints
-from kvpolicy.extractive import Floors, allocate, select
+from kvpolicy.token_allocation import Floors, allocate, select
 from kvpolicy.value import Floats
 
 SINKS = 4

@@ -1,4 +1,4 @@
-"""The naive twin is the yardstick: the embedded forward draws what it draws."""
+"""The reference engine is the yardstick: the embedded forward draws what it draws."""
 
 import asyncio
 import math
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.scheduler import Scheduler
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.scoring.hidden import HiddenStates
 from runtime.text import Text
-from runtime.twin import Twin, TwinOptions
 from search.engine import (
     Branch,
     EngineError,
@@ -42,8 +42,8 @@ def llama(tmp_path_factory):
 
 
 @pytest.fixture
-def twin(llama):
-    return Twin(TwinOptions(policy=llama, prm=llama, reward_format="math-shepherd"))
+def reference(llama):
+    return ReferenceEngine(ReferenceOptions(policy=llama, prm=llama, reward_format="math-shepherd"))
 
 
 def branches(count: int, limit: int = LIMIT) -> list[Branch]:
@@ -65,11 +65,11 @@ def embedded_tokens(forward: Forward, branch: Branch, sampling: Sampling) -> lis
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
-async def test_the_embedded_forward_draws_the_twins_tokens(checkpoint, temperature, top_p):
+async def test_the_embedded_forward_draws_the_references_tokens(checkpoint, temperature, top_p):
     """Same noise, same tokens, on every architecture; a step may end early, never differ."""
     sampling = Sampling(temperature, top_p, stop=(), max_step_tokens=LIMIT)
-    twin = Twin(TwinOptions(policy=checkpoint))
-    steps = await twin.expand("tree", branches(4), sampling)
+    reference = ReferenceEngine(ReferenceOptions(policy=checkpoint))
+    steps = await reference.expand("tree", branches(4), sampling)
     forward = Forward(checkpoint, threads=1)
     for branch, step in zip(branches(4), steps, strict=True):
         ours = embedded_tokens(forward, branch, sampling)
@@ -78,10 +78,12 @@ async def test_the_embedded_forward_draws_the_twins_tokens(checkpoint, temperatu
     assert len({step.tokens for step in steps}) == 4
 
 
-async def test_the_embedded_scheduler_draws_the_twins_steps(checkpoint):
-    """Batched, with stop strings: tokens, text and finish of every step are the twin's."""
+async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
+    """Batched, with stop strings: tokens, text and finish of every step are the reference's."""
     sampling = Sampling(stop=("x", "7", "th"), max_step_tokens=LIMIT)
-    expected = await Twin(TwinOptions(policy=checkpoint)).expand("tree", branches(16), sampling)
+    expected = await ReferenceEngine(ReferenceOptions(policy=checkpoint)).expand(
+        "tree", branches(16), sampling
+    )
     forward, text = Forward(checkpoint, threads=1), Text(checkpoint)
     scheduler = Scheduler(
         forward,
@@ -104,9 +106,9 @@ async def test_the_embedded_scheduler_draws_the_twins_steps(checkpoint):
         assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-4)
 
 
-async def test_a_step_ends_at_the_stop_string_and_keeps_it(twin):
+async def test_a_step_ends_at_the_stop_string_and_keeps_it(reference):
     """Every step that stopped ends with the string and holds it once; some do, some do not."""
-    steps = await twin.expand("tree", branches(12), Sampling(stop=("x", "y", "7")))
+    steps = await reference.expand("tree", branches(12), Sampling(stop=("x", "y", "7")))
     stopped = [step for step in steps if step.finish is Finish.STEP]
     assert stopped
     for step in stopped:
@@ -117,25 +119,25 @@ async def test_a_step_ends_at_the_stop_string_and_keeps_it(twin):
         assert len(step.tokens) <= LIMIT
 
 
-async def test_a_step_depends_on_its_own_branch_only(twin):
+async def test_a_step_depends_on_its_own_branch_only(reference):
     """Alone, among others, in any order: the same step."""
-    together = await twin.expand("tree", branches(3), Sampling())
-    alone = await twin.expand("other", branches(3)[2:], Sampling())
+    together = await reference.expand("tree", branches(3), Sampling())
+    alone = await reference.expand("other", branches(3)[2:], Sampling())
     assert alone == together[2:]
 
 
-async def test_the_mean_logprob_is_the_models_own(twin, llama):
+async def test_the_mean_logprob_is_the_models_own(reference, llama):
     """A step's log-probability is what a second reading of its tokens gives."""
-    (step,) = await twin.expand("tree", branches(1), Sampling(temperature=0.5))
-    reader = Twin(TwinOptions(policy=llama))
+    (step,) = await reference.expand("tree", branches(1), Sampling(temperature=0.5))
+    reader = ReferenceEngine(ReferenceOptions(policy=llama))
     (reward,) = await reader.score("tree", PROMPT, "", [Trajectory(1, (step.tokens,), ("",))])
     assert math.log(reward) == pytest.approx(step.logprob, abs=1e-5)
 
 
-async def test_reward_is_the_softmax_at_the_tag(twin, llama):
+async def test_reward_is_the_softmax_at_the_tag(reference, llama):
     """math-shepherd: P(+) against - after the last tag, as transformers gives it."""
     steps = ((10, 11, 12), (13, 14))
-    (reward,) = await twin.score("tree", PROMPT, "", [Trajectory(2, steps, ("", ""))])
+    (reward,) = await reference.score("tree", PROMPT, "", [Trajectory(2, steps, ("", ""))])
     tokenizer = make_tokenizer()
     tag, good, bad = (tokenizer.convert_tokens_to_ids(t) for t in ("ки", "+", "-"))
     from transformers import AutoModelForCausalLM
@@ -150,53 +152,53 @@ async def test_reward_is_the_softmax_at_the_tag(twin, llama):
 
 async def test_without_a_reward_model_the_format_is_named(llama):
     """A trajectory that cannot be scored is an error, never a zero."""
-    twin = Twin(TwinOptions(policy=llama, reward_format="math-shepherd"))
-    assert not twin.capabilities.scores
+    reference = ReferenceEngine(ReferenceOptions(policy=llama, reward_format="math-shepherd"))
+    assert not reference.capabilities.scores
     with pytest.raises(RewardMissing, match="math-shepherd"):
-        await twin.score("tree", PROMPT, "", [Trajectory(1, ((1,),), ("",))])
+        await reference.score("tree", PROMPT, "", [Trajectory(1, ((1,),), ("",))])
 
 
-async def test_a_prefix_over_the_context_is_refused(twin):
+async def test_a_prefix_over_the_context_is_refused(reference):
     """Both sizes and the context are named."""
     with pytest.raises(PrefixTooLong, match=r"500 tokens and a step of up to 40 .* 512"):
-        await twin.expand("tree", [Branch(0, 0, (1,) * 500, 0, 40, 1)], Sampling())
+        await reference.expand("tree", [Branch(0, 0, (1,) * 500, 0, 40, 1)], Sampling())
 
 
-async def test_the_embedded_hidden_states_are_the_twins(checkpoint):
+async def test_the_embedded_hidden_states_are_the_references(checkpoint):
     """Half of the layers, each step alone, rows at root mean square 1, their mean."""
-    twin = Twin(TwinOptions(policy=checkpoint))
+    reference = ReferenceEngine(ReferenceOptions(policy=checkpoint))
     steps = [(5, 6, 7, 8), (9,), tuple(range(1, 60))]
     paths = [Trajectory(i, (PROMPT, step), ("", "")) for i, step in enumerate(steps)]
-    theirs = await twin.embed("tree", PROMPT, paths)
+    theirs = await reference.embed("tree", PROMPT, paths)
     ours = HiddenStates(Forward(checkpoint, threads=1)).embed_steps(steps)
-    assert twin.capabilities.embeds == "hidden"
+    assert reference.capabilities.embeds == "hidden"
     for mine, yours in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(yours, abs=1e-4)
 
 
-async def test_abort_stops_what_is_under_way(twin):
+async def test_abort_stops_what_is_under_way(reference):
     """The call raises, and the engine goes on with the next."""
     call = asyncio.ensure_future(
-        twin.expand("tree", branches(500, limit=400), Sampling(stop=(), max_step_tokens=400))
+        reference.expand("tree", branches(500, limit=400), Sampling(stop=(), max_step_tokens=400))
     )
-    while not (await twin.usage()).running:
+    while not (await reference.usage()).running:
         await asyncio.sleep(0)
-    await twin.abort("tree")
+    await reference.abort("tree")
     with pytest.raises(EngineError, match="'tree' was aborted"):
         await call
-    assert await twin.expand("next", branches(1, limit=2), Sampling())
+    assert await reference.expand("next", branches(1, limit=2), Sampling())
 
 
-async def test_the_cost_is_counted(twin):
+async def test_the_cost_is_counted(reference):
     """A released tree says what it took; the usage keeps the sum."""
-    steps = await twin.expand("tree", branches(2), Sampling())
+    steps = await reference.expand("tree", branches(2), Sampling())
     lengths = [len(step.tokens) for step in steps]
-    cost = await twin.release("tree")
+    cost = await reference.release("tree")
     assert cost == TreeCost(
         decoded_tokens=sum(lengths),
         prefilled_tokens=2 * len(PROMPT),
         model_calls=sum(lengths),
         kv_tokens_peak=len(PROMPT) + max(lengths) - 1,
     )
-    assert await twin.release("tree") == TreeCost()
-    assert (await twin.usage()).decoded_tokens_total == sum(lengths)
+    assert await reference.release("tree") == TreeCost()
+    assert (await reference.usage()).decoded_tokens_total == sum(lengths)

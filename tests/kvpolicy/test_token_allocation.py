@@ -1,4 +1,4 @@
-"""Paper mode: equations (2) and (3), α, floors that do not fit, tokens within a block."""
+"""Extractive mode: equations (2) and (3), α, floors that do not fit, tokens within a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvpolicy.eviction_order import Infeasible
-from kvpolicy.extractive import Floors, Variant, allocate, keep_counts, keep_ratios, select
+from kvpolicy.token_allocation import Floors, Variant, allocate, keep_counts, keep_ratios, select
 
 NO_FLOORS = Floors(ratio=0.0, tokens=0, tail=0)
 

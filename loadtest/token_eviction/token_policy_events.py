@@ -1,4 +1,4 @@
-"""What a lossy policy takes to decide, an event at a time, once a search has 1,000 blocks."""
+"""What a token-eviction policy takes to decide, event by event, at 1,000 blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvpolicy.extractive import Floors
+from kvpolicy.token_allocation import Floors
 from loadtest.policy_events import (
     ACTIVE,
     BLOCKS,
@@ -20,19 +20,19 @@ from loadtest.policy_events import (
     STEP_TOKENS,
     medians_us,
 )
-from runtime.lossy.held import Block, Held
-from runtime.lossy.policies import KvPolicy, policy_for
+from loadtest.token_eviction.token_cache import CachedBlock, TokenCache
+from loadtest.token_eviction.token_eviction_policies import TokenEvictionPolicy, policy_for
 from search.tree import ROOT
 
 FLOORS = Floors(tokens=1, tail=1)
 
 
 @dataclass(slots=True)
-class Growing:
-    """A random best-first search, as in `loadtest.policy_events`, under a lossy policy."""
+class TokenPolicyTimer:
+    """A random best-first search, as in `loadtest.policy_events`, under a token-eviction policy."""
 
-    held: Held
-    policy: KvPolicy
+    held: TokenCache
+    policy: TokenEvictionPolicy
     draw: random.Random
     depth: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
     value: dict[int, float] = field(default_factory=lambda: {ROOT: 0.5})
@@ -47,7 +47,7 @@ class Growing:
         ahead = sorted(self.open, key=lambda node: (-self.value[node], node))
         active = sorted(ahead[:ACTIVE])
         self.open -= set(active)
-        moving = _seconds(lambda: self.policy.move(self.fresh, ahead, ()))
+        moving = _seconds(lambda: self.policy.transition(self.fresh, ahead, ()))
         moving += _seconds(lambda: self.policy.enter(active))
         self.fresh = {}
         if self.policy.rehydrates:
@@ -67,7 +67,7 @@ class Growing:
         if self.held.pool.free < STEP_TOKENS:
             self.pressures.append(_seconds(lambda: self.policy.fit(STEP_TOKENS)))
         tokens = np.array(self.draw.choices(range(900), k=STEP_TOKENS), dtype=np.int64)
-        block = Block.of(parent, self.held.length(parent), tokens)
+        block = CachedBlock.of(parent, self.held.length(parent), tokens)
         block.later[:] = [self.draw.random() for _ in tokens]
         self.held.restore(block, np.arange(STEP_TOKENS))
         assert self.held.add(node, block), "two random steps are equal"
@@ -75,20 +75,22 @@ class Growing:
         self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
         confidence = self.draw.random()
         self.boundaries.append(
-            _seconds(lambda: self.policy.close(node, parent, STEP_TOKENS, confidence))
+            _seconds(lambda: self.policy.add_block(node, parent, STEP_TOKENS, confidence))
         )
         if self.depth[node] < DEPTH:
             self.open.add(node)
 
 
 def event_us(policy: str, seed: int = 0) -> dict[str, float]:
-    """As ``loadtest.policy_events.event_us``, for a policy of ``runtime.lossy.policies.LOSSY``."""
+    """As ``loadtest.policy_events.event_us``, for a policy of ``TOKEN_EVICTION``."""
     capacity = int(SHARE * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
     draw = random.Random(seed)
-    held = Held(capacity, np.array(draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64))
+    held = TokenCache(
+        capacity, np.array(draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64)
+    )
     held.restore(held[ROOT], held[ROOT].missing)
     chosen = policy_for(policy, held, share=SHARE, floors=FLOORS)
-    return medians_us(Growing(held, chosen, draw))
+    return medians_us(TokenPolicyTimer(held, chosen, draw))
 
 
 def _seconds(event: Callable[[], object]) -> float:

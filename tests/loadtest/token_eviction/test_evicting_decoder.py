@@ -10,16 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.extractive import Floors
-from runtime.lossy.drawing import Drawing
-from runtime.lossy.forward import Reading
-from runtime.lossy.options import LossyOptions
-from runtime.lossy.policies import EXTRACTIVE, LOSSY, Extracting
+from kvpolicy.token_allocation import Floors
+from loadtest.token_eviction.evicting_decoder import EvictingDecoder
+from loadtest.token_eviction.sparse_forward import SparseInput
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+from loadtest.token_eviction.token_eviction_policies import (
+    EXTRACTIVE,
+    TOKEN_EVICTION,
+    ExtractivePolicy,
+)
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
+from tests.loadtest.token_eviction.hash_reader import HashReader
 from tests.runtime.hash_model import Letters, naive_step
-from tests.runtime.lossy.hash_reader import HashReader
 
 LIMIT = 8
 LONGEST = 60
@@ -32,7 +36,7 @@ class Searching:
     """A search that expands open nodes, two at a time, by rewards that it makes up; it goes back
     often and gives up some nodes."""
 
-    drawing: Drawing
+    drawing: EvictingDecoder
     draw: random.Random
     paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {ROOT: PROMPT})
     reward: dict[int, float] = field(default_factory=lambda: {ROOT: 0.5})
@@ -66,8 +70,8 @@ class Searching:
 
 def searching(kv_policy: str, kv_tokens: int, share: float = 1.0, seed: int = 0) -> Searching:
     """A search in a budget."""
-    options = LossyOptions(kv_policy, kv_tokens, share, Floors(0.05, 3, 2))
-    return Searching(Drawing(HashReader(), Letters(), options, PROMPT), random.Random(seed))  # type: ignore[arg-type]
+    options = TokenEvictionOptions(kv_policy, kv_tokens, share, Floors(0.05, 3, 2))
+    return Searching(EvictingDecoder(HashReader(), Letters(), options, PROMPT), random.Random(seed))  # type: ignore[arg-type]
 
 
 def must_be_right(search: Searching) -> None:
@@ -83,7 +87,7 @@ def must_be_right(search: Searching) -> None:
         assert len(places) == 0 or places[-1] < held.length(name)
 
 
-@pytest.mark.parametrize("kv_policy", LOSSY)
+@pytest.mark.parametrize("kv_policy", TOKEN_EVICTION)
 def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
     kv_policy: str,
 ) -> None:
@@ -100,7 +104,7 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
 
 @settings(max_examples=20)
 @given(
-    kv_policy=st.sampled_from(LOSSY),
+    kv_policy=st.sampled_from(TOKEN_EVICTION),
     kv_tokens=st.integers(LONGEST, 300),
     share=st.sampled_from([1.0, 0.5, 0.2]),
     seed=st.integers(0, 3),
@@ -115,7 +119,7 @@ def test_budgets_and_books_hold_whatever_the_policy(
     drawing = search.drawing
     whole = kv_policy in EXTRACTIVE and EXTRACTIVE[kv_policy].rehydrate
 
-    def see(reading: Reading) -> None:
+    def see(reading: SparseInput) -> None:
         assert np.all(np.diff(reading.places) > 0)
         assert np.all(np.diff(reading.positions) > 0)
         assert set(reading.writes) <= set(reading.keys)
@@ -178,7 +182,7 @@ ENDLESS = Sampling(stop=(), max_step_tokens=LIMIT)
 """Steps of just the tokens asked for, unless the reply ends."""
 
 
-def family() -> tuple[Drawing, list[Branch]]:
+def family() -> tuple[EvictingDecoder, list[Branch]]:
     """Step 1 below the prompt, 2 and 3 below step 1; a child for each of the latter two."""
     drawing = searching("extractive", 200).drawing
     (one,) = drawing.expand([Branch(ROOT, 0, PROMPT, 3, 6, 1)], ENDLESS)
@@ -270,10 +274,10 @@ def test_floors_that_do_not_fit_are_lowered_and_counted() -> None:
     for _ in range(8):
         search.round()
     policy = search.drawing.policy
-    assert isinstance(policy, Extracting)
+    assert isinstance(policy, ExtractivePolicy)
     assert policy.lowered > 0
     assert search.drawing.spent.rehydrated > 0
     roomy = searching("extractive", 5_000)
     roomy.round()
-    assert isinstance(roomy.drawing.policy, Extracting)
+    assert isinstance(roomy.drawing.policy, ExtractivePolicy)
     assert roomy.drawing.policy.lowered == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvpolicy.eviction_order import Infeasible
-from kvpolicy.token_eviction_baselines import (
+from loadtest.token_eviction.token_eviction_baselines import (
     STREAMS,
     Stream,
     full,

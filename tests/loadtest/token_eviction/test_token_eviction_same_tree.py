@@ -1,4 +1,4 @@
-"""Paper mode with room for everything grows the naive twin's trees; with rehydration, always."""
+"""With room for everything, or with rehydration, token eviction grows the reference's trees."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicy.token_eviction_baselines import STREAMS
-from tests.runtime.lossy.growing import PROMPT, SPECS, grow, lossy, twin
+from loadtest.token_eviction.token_eviction_baselines import STREAMS
+from tests.loadtest.token_eviction.support import PROMPT, SPECS, grow, reference, token_eviction
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
 
@@ -17,21 +17,23 @@ def llama(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-async def test_every_architecture_grows_the_twins_tree(name: str, tmp_path: Path) -> None:
+async def test_every_architecture_grows_the_references_tree(name: str, tmp_path: Path) -> None:
     """Same noise, same tokens: biases, head norms, windows and scaled rotations included."""
     checkpoint = make_checkpoint(tmp_path / name, name)
-    expected = await grow(twin(checkpoint), SPECS["best_first"])
-    assert (await grow(lossy(checkpoint, "extractive"), SPECS["best_first"])).digest == (
+    expected = await grow(reference(checkpoint), SPECS["best_first"])
+    assert (await grow(token_eviction(checkpoint, "extractive"), SPECS["best_first"])).digest == (
         expected.digest
     )
 
 
 @pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
-async def test_with_room_for_everything_the_tree_is_the_twins(llama: Path, policy: str) -> None:
+async def test_with_room_for_everything_the_tree_is_the_references(
+    llama: Path, policy: str
+) -> None:
     """Every kind of policy: nothing is given up, so nothing is lost."""
-    expected = await grow(twin(llama), SPECS[policy])
+    expected = await grow(reference(llama), SPECS[policy])
     for kv_policy in ("extractive", "extractive_never", *STREAMS):
-        outcome = await grow(lossy(llama, kv_policy), SPECS[policy])
+        outcome = await grow(token_eviction(llama, kv_policy), SPECS[policy])
         assert outcome.digest == expected.digest, kv_policy
         assert outcome.stats.engine.rehydrations == 0
 
@@ -41,11 +43,11 @@ async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: st
     """The budget is one path and its step. What is made whole again says what it said; what never
     is does not."""
     spec = SPECS[policy]
-    full = await grow(lossy(llama, "extractive"), spec)
+    full = await grow(token_eviction(llama, "extractive"), spec)
     budget = len(PROMPT) + spec.max_depth * spec.max_step_tokens
     assert budget < 0.4 * full.stats.engine.kv_tokens_peak
-    whole = await grow(lossy(llama, "extractive", budget), spec)
-    never = await grow(lossy(llama, "extractive_never", budget), spec)
+    whole = await grow(token_eviction(llama, "extractive", budget), spec)
+    never = await grow(token_eviction(llama, "extractive_never", budget), spec)
     assert whole.digest == full.digest != never.digest
     assert whole.stats.engine.rehydrations > 0 == never.stats.engine.rehydrations
     for outcome in (whole, never):
@@ -54,10 +56,10 @@ async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: st
 
 async def test_streams_lose_what_a_path_has_given_up(llama: Path) -> None:
     """A third of every stream: another tree, whatever the room, and nothing is computed again."""
-    full = await grow(lossy(llama, "extractive"), SPECS["best_first"])
+    full = await grow(token_eviction(llama, "extractive"), SPECS["best_first"])
     found = set()
     for kv_policy in STREAMS:
-        outcome = await grow(lossy(llama, kv_policy, share=0.3), SPECS["best_first"])
+        outcome = await grow(token_eviction(llama, kv_policy, share=0.3), SPECS["best_first"])
         assert outcome.stats.engine.rehydrations == 0
         assert outcome.stats.engine.kv_tokens_peak < full.stats.engine.kv_tokens_peak
         found.add(outcome.digest)

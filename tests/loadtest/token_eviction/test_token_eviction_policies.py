@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpolicy.eviction_order import Infeasible
-from kvpolicy.extractive import Floors
-from runtime.lossy.held import Block, Held
-from runtime.lossy.policies import (
+from kvpolicy.token_allocation import Floors
+from loadtest.token_eviction.token_cache import CachedBlock, TokenCache
+from loadtest.token_eviction.token_eviction_policies import (
     EXTRACTIVE,
-    LOSSY,
-    Extracting,
-    Extractive,
-    KvPolicy,
+    TOKEN_EVICTION,
+    ExtractiveParams,
+    ExtractivePolicy,
+    TokenEvictionPolicy,
     policy_for,
 )
 from search.tree import ROOT
@@ -25,20 +25,22 @@ from search.tree import ROOT
 FLOORS = Floors(0.0, 3, 2)
 
 
-def grown(name: str, capacity: int = 34, share: float = 1.0) -> tuple[Held, KvPolicy]:
+def grown(
+    name: str, capacity: int = 34, share: float = 1.0
+) -> tuple[TokenCache, TokenEvictionPolicy]:
     """Steps 1, 2 and 3, all of them whole, under a policy."""
-    held = Held(capacity, np.arange(4))
+    held = TokenCache(capacity, np.arange(4))
     policy = policy_for(name, held, share=share, floors=FLOORS)
     held.restore(held[ROOT], np.arange(4))
     for node in (1, 2, 3):
-        block = Block.of(ROOT, 4, 10 * node + np.arange(10))
+        block = CachedBlock.of(ROOT, 4, 10 * node + np.arange(10))
         held.restore(block, np.arange(10))
         assert held.add(node, block)
-        policy.close(node, ROOT, 10, 0.5)
+        policy.add_block(node, ROOT, 10, 0.5)
     return held, policy
 
 
-def there(held: Held) -> dict[int, list[int]]:
+def there(held: TokenCache) -> dict[int, list[int]]:
     """What is held of each step, counted within it."""
     return {name: held[name].there.tolist() for name in held.blocks if name != ROOT}
 
@@ -66,7 +68,7 @@ def test_tail_only_keeps_the_most_recent() -> None:
 def test_what_is_worth_more_keeps_more_and_nothing_comes_back() -> None:
     """Step 2 is worth more than 3. Once cut, both stay so when there is room again."""
     held, policy = grown("extractive")
-    policy.move({1: 0.5, 2: 0.9, 3: 0.1}, [], [])
+    policy.transition({1: 0.5, 2: 0.9, 3: 0.1}, [], [])
     policy.enter([1])
     policy.fit(4)
     assert [held[2].held, held[3].held] == [10, 6]
@@ -96,7 +98,7 @@ def test_without_a_signal_it_does_not_matter() -> None:
     """Values that differ, and an estimator that does not know them: equal shares."""
     for name, equal in (("extractive", False), ("extractive_no_value", True)):
         held, policy = grown(name)
-        policy.move({1: 0.5, 2: 0.9, 3: 0.1}, [], [])
+        policy.transition({1: 0.5, 2: 0.9, 3: 0.1}, [], [])
         policy.enter([1])
         policy.fit(6)
         assert (held[2].held == held[3].held) == equal
@@ -108,7 +110,7 @@ def test_a_path_that_does_not_fit_is_refused() -> None:
     policy.enter([1])
     policy.fit(20)
     assert there(held) == {1: list(range(10)), 2: [], 3: []}
-    assert isinstance(policy, Extracting)
+    assert isinstance(policy, ExtractivePolicy)
     assert policy.lowered == 1
     with pytest.raises(Infeasible, match=r"budget: 13 tokens; .* need 14"):
         policy.fit(21)
@@ -149,19 +151,19 @@ def test_pressure_after_pressure(
 ) -> None:
     """A random tree under one pressure after another: the path is left alone, what is wanted is
     free, nothing comes back, floors hold unless they were lowered, and tails stay to the last."""
-    held = Held(4 + sum(sizes), np.arange(4))
+    held = TokenCache(4 + sum(sizes), np.arange(4))
     policy = policy_for(name, held, share=1.0, floors=FLOORS)
-    assert isinstance(policy, Extracting)
+    assert isinstance(policy, ExtractivePolicy)
     held.restore(held[ROOT], np.arange(4))
     for node, size in enumerate(sizes, 1):
         parent = draw.randrange(node)
-        block = Block.of(parent, held.length(parent), np.full(size, node))
+        block = CachedBlock.of(parent, held.length(parent), np.full(size, node))
         block.later[:] = [draw.random() for _ in range(size)]
         held.restore(block, np.arange(size))
         held.add(node, block)
-        policy.close(node, parent, size, draw.random())
-        policy.attend(parent, draw.random(), 1)
-    policy.move({node: draw.random() for node in held.blocks if draw.random() < 0.5}, [], [])
+        policy.add_block(node, parent, size, draw.random())
+        policy.add_attention(parent, draw.random(), 1)
+    policy.transition({node: draw.random() for node in held.blocks if draw.random() < 0.5}, [], [])
     leaf = draw.randrange(len(sizes) + 1)
     policy.enter([leaf])
     path = set(held.chain(leaf))
@@ -194,7 +196,7 @@ def test_beyond_the_budget_a_stream_policy_drops_what_was_used_longest_ago() -> 
 
 
 def test_names() -> None:
-    """Every variant of paper mode has its twin that never rehydrates."""
-    assert len(LOSSY) == 2 * 9 + 4
-    assert EXTRACTIVE["extractive"] == Extractive()
+    """Every variant of the extractive mode has one that never rehydrates."""
+    assert len(TOKEN_EVICTION) == 2 * 9 + 4
+    assert EXTRACTIVE["extractive"] == ExtractiveParams()
     assert not EXTRACTIVE["extractive_no_distance_never"].rehydrate

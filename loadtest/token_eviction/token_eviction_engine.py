@@ -1,4 +1,4 @@
-"""An engine that draws in paper mode; scoring and embedding are another engine's."""
+"""An engine that evicts tokens; scoring and embedding are another engine's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from runtime.lossy.drawing import Drawing
-from runtime.lossy.forward import SparseForward
-from runtime.lossy.options import LossyOptions
+from loadtest.token_eviction.evicting_decoder import EvictingDecoder
+from loadtest.token_eviction.sparse_forward import SparseForward
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from runtime.text import Text
 from search.engine import (
     Branch,
@@ -28,8 +28,8 @@ from search.engine import (
 from search.tree import ROOT
 
 
-class LossyModel:
-    """A policy model for paper mode, loaded once for any number of engines."""
+class TokenEvictionModel:
+    """A policy model for token eviction, loaded once for any number of engines."""
 
     def __init__(self, checkpoint: str | Path) -> None:
         """Raises ValueError for a checkpoint that cannot be used."""
@@ -37,31 +37,31 @@ class LossyModel:
         self.forward = SparseForward(checkpoint)
 
 
-class LossyEngine:
+class TokenEvictionEngine:
     """``search.engine.Engine``: every tree's KV is its own, in a budget of its own, and lossy.
 
-    One round at a time, in a thread. What a tree holds is in ``drawings`` while it lives, for tests
+    One round at a time, in a thread. What a tree holds is in ``decoders`` while it lives, for tests
     and benchmarks.
     """
 
     def __init__(
         self,
-        model: LossyModel,
+        model: TokenEvictionModel,
         others: Engine,
-        options: LossyOptions,
-        new_drawing: Callable[..., Drawing] = Drawing,
+        options: TokenEvictionOptions,
+        new_decoder: Callable[..., EvictingDecoder] = EvictingDecoder,
     ) -> None:
         """``others`` scores and embeds; its own policy model, if it has one, draws nothing."""
-        self.drawings: dict[str, Drawing] = {}
+        self.decoders: dict[str, EvictingDecoder] = {}
         self._model, self._others, self._options = model, others, options
-        self._new_drawing = new_drawing
+        self._new_drawing = new_decoder
         self._hints: dict[str, list[Hint]] = {}
         self._stopped: set[str] = set()
         self._turn = asyncio.Lock()
         kept = f"{options.kv_policy}-{options.kv_tokens}-{options.share:g}"
         self._capabilities = replace(
             others.capabilities,
-            engine="lossy",
+            engine="token_eviction",
             exact=False,
             context_tokens=min(model.text.context, others.capabilities.context_tokens),
             fingerprint=f"{others.capabilities.fingerprint}-{kept}",
@@ -119,7 +119,7 @@ class LossyEngine:
         async with self._turn:
             self._stopped.discard(tree)
             self._hints.pop(tree, None)
-            drawing = self.drawings.pop(tree, None)
+            drawing = self.decoders.pop(tree, None)
         scored = await self._others.release(tree)
         if drawing is None:
             return scored
@@ -139,14 +139,14 @@ class LossyEngine:
 
     async def usage(self) -> Usage:
         """The other engine's, with the policy model's KV of all trees here."""
-        usage, drawings = await self._others.usage(), list(self.drawings.values())
+        usage, decoders = await self._others.usage(), list(self.decoders.values())
         return replace(
             usage,
-            kv_tokens_active=sum(drawing.held.count for drawing in drawings),
+            kv_tokens_active=sum(drawing.held.count for drawing in decoders),
             kv_tokens_cached=0,
-            kv_tokens_capacity=self._options.kv_tokens * max(1, len(drawings)),
-            kv_tokens_peak=max((drawing.spent.peak for drawing in drawings), default=0),
-            kv_policy_seconds_total=sum(drawing.spent.policy_seconds for drawing in drawings),
+            kv_tokens_capacity=self._options.kv_tokens * max(1, len(decoders)),
+            kv_tokens_peak=max((drawing.spent.peak for drawing in decoders), default=0),
+            kv_policy_seconds_total=sum(drawing.spent.policy_seconds for drawing in decoders),
         )
 
     async def health(self) -> None:
@@ -158,14 +158,14 @@ class LossyEngine:
         await self._others.close()
 
     def _expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        drawing = self.drawings.get(tree)
+        drawing = self.decoders.get(tree)
         if drawing is None:
             first = branches[0]
             if first.parent != ROOT:
                 raise EngineError(f"parent: node {first.parent} of tree {tree!r} has no KV here")
             model = self._model
             drawing = self._new_drawing(model.forward, model.text, self._options, first.tokens)
-            self.drawings[tree] = drawing
+            self.decoders[tree] = drawing
         for hint in self._hints.pop(tree, []):
             drawing.hint(hint)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from runtime.lossy.forward import Read, Reading
+from loadtest.token_eviction.sparse_forward import SparseInput, SparseOutput
 from tests.runtime.hash_model import HashModel, _logits, _mix
 
 
@@ -17,7 +17,7 @@ class HashReader:
     there is none. ``see`` hears every reading before it is run.
     """
 
-    def __init__(self, see: Callable[[Reading], None] = lambda _: None) -> None:
+    def __init__(self, see: Callable[[SparseInput], None] = lambda _: None) -> None:
         self.see = see
         self.flops = HashModel.flops
 
@@ -25,7 +25,7 @@ class HashReader:
         """A hash a slot."""
         return np.zeros(slots, dtype=np.uint64)
 
-    def run(self, readings: Sequence[Reading], store: np.ndarray) -> Read:
+    def run(self, readings: Sequence[SparseInput], store: np.ndarray) -> SparseOutput:
         """Write the rows' hashes, each after the last key before it; logits, attention."""
         logits, masses = [], []
         for reading in readings:
@@ -41,4 +41,4 @@ class HashReader:
             heavy = (reading.places % 3 == 0) & (reading.places <= end)
             heavy = heavy if heavy.any() else reading.places == end
             masses.append(len(reading.tokens) * heavy / heavy.sum())
-        return Read(np.stack(logits), masses)
+        return SparseOutput(np.stack(logits), masses)

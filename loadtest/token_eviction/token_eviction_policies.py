@@ -14,32 +14,32 @@ from typing import Protocol
 import numpy as np
 
 from kvpolicy.eviction_order import EvictionParams, Infeasible
-from kvpolicy.extractive import Allocation, Floors, Variant, allocate, select
-from kvpolicy.token_eviction_baselines import STREAMS, Stream, lru
+from kvpolicy.token_allocation import Allocation, Floors, Variant, allocate, select
 from kvpolicy.tree_blocks import TreeBlocks
 from kvpolicy.value import UNFITTED, Theta
-from runtime.lossy.held import Held
+from loadtest.token_eviction.token_cache import TokenCache
+from loadtest.token_eviction.token_eviction_baselines import STREAMS, Stream, lru
 
 MARGIN = 0.02
 """δ: the share of the budget that pressure frees beyond what is wanted."""
 _ROUNDING = 1e-9
 
 
-class KvPolicy(Protocol):
+class TokenEvictionPolicy(Protocol):
     """Hears what becomes of one tree's blocks and cuts them. ``rehydrates``: whether what a path
     is missing is computed again before a step is drawn from it."""
 
     rehydrates: bool
 
-    def close(self, block: int, parent: int, tokens: int, confidence: float) -> None:
+    def add_block(self, block: int, parent: int, tokens: int, confidence: float) -> None:
         """Boundary: a new block; ``confidence``: equation (1) after its last token."""
         ...
 
-    def attend(self, block: int, mass: float, queries: int) -> None:
+    def add_attention(self, block: int, mass: float, queries: int) -> None:
         """So many later tokens paid so much attention to a block."""
         ...
 
-    def move(
+    def transition(
         self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
     ) -> None:
         """The search moved on; blocks in place of nodes, the dead ones are gone already."""
@@ -62,8 +62,8 @@ class KvPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Extractive:
-    """How ArborKV's paper mode decides.
+class ExtractiveParams:
+    """How ArborKV's extractive mode decides.
 
     ``heavy``: within a block those that later tokens attend to stay beside its tail, else the most
     recent ones. ``rehydrate``: blocks that a path comes back to are made whole, or never. The
@@ -78,14 +78,14 @@ class Extractive:
     variant: Variant = "ratio"
 
 
-class Extracting:
+class ExtractivePolicy:
     """ArborKV (sections 3 and 4): active paths whole, of all other blocks some tokens.
 
     Floors that do not fit the budget are lowered evenly until they do (``lowered`` counts how
     often): the paper's loop would not end.
     """
 
-    def __init__(self, held: Held, how: Extractive) -> None:
+    def __init__(self, held: TokenCache, how: ExtractiveParams) -> None:
         self.rehydrates = how.rehydrate
         self.lowered = 0
         self._held, self._how = held, how
@@ -94,15 +94,15 @@ class Extracting:
         lower = (Floors(0.0, n, min(n, floors.tail)) for n in range(floors.tokens - 1, -1, -1))
         self._tries = ((floors, margin), (floors, 0), *((each, 0) for each in lower))
 
-    def close(self, block: int, parent: int, tokens: int, confidence: float) -> None:
+    def add_block(self, block: int, parent: int, tokens: int, confidence: float) -> None:
         """Score it; it stands on an active path, so nothing of it goes."""
         self._blocks.add_block(block, parent, tokens, confidence)
 
-    def attend(self, block: int, mass: float, queries: int) -> None:
+    def add_attention(self, block: int, mass: float, queries: int) -> None:
         """The running mass a."""
         self._blocks.add_attention(block, mass, queries)
 
-    def move(
+    def transition(
         self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
     ) -> None:
         """New values v."""
@@ -154,7 +154,7 @@ class Extracting:
         raise refused
 
 
-class Streaming:
+class StreamPolicy:
     """A policy for one stream, in a tree: the path that is active now is the stream (section 5.1).
 
     Whenever a path becomes active it keeps ``share`` of its tokens, as the policy chooses; what it
@@ -164,22 +164,22 @@ class Streaming:
 
     rehydrates = False
 
-    def __init__(self, held: Held, name: str, share: float) -> None:
-        """``name``: of ``kvpolicy.token_eviction_baselines.STREAMS``; ``share`` in (0, 1]."""
+    def __init__(self, held: TokenCache, name: str, share: float) -> None:
+        """``name``: of ``STREAMS``; ``share`` in (0, 1]."""
         self._held, self._select, self._share = held, STREAMS[name], share
         self._margin = int(MARGIN * held.pool.capacity)
         self._used: dict[int, int] = {}
         self._active: set[int] = set()
         self._waves = 0
 
-    def close(self, block: int, parent: int, tokens: int, confidence: float) -> None:
+    def add_block(self, block: int, parent: int, tokens: int, confidence: float) -> None:
         """It was used just now."""
         self._used[block] = self._waves
 
-    def attend(self, block: int, mass: float, queries: int) -> None:
+    def add_attention(self, block: int, mass: float, queries: int) -> None:
         """Tokens alone count, not blocks."""
 
-    def move(
+    def transition(
         self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
     ) -> None:
         """What the search thinks does not matter."""
@@ -228,8 +228,8 @@ class Streaming:
             self._held.keep(block, mine - (end - size))
 
 
-_WHOLE = Extractive()
-_EXTRACTIVE: dict[str, Extractive] = {
+_WHOLE = ExtractiveParams()
+_EXTRACTIVE: dict[str, ExtractiveParams] = {
     "extractive": _WHOLE,
     "extractive_no_value": replace(_WHOLE, theta=UNFITTED.only("ua")),
     "extractive_no_confidence": replace(_WHOLE, theta=UNFITTED.only("va")),
@@ -240,22 +240,22 @@ _EXTRACTIVE: dict[str, Extractive] = {
     "extractive_tail": replace(_WHOLE, heavy=False),
     "extractive_share": replace(_WHOLE, variant="share"),
 }
-"""Paper mode, its ablations (tables 3 and 7) and the other reading of its allocation."""
+"""The extractive mode, its ablations (tables 3 and 7) and the other reading of its allocation."""
 
 EXTRACTIVE = _EXTRACTIVE | {
     f"{name}_never": replace(how, rehydrate=False) for name, how in _EXTRACTIVE.items()
 }
 """The same with and without rehydration (table 4)."""
 
-LOSSY = (*EXTRACTIVE, *STREAMS)
+TOKEN_EVICTION = (*EXTRACTIVE, *STREAMS)
 """The names of all policies here."""
 
 
-def policy_for(name: str, held: Held, *, share: float, floors: Floors) -> KvPolicy:
-    """A policy of ``LOSSY`` by its name, for one tree.
+def policy_for(name: str, held: TokenCache, *, share: float, floors: Floors) -> TokenEvictionPolicy:
+    """A policy of ``TOKEN_EVICTION`` by its name, for one tree.
 
     ``share``: of a stream that a policy of streams keeps; ``floors``: of the others.
     """
     if name in STREAMS:
-        return Streaming(held, name, share)
-    return Extracting(held, replace(EXTRACTIVE[name], floors=floors))
+        return StreamPolicy(held, name, share)
+    return ExtractivePolicy(held, replace(EXTRACTIVE[name], floors=floors))

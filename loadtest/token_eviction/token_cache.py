@@ -20,7 +20,7 @@ GIVEN_UP = -1
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class CachedBlock:
     """A step's tokens (n,) from absolute position ``start`` on.
 
     ``slots`` (n,): where each one's keys and values lie, -1 where they were given up or are not
@@ -38,7 +38,7 @@ class Block:
     nodes: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, parent: int, start: int, tokens: Ints) -> Block:
+    def of(cls, parent: int, start: int, tokens: Ints) -> CachedBlock:
         """Nothing of it is there yet."""
         none = np.zeros(len(tokens))
         return cls(parent, start, tokens, np.full(len(tokens), GIVEN_UP), none, none.copy())
@@ -66,18 +66,18 @@ class Block:
         return slots
 
 
-class Held:
+class TokenCache:
     """The blocks of one tree by id, in order of arrival, and the slots of its KV store."""
 
     def __init__(self, capacity: int, prompt: Ints) -> None:
         """``capacity``: tokens that may be held at once. Nothing of the prompt is there yet."""
         self.pool = SlotPool(capacity)
-        self.blocks: dict[int, Block] = {ROOT: Block.of(-1, 0, prompt)}
+        self.blocks: dict[int, CachedBlock] = {ROOT: CachedBlock.of(-1, 0, prompt)}
         self.blocks[ROOT].nodes.add(ROOT)
         self._block_of: dict[int, int] = {ROOT: ROOT}
         self._same: dict[tuple[int, bytes], int] = {}
 
-    def __getitem__(self, block: int) -> Block:
+    def __getitem__(self, block: int) -> CachedBlock:
         return self.blocks[block]
 
     @property
@@ -109,7 +109,7 @@ class Held:
         places = [block.start + at for block, at in zip(blocks, there, strict=True)]
         return np.concatenate(slots), np.concatenate(places)
 
-    def add(self, node: int, block: Block) -> bool:
+    def add(self, node: int, block: CachedBlock) -> bool:
         """A step has ended; False if there is a block that says the same, which it then shares.
 
         What is missing of that one, the new one brings.
@@ -125,7 +125,7 @@ class Held:
             self.drop(block, block.there)
         return same is block
 
-    def bury(self, nodes: Iterable[int]) -> list[int]:
+    def mark_dead(self, nodes: Iterable[int]) -> list[int]:
         """These will not be visited again; the blocks that go with the last of their nodes."""
         dead = []
         for node in nodes:
@@ -140,15 +140,15 @@ class Held:
                 self.drop(block, block.there)
         return dead
 
-    def restore(self, block: Block, which: Ints) -> None:
+    def restore(self, block: CachedBlock, which: Ints) -> None:
         """Slots for tokens (within the block) that are not there; they must be free."""
         block.put(which, self.pool.take(len(which)))
 
-    def drop(self, block: Block, which: Ints) -> None:
+    def drop(self, block: CachedBlock, which: Ints) -> None:
         """Give up tokens (within the block) that are there."""
         self.pool.give(block.take(which))
 
-    def keep(self, block: Block, which: Ints) -> None:
+    def keep(self, block: CachedBlock, which: Ints) -> None:
         """Give up all that is there but ``which`` of the held tokens, by their rank among them."""
         there = block.there
         gone = np.ones(len(there), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""What a tree in paper mode has cost."""
+"""What a tree under token eviction has cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from search.engine import TreeCost
 
 
 @dataclass(slots=True)
-class Spent:
+class TokenEvictionCost:
     """What a tree has cost. ``rehydrations``: paths that were made whole again, by computing
     ``rehydrated`` tokens in ``again_seconds``; ``prefilled``: rows that drew nothing, those
     included; ``peak``: tokens held at most, ``active``: of them those that a wave was reading or

@@ -1,4 +1,4 @@
-"""Paper mode: equations (2) and (3), and which tokens of a block they keep. Lossy.
+"""ArborKV's extractive mode: equations (2) and (3), and which tokens of a block they keep. Lossy.
 
 Every block keeps some tokens, so what a later step reads differs from full retention: KV kept so
 is private to its tree.

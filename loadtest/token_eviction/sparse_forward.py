@@ -30,7 +30,7 @@ _NOWHERE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SparseInput:
     """Rows of one sequence, and the keys that they may read.
 
     ``tokens``, ``positions`` and ``writes`` (n,): ids, absolute positions, rising, and the slots
@@ -45,7 +45,7 @@ class Reading:
     places: Ints
 
 
-class Read(NamedTuple):
+class SparseOutput(NamedTuple):
     """What a pass found: ``logits`` float32 (readings, vocab) after each one's last row;
     ``masses``: of each reading the attention that its rows paid to each of its keys (m,)."""
 
@@ -77,7 +77,7 @@ class SparseForward:
         """As ``ModelConfig.flops``."""
         return self.config.flops(tokens, context_sum, logits)
 
-    def run(self, readings: Sequence[Reading], store: KVStore) -> Read:
+    def run(self, readings: Sequence[SparseInput], store: KVStore) -> SparseOutput:
         """Compute all rows and write their keys and values. What one reading writes, the others
         read, in every layer."""
         with torch.inference_mode():
@@ -93,7 +93,7 @@ class SparseForward:
                 self._transform(layer, stream)
             last = self._normal(stream[plan.last])
             assert self._weights.head is not None, "loaded with its head"
-            return Read(self._weights.head.times(last).numpy(), masses)
+            return SparseOutput(self._weights.head.times(last).numpy(), masses)
 
     def _attend(
         self,
@@ -138,7 +138,9 @@ class _Plan:
     it.
     """
 
-    def __init__(self, readings: Sequence[Reading], store: KVStore, config: ModelConfig) -> None:
+    def __init__(
+        self, readings: Sequence[SparseInput], store: KVStore, config: ModelConfig
+    ) -> None:
         sizes = [len(r.tokens) for r in readings]
         self.shape = len(readings), max(sizes)
         self.reading = torch.repeat_interleave(torch.tensor(sizes))

@@ -16,14 +16,14 @@ import numpy as np
 
 from kvpolicy.eviction_order import Infeasible, Ints
 from kvpolicy.value import confidence
+from loadtest.token_eviction.path_sequence import CachedPath, PathSequence
+from loadtest.token_eviction.sparse_forward import SparseInput, SparseOutput
+from loadtest.token_eviction.token_cache import GIVEN_UP, CachedBlock, TokenCache
+from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+from loadtest.token_eviction.token_eviction_policies import TokenEvictionPolicy, policy_for
 from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.drawing.stops import Stops, StopTables
-from runtime.lossy.flight import Flight, Path
-from runtime.lossy.forward import Read, Reading
-from runtime.lossy.held import GIVEN_UP, Block, Held
-from runtime.lossy.options import LossyOptions
-from runtime.lossy.policies import KvPolicy, policy_for
-from runtime.lossy.spent import Spent
 from runtime.text import Text
 from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
@@ -34,14 +34,14 @@ TOP = 64
 """Equation (1): tokens whose terms of the entropy are counted one by one."""
 
 
-class Forwards(Protocol):
-    """What a drawing needs of a model: ``runtime.lossy.forward.SparseForward`` is one."""
+class SparseForwards(Protocol):
+    """What the decoder needs of a model; ``SparseForward`` is one."""
 
     def new_store(self, slots: int) -> Any:
         """Room for the keys and values of ``slots`` tokens."""
         ...
 
-    def run(self, readings: Sequence[Reading], store: Any) -> Read:
+    def run(self, readings: Sequence[SparseInput], store: Any) -> SparseOutput:
         """Compute all rows, write their keys and values."""
         ...
 
@@ -50,18 +50,18 @@ class Forwards(Protocol):
         ...
 
 
-class Drawing:
+class EvictingDecoder:
     """One tree on its way through a model. Not thread-safe."""
 
     def __init__(
         self,
-        forward: Forwards,
+        forward: SparseForwards,
         text: Text,
-        options: LossyOptions,
+        options: TokenEvictionOptions,
         prompt: Sequence[int],
         *,
         clock: Callable[[], float] = time.perf_counter,
-        watch: Callable[[Spent, int, int], None] = lambda *_: None,
+        watch: Callable[[TokenEvictionCost, int, int], None] = lambda *_: None,
     ) -> None:
         """``watch`` hears after every pass: costs so far, tokens read or written, tokens held.
 
@@ -70,12 +70,12 @@ class Drawing:
         if len(prompt) > options.kv_tokens:
             room = f"kv_tokens {options.kv_tokens}"
             raise PrefixTooLong(f"a prompt of {len(prompt)} tokens does not fit {room}")
-        self.spent = Spent()
-        self.held = Held(options.kv_tokens, np.array(prompt, dtype=np.int64))
-        self.policy: KvPolicy = policy_for(
+        self.spent = TokenEvictionCost()
+        self.held = TokenCache(options.kv_tokens, np.array(prompt, dtype=np.int64))
+        self.policy: TokenEvictionPolicy = policy_for(
             options.kv_policy, self.held, share=options.share, floors=options.floors
         )
-        self.flights: list[Flight] = []
+        self.sequences: list[PathSequence] = []
         self._forward, self._text, self._clock, self._watch = forward, text, clock, watch
         self._store = forward.new_store(options.kv_tokens)
         self._stops = StopTables(text.pieces)
@@ -116,15 +116,15 @@ class Drawing:
     def hint(self, hint: Hint) -> None:
         """The search moved on: what is dead goes at once."""
         with self._deciding():
-            dead = self.held.bury(hint.dead)
+            dead = self.held.mark_dead(hint.dead)
             blocks = {node: self.held.block_of(node) for node in (*hint.values, *hint.outlook)}
             values = {b: hint.values[n] for n in hint.values if (b := blocks[n]) is not None}
             outlook = [b for n in hint.outlook if (b := blocks[n]) is not None]
-            self.policy.move(values, list(dict.fromkeys(outlook)), dead)
+            self.policy.transition(values, list(dict.fromkeys(outlook)), dead)
 
     def check(self) -> None:
         """Prove that every slot is free or one token's."""
-        self.held.check([flight.slots for flight in self.flights])
+        self.held.check([sequence.slots for sequence in self.sequences])
 
     def _wave(self, branches: Sequence[Branch]) -> Sequence[Branch]:
         """As many of the first branches as fit, floors of other blocks included; one at least.
@@ -148,20 +148,20 @@ class Drawing:
         """The wave's steps, all of its branches in every pass until each has ended."""
         must_go_on()
         paths = self._arrive(sorted({self._block(branch) for branch in wave}))
-        flights = [Flight.start(branch, paths[self._block(branch)]) for branch in wave]
-        self.flights = list(flights)
-        while self.flights:
-            self._choose([f for f in self.flights if f.finish is None], sampling)
-            for flight in [f for f in self.flights if self._goes_nowhere(f)]:
-                self._end(flight)
-            if self.flights:
+        sequences = [PathSequence.start(branch, paths[self._block(branch)]) for branch in wave]
+        self.sequences = list(sequences)
+        while self.sequences:
+            self._choose([f for f in self.sequences if f.finish is None], sampling)
+            for sequence in [f for f in self.sequences if self._goes_nowhere(f)]:
+                self._end(sequence)
+            if self.sequences:
                 must_go_on()
-                self._feed(self.flights)
-            for flight in [f for f in self.flights if f.finish is not None]:
-                self._close(flight)
-        return [self._step(flight) for flight in flights]
+                self._feed(self.sequences)
+            for sequence in [f for f in self.sequences if f.finish is not None]:
+                self._close(sequence)
+        return [self._step(sequence) for sequence in sequences]
 
-    def _arrive(self, leaves: Sequence[int]) -> dict[int, Path]:
+    def _arrive(self, leaves: Sequence[int]) -> dict[int, CachedPath]:
         """Transition: the paths down to these blocks, whole if what is missing is ever computed
         again. All of that, and what comes next after each, in one pass."""
         held, rehydrates = self.held, self.policy.rehydrates
@@ -187,12 +187,12 @@ class Drawing:
             self.spent.rehydrated += sum(again)
             self.spent.again_seconds += (self._clock() - before) * sum(again) / computed
         paths = zip(leaves, read.logits, strict=True)
-        return {leaf: Path.to(leaf, held, logits) for leaf, logits in paths}
+        return {leaf: CachedPath.to(leaf, held, logits) for leaf, logits in paths}
 
-    def _rows(self, leaves: Sequence[int]) -> dict[int, list[tuple[Block, Ints]]]:
+    def _rows(self, leaves: Sequence[int]) -> dict[int, list[tuple[CachedBlock, Ints]]]:
         """What each path computes: its last token, without which nothing can be drawn, and what is
         missing if that ever comes back, where no path before it does so already."""
-        rows: dict[int, list[tuple[Block, Ints]]] = {}
+        rows: dict[int, list[tuple[CachedBlock, Ints]]] = {}
         claimed: set[int] = set()
         for leaf in leaves:
             chain = self.held.chain(leaf)
@@ -216,45 +216,47 @@ class Drawing:
         root.within += read.masses[0]
         self.spent.prefilled += len(every)
 
-    def _reading(self, chain: Sequence[int], rows: Sequence[tuple[Block, Ints]]) -> Reading:
+    def _reading(
+        self, chain: Sequence[int], rows: Sequence[tuple[CachedBlock, Ints]]
+    ) -> SparseInput:
         """Rows of some blocks of a path, which may read all that is held of it."""
         tokens = np.concatenate([block.tokens[which] for block, which in rows])
         positions = np.concatenate([block.start + which for block, which in rows])
         writes = np.concatenate([block.slots[which] for block, which in rows])
-        return Reading(tokens, positions, writes, *self.held.slots(chain))
+        return SparseInput(tokens, positions, writes, *self.held.slots(chain))
 
-    def _choose(self, flights: Sequence[Flight], sampling: Sampling) -> None:
+    def _choose(self, sequences: Sequence[PathSequence], sampling: Sampling) -> None:
         """Draw each one's next token."""
-        if not flights:
+        if not sequences:
             return
         drawn = draw(
-            np.stack([flight.logits for flight in flights]),
-            np.array([flight.branch.seed for flight in flights], dtype=np.uint64),
-            [flight.length for flight in flights],
+            np.stack([sequence.logits for sequence in sequences]),
+            np.array([sequence.branch.seed for sequence in sequences], dtype=np.uint64),
+            [sequence.length for sequence in sequences],
             sampling.temperature,
             sampling.top_p,
         )
         stops = self._stops.of(sampling.stop)
-        for flight, token, logprob, entropy in zip(flights, *drawn, strict=True):
-            flight.take(int(token), float(logprob), float(entropy))
-            flight.finish = self._finish(flight, stops)
-        self.spent.decoded += len(flights)
+        for sequence, token, logprob, entropy in zip(sequences, *drawn, strict=True):
+            sequence.take(int(token), float(logprob), float(entropy))
+            sequence.finish = self._finish(sequence, stops)
+        self.spent.decoded += len(sequences)
 
-    def _finish(self, flight: Flight, stops: Stops) -> Finish | None:
-        if flight.tokens[-1] in self._text.eos:
+    def _finish(self, sequence: PathSequence, stops: Stops) -> Finish | None:
+        if sequence.tokens[-1] in self._text.eos:
             return Finish.END
-        if stops.ended(flight.tokens):
+        if stops.ended(sequence.tokens):
             return Finish.STEP
-        return Finish.LENGTH if len(flight.tokens) == flight.branch.limit else None
+        return Finish.LENGTH if len(sequence.tokens) == sequence.branch.limit else None
 
-    def _feed(self, flights: Sequence[Flight]) -> None:
+    def _feed(self, sequences: Sequence[PathSequence]) -> None:
         """Pressure if need be, then one row each: the token just drawn."""
-        self._make_room(len(flights), beside=len(flights))
-        for flight in flights:
-            flight.slots.append(int(self.held.pool.take(1)[0]))
-        read = self._run([flight.reading() for flight in flights])
-        for flight, logits, mass in zip(flights, read.logits, read.masses, strict=True):
-            flight.hear(logits, mass)
+        self._make_room(len(sequences), beside=len(sequences))
+        for sequence in sequences:
+            sequence.slots.append(int(self.held.pool.take(1)[0]))
+        read = self._run([sequence.reading() for sequence in sequences])
+        for sequence, logits, mass in zip(sequences, read.logits, read.masses, strict=True):
+            sequence.hear(logits, mass)
 
     def _make_room(self, slots: int, beside: int) -> None:
         """``slots`` free ones, ``beside`` of them for more than active paths are to hold."""
@@ -263,50 +265,50 @@ class Drawing:
                 self.policy.fit(beside)
         assert slots <= self.held.pool.free, "the policy freed less than was asked"
 
-    def _goes_nowhere(self, flight: Flight) -> bool:
+    def _goes_nowhere(self, sequence: PathSequence) -> bool:
         """Whether the reply is over, or so long that nothing can be drawn from its end."""
-        return flight.finish is Finish.END or flight.length > self.held.pool.capacity
+        return sequence.finish is Finish.END or sequence.length > self.held.pool.capacity
 
-    def _end(self, flight: Flight) -> None:
+    def _end(self, sequence: PathSequence) -> None:
         """Nothing of it is held any more."""
-        self._pay(flight)
-        self.flights.remove(flight)
-        self.held.pool.give(np.array(flight.slots, dtype=np.int64))
+        self._pay(sequence)
+        self.sequences.remove(sequence)
+        self.held.pool.give(np.array(sequence.slots, dtype=np.int64))
 
-    def _close(self, flight: Flight) -> None:
+    def _close(self, sequence: PathSequence) -> None:
         """Boundary: the step is a block."""
-        self._pay(flight)
-        self.flights.remove(flight)
-        node, parent, tokens = flight.branch.node, flight.path.leaf, len(flight.tokens)
-        if self.held.add(node, flight.block()):
-            certain = float(confidence(flight.logits, TOP))
+        self._pay(sequence)
+        self.sequences.remove(sequence)
+        node, parent, tokens = sequence.branch.node, sequence.path.leaf, len(sequence.tokens)
+        if self.held.add(node, sequence.block()):
+            certain = float(confidence(sequence.logits, TOP))
             with self._deciding():
-                self.policy.close(node, parent, tokens, certain)
+                self.policy.add_block(node, parent, tokens, certain)
 
-    def _pay(self, flight: Flight) -> None:
+    def _pay(self, sequence: PathSequence) -> None:
         """Book the attention that a step paid to the blocks above it."""
         at = 0
-        for name, there in flight.path.blocks:
-            paid = flight.paid[at : at + len(there)]
+        for name, there in sequence.path.blocks:
+            paid = sequence.paid[at : at + len(there)]
             self.held[name].later[there] += paid
             at += len(there)
             with self._deciding():
-                self.policy.attend(name, float(paid.sum()), len(flight.slots))
+                self.policy.add_attention(name, float(paid.sum()), len(sequence.slots))
 
     def _land(self) -> None:
         """Give back what steps hold that will not be finished."""
-        for flight in self.flights:
-            self.held.pool.give(np.array(flight.slots, dtype=np.int64))
-        self.flights.clear()
+        for sequence in self.sequences:
+            self.held.pool.give(np.array(sequence.slots, dtype=np.int64))
+        self.sequences.clear()
 
-    def _step(self, flight: Flight) -> Step:
-        assert flight.finish is not None, "a step that goes on"
-        ended = flight.finish is Finish.END
-        text = self._text.decode(flight.tokens, flight.branch.tokens, last=ended)
-        mean = flight.logprob / len(flight.tokens)
-        return Step(tuple(flight.tokens), text, flight.finish, mean, flight.entropy)
+    def _step(self, sequence: PathSequence) -> Step:
+        assert sequence.finish is not None, "a step that goes on"
+        ended = sequence.finish is Finish.END
+        text = self._text.decode(sequence.tokens, sequence.branch.tokens, last=ended)
+        mean = sequence.logprob / len(sequence.tokens)
+        return Step(tuple(sequence.tokens), text, sequence.finish, mean, sequence.entropy)
 
-    def _run(self, readings: Sequence[Reading]) -> Read:
+    def _run(self, readings: Sequence[SparseInput]) -> SparseOutput:
         """One pass, and what it costs."""
         read = self._forward.run(readings, self._store)
         rows = sum(len(reading.tokens) for reading in readings)
@@ -315,7 +317,7 @@ class Drawing:
         spent.passes += 1
         spent.flops += self._forward.flops(rows, int(seen), len(readings))
         spent.peak = max(spent.peak, self.held.count)
-        active = self._reading_now + sum(len(flight.slots) for flight in self.flights)
+        active = self._reading_now + sum(len(sequence.slots) for sequence in self.sequences)
         spent.active = max(spent.active, active)
         self._watch(spent, active, self.held.count)
         return read

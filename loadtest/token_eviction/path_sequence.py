@@ -9,14 +9,14 @@ import numpy as np
 
 from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
-from runtime.lossy.forward import Reading
-from runtime.lossy.held import Block, Held
+from loadtest.token_eviction.sparse_forward import SparseInput
+from loadtest.token_eviction.token_cache import CachedBlock, TokenCache
 from search.engine import Branch
 from search.tree import Finish
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class CachedPath:
     """What is held of a path while a wave grows from its end; nothing of it goes meanwhile.
 
     ``blocks``: each one's id, and which of its tokens are there. ``slots`` and ``places`` (n,): of
@@ -30,7 +30,7 @@ class Path:
     logits: np.ndarray
 
     @classmethod
-    def to(cls, leaf: int, held: Held, logits: np.ndarray) -> Path:
+    def to(cls, leaf: int, held: TokenCache, logits: np.ndarray) -> CachedPath:
         """The path down to a block, as it is now."""
         chain = held.chain(leaf)
         there = [(name, held[name].there) for name in chain]
@@ -43,12 +43,12 @@ class Path:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class PathSequence:
     """One branch's step. ``paid`` (n,): attention to what is held of the path; ``within``: to each
     token of the step itself, as ``slots`` those that have been fed."""
 
     branch: Branch
-    path: Path
+    path: CachedPath
     logits: np.ndarray
     paid: Floats
     tokens: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Flight:
     finish: Finish | None = None
 
     @classmethod
-    def start(cls, branch: Branch, path: Path) -> Flight:
+    def start(cls, branch: Branch, path: CachedPath) -> PathSequence:
         """Nothing is drawn yet."""
         return cls(branch, path, path.logits, np.zeros(len(path.slots)))
 
@@ -74,13 +74,13 @@ class Flight:
         self.logprob += logprob
         self.entropy = entropy
 
-    def reading(self) -> Reading:
+    def reading(self) -> SparseInput:
         """A row for the token just drawn, which has its slot."""
         start, own = self.path.length, np.array(self.slots, dtype=np.int64)
         at = np.array([start + len(self.slots) - 1])
         keys = np.concatenate([self.path.slots, own])
         places = np.concatenate([self.path.places, np.arange(start, start + len(own))])
-        return Reading(np.array(self.tokens[-1:]), at, own[-1:], keys, places)
+        return SparseInput(np.array(self.tokens[-1:]), at, own[-1:], keys, places)
 
     def hear(self, logits: np.ndarray, mass: Floats) -> None:
         """What came of the row."""
@@ -89,9 +89,11 @@ class Flight:
         self.paid += mass[:before]
         self.within = np.append(self.within, 0.0) + mass[before:]
 
-    def block(self) -> Block:
+    def block(self) -> CachedBlock:
         """The step as a block: all of its tokens have been fed."""
-        made = Block.of(self.path.leaf, self.path.length, np.array(self.tokens, dtype=np.int64))
+        made = CachedBlock.of(
+            self.path.leaf, self.path.length, np.array(self.tokens, dtype=np.int64)
+        )
         made.put(np.arange(len(self.slots)), np.array(self.slots, dtype=np.int64))
         made.within[:] = self.within
         return made

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from loadtest.token_eviction.sparse_forward import SparseForward, SparseInput
 from runtime.embedded.model.config import middle_layer
-from runtime.lossy.forward import Reading, SparseForward
 from tests.runtime.tiny_models import make_checkpoint
 
 LENGTH = 50
@@ -24,9 +24,9 @@ def checkpoint(request, tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model") / request.param, request.param)
 
 
-def rows(at: np.ndarray, there: np.ndarray) -> Reading:
+def rows(at: np.ndarray, there: np.ndarray) -> SparseInput:
     """Rows at some positions that read what is there; a token's slot is its position and 7."""
-    return Reading(IDS[at], at, at + 7, there + 7, there)
+    return SparseInput(IDS[at], at, at + 7, there + 7, there)
 
 
 def test_a_row_reads_what_is_there_at_its_own_position(checkpoint: Path) -> None:

@@ -1,20 +1,20 @@
-"""A search in paper mode or under one of its lossy peers, for `loadtest.kv`."""
+"""A search under ArborKV's extractive mode or one of its baselines, for `loadtest.kv`."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from kvpolicy.extractive import Floors
+from kvpolicy.token_allocation import Floors
 from loadtest.configs import STEP_TOKENS
 from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, Models
 from loadtest.kv_rows import Run
 from loadtest.searches import Item, Method, grow
-from runtime.lossy.drawing import Drawing
-from runtime.lossy.engine import LossyEngine, LossyModel
-from runtime.lossy.options import LossyOptions
-from runtime.lossy.spent import Spent
+from loadtest.token_eviction.evicting_decoder import EvictingDecoder
+from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine, TokenEvictionModel
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from search.spec import SearchSpec
 
 PUBLISHED = Floors()
@@ -28,9 +28,9 @@ def floors_for(task: str) -> Floors:
     return Floors(PUBLISHED.ratio, tokens, tokens)
 
 
-async def run_lossy(
+async def run_token_eviction(
     models: Models,
-    model: LossyModel,
+    model: TokenEvictionModel,
     item: Item,
     spec: SearchSpec,
     policy: str,
@@ -41,28 +41,28 @@ async def run_lossy(
     """One search in a budget, and its KV after every pass. ``share``: of its tokens that a stream
     keeps. Scoring is the embedded engine's.
 
-    A lossy search may run into paths longer than any that full retention came to: they end where
-    the budget does, which holds all of its paths.
+    A search under token eviction may run into paths longer than any that full retention came to:
+    they end where the budget does, which holds all of its paths.
     """
     prompt = models.text.encode_chat([{"role": "user", "content": item.question}])
     longest = min(spec.trajectory_tokens, budget - len(prompt) + 1)
     spec = spec.model_copy(update={"trajectory_tokens": longest})
     seen: list[Moment] = []
-    drawings: list[Drawing] = []
+    decoders: list[EvictingDecoder] = []
 
-    def watch(spent: Spent, active: int, held: int) -> None:
+    def watch(spent: TokenEvictionCost, active: int, held: int) -> None:
         seen.append(Moment(spent.passes, active, held))
 
-    def new_drawing(*given: Any) -> Drawing:
-        drawings.append(Drawing(*given, watch=watch))
-        return drawings[-1]
+    def new_decoder(*given: Any) -> EvictingDecoder:
+        decoders.append(EvictingDecoder(*given, watch=watch))
+        return decoders[-1]
 
-    options = LossyOptions(policy, budget, share, floors_for(item.task))
-    engine = LossyEngine(model, InProcess(models, kv_tokens=1), options, new_drawing)
+    options = TokenEvictionOptions(policy, budget, share, floors_for(item.task))
+    engine = TokenEvictionEngine(model, InProcess(models, kv_tokens=1), options, new_decoder)
     start = time.perf_counter()
     outcome = await grow(engine, models.text, item, Method(policy, spec))
     seconds = time.perf_counter() - start
-    spent = drawings[0].spent
+    spent = decoders[0].spent
     run = Run.of(
         item,
         outcome,

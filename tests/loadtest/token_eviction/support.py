@@ -1,13 +1,13 @@
-"""Searches on tiny random models that go back, for tests of paper mode."""
+"""Searches on tiny random models that go back, for tests of token eviction."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from kvpolicy.extractive import Floors
-from runtime.lossy.engine import LossyEngine, LossyModel
-from runtime.lossy.options import LossyOptions
-from runtime.twin import Twin, TwinOptions
+from kvpolicy.token_allocation import Floors
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine, TokenEvictionModel
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from search.controller import Problem, search
 from search.engine import Engine
 from search.outcome import Outcome
@@ -33,21 +33,23 @@ SPECS = {
 """Steps of up to ten tokens; some are said twice."""
 
 
-def twin(checkpoint: Path) -> Twin:
-    """The naive engine, which also scores for paper mode."""
-    return Twin(TwinOptions(policy=checkpoint, prm=checkpoint, reward_format="math-shepherd"))
+def reference(checkpoint: Path) -> ReferenceEngine:
+    """The naive engine, which also scores for token eviction."""
+    return ReferenceEngine(
+        ReferenceOptions(policy=checkpoint, prm=checkpoint, reward_format="math-shepherd")
+    )
 
 
-def lossy(
+def token_eviction(
     checkpoint: Path,
     kv_policy: str,
     kv_tokens: int = ROOMY,
     share: float = 1.0,
     floors: Floors | None = None,
-) -> LossyEngine:
-    """Paper mode in a budget."""
-    options = LossyOptions(kv_policy, kv_tokens, share, floors or Floors(tokens=2, tail=2))
-    return LossyEngine(LossyModel(checkpoint), twin(checkpoint), options)
+) -> TokenEvictionEngine:
+    """Token eviction in a budget."""
+    options = TokenEvictionOptions(kv_policy, kv_tokens, share, floors or Floors(tokens=2, tail=2))
+    return TokenEvictionEngine(TokenEvictionModel(checkpoint), reference(checkpoint), options)
 
 
 async def grow(engine: Engine, spec: SearchSpec, name: str = "tree") -> Outcome:

@@ -1,8 +1,7 @@
-"""The naive twin of the embedded engine: plain ``transformers``, one branch at a time.
+"""A reference for the embedded engine: plain ``transformers``, one branch at a time.
 
 Nothing is shared, batched or kept between calls. It runs any causal language model and draws by
-the same noise, so it is the yardstick that the embedded engine is tested against, and the fallback
-for architectures that engine does not run.
+the same noise, so the embedded engine is tested against it, and benchmarks time it as a baseline.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TwinOptions:
+class ReferenceOptions:
     """``policy`` and ``prm`` are checkpoint folders; ``threads``: of the arithmetic."""
 
     policy: str | Path
@@ -67,10 +66,10 @@ class _Call:
             raise EngineError(f"tree {self.tree!r} was aborted")
 
 
-class Twin:
+class ReferenceEngine:
     """``search.engine.Engine`` on plain transformers, in this process. Slow on purpose."""
 
-    def __init__(self, options: TwinOptions) -> None:
+    def __init__(self, options: ReferenceOptions) -> None:
         """Load the models. Raises ValueError or RewardMissing for options that cannot be met."""
         torch.set_num_threads(options.threads)
         self._form = reward_format(options.reward_format)
@@ -88,13 +87,13 @@ class Twin:
         self._calls: set[_Call] = set()
         models = {"policy": options.policy, "prm": options.prm}
         self._capabilities = Capabilities(
-            engine="twin",
+            engine="reference",
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=True,
             scores=self._prm is not None or not self._form.needs_model,
             embeds="hidden",
             context_tokens=self._text.context,
-            fingerprint=f"twin-{options.version}-{torch.__version__}-{options.threads}",
+            fingerprint=f"reference-{options.version}-{torch.__version__}-{options.threads}",
             score_tokens=scoring.overhead() if scoring else (0, 0),
         )
 
