@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import ServerOptions, Servers, split_args
-from runtime.sglang.options import EmbedderName, SglangOptions
+from runtime.sglang.launched_server import LaunchedServers, LaunchOptions, split_args
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from server.lifecycle import Restartable
 from server.service import own_version
 from server.settings import PREFIX, Settings, SettingsError
@@ -27,7 +27,7 @@ async def sglang_engine(
 
     Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
     """
-    servers = Servers(server_options(settings)) if settings.launch else None
+    servers = LaunchedServers(server_options(settings)) if settings.launch else None
     if servers is None:
         engine = await SglangEngine.start(sglang_options(settings))
     else:
@@ -72,7 +72,7 @@ def sglang_options(
     )
 
 
-def server_options(settings: Settings) -> list[ServerOptions]:
+def server_options(settings: Settings) -> list[LaunchOptions]:
     """The policy's server, and the reward model's where the format reads one.
 
     Raises SettingsError or ValueError naming what is wrong.
@@ -80,7 +80,7 @@ def server_options(settings: Settings) -> list[ServerOptions]:
     if settings.policy_urls or settings.reward_urls:
         raise SettingsError(f"{PREFIX}LAUNCH: starts its own servers; leave the URLs out")
     form = reward_format(_format(settings))
-    plain = ServerOptions(
+    plain = LaunchOptions(
         model=settings.policy_model,
         python=settings.launch_python,
         device=settings.launch_device,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from runtime.sglang.notes import farewell
+from runtime.sglang.plugin_notes import farewell
 from runtime.sglang.replica import Replica, ReplicaLost
 from search.engine import EngineDown
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from runtime.sglang.launch import STUBS
+from runtime.sglang.launched_server import STUBS
 from tests.deploy.test_grafana import free_port
 from tests.deploy.tools import ROOT
-from tests.runtime.sglang.yard import PYTHON
+from tests.runtime.sglang.support import PYTHON
 
 pytestmark = pytest.mark.slow
 

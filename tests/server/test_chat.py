@@ -283,7 +283,9 @@ async def test_harmless_fields_are_accepted_and_unknown_ones_logged_once(
     caplog.set_level("INFO", "hedgerow.requests")
     for _ in range(2):
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
-    logged = [record.getMessage() for record in caplog.records if record.name == "hedgerow.requests"]
+    logged = [
+        record.getMessage() for record in caplog.records if record.name == "hedgerow.requests"
+    ]
     assert sorted("gen_kwargs" in line for line in logged) == [False, True]
     assert any("thinking" in line for line in logged)
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from cli.config_check import check
 from runtime.embedded.drawing.stops import StopTables
 from runtime.sglang.account import Account
-from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
-from runtime.sglang.launch import BY_PRIORITY, ServerOptions
-from runtime.sglang.notes import Notes
-from runtime.sglang.options import SglangOptions
+from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica, ReplicaLost
-from runtime.sglang.report import Report, read
-from runtime.sglang.step import Drawing, entropy
+from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
+from runtime.sglang.step_request import StepRequest, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
 from server.settings import BUNDLED, SettingsError, load_settings
@@ -43,9 +43,9 @@ sglang:inter_token_latency_seconds_bucket{le="0.002"} 3.0
 """
 
 
-def drawing(limit: int = 9) -> Drawing:
+def drawing(limit: int = 9) -> StepRequest:
     branch = Branch(0, 0, (0,), 1, limit, 1)
-    return Drawing(branch, Sampling(), StopTables(PIECES).of(("\n\n",)), EOS)
+    return StepRequest(branch, Sampling(), StopTables(PIECES).of(("\n\n",)), EOS)
 
 
 def answer(*tokens: int) -> dict:
@@ -175,7 +175,7 @@ def test_priorities_where_a_stock_server_evicts_by_them() -> None:
         Replica(f"http://s{n}", connect=1, answer=1, probe=1, stall=30) for n in range(2)
     )
     stock.ranks = True
-    notes = Notes("t")
+    notes = PluginNotes("t")
     notes.take(Hint(values={1: 0.25}))
     notes.take(Hint(values={2: 0.7506}))
     found = [notes.priority(stock, parent) for parent in (ROOT, 1, 2)]
@@ -185,7 +185,7 @@ def test_priorities_where_a_stock_server_evicts_by_them() -> None:
 
 def test_sglangs_own_numbers() -> None:
     """Summed over labels; what is not there is 0."""
-    assert read(METRICS) == Report(
+    assert parse_metrics(METRICS) == ServerMetrics(
         held=11, cached=27, capacity=20_000, evicted=5, hit=11, evicting=0.25
     )
 
@@ -194,17 +194,17 @@ def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
     """What is started listens on this machine alone, and no option may open it."""
     python = tmp_path / "python"
     python.touch()
-    made = ServerOptions(BUNDLED / "policy", python, device="cpu", kv_tokens=100)
+    made = LaunchOptions(BUNDLED / "policy", python, device="cpu", kv_tokens=100)
     command = made.command(31_000)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert "--enable-custom-logit-processor" not in command
     for refused in ("--enable-custom-logit-processor", "--host=0.0.0.0"):
         with pytest.raises(ValueError, match=f"{refused.partition('=')[0]}: not allowed"):
-            ServerOptions(BUNDLED / "policy", python, args=(refused,))
+            LaunchOptions(BUNDLED / "policy", python, args=(refused,))
     with pytest.raises(ValueError, match="no such file"):
-        ServerOptions(BUNDLED / "policy", tmp_path / "none")
+        LaunchOptions(BUNDLED / "policy", tmp_path / "none")
     with pytest.raises(ValueError, match="a share between 0 and 1"):
-        ServerOptions(BUNDLED / "policy", python, memory=1.0)
+        LaunchOptions(BUNDLED / "policy", python, memory=1.0)
 
 
 def test_settings_say_which_servers() -> None:

@@ -15,7 +15,7 @@ _LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ServerMetrics:
     """Tokens and requests, by SGLang's own count, totals since the servers' start.
 
     ``held``: in use by running requests, and with our plug-in by all searches in flight;
@@ -48,23 +48,23 @@ NAMES = {
 SECONDS = "eviction_duration_seconds_sum"
 
 
-def read(text: str) -> Report:
+def parse_metrics(text: str) -> ServerMetrics:
     """A server's ``/metrics``; what it does not report is 0."""
     sums: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
     whole = {field: int(sums.get(name, 0)) for field, name in NAMES.items()}
-    return Report(**whole, evicting=sums.get(SECONDS, 0.0))
+    return ServerMetrics(**whole, evicting=sums.get(SECONDS, 0.0))
 
 
-async def report(replicas: Sequence[Replica]) -> Report:
+async def fleet_metrics(replicas: Sequence[Replica]) -> ServerMetrics:
     """The sum over those servers that answer."""
     reports = [one for one in await asyncio.gather(*map(_of, replicas)) if one is not None]
     whole = {field: sum(getattr(one, field) for one in reports) for field in NAMES}
-    return Report(**whole, evicting=sum(one.evicting for one in reports))
+    return ServerMetrics(**whole, evicting=sum(one.evicting for one in reports))
 
 
-async def _of(replica: Replica) -> Report | None:
+async def _of(replica: Replica) -> ServerMetrics | None:
     if not replica.up:
         return None
     try:
@@ -72,7 +72,7 @@ async def _of(replica: Replica) -> Report | None:
         told = plugin_counts(await replica.info()) if replica.plugged else None
     except EngineDown:
         return None
-    found = Report() if text is None else read(text)
+    found = ServerMetrics() if text is None else parse_metrics(text)
     if told is None:
         return found
     held, evicted = told["held_tokens"], told["evicted_tokens"]

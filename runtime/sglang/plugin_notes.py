@@ -14,7 +14,7 @@ from search.tree import ROOT
 
 
 @dataclass(slots=True)
-class Notes:
+class PluginNotes:
     """The latest hint of a search, and the rewards before it for a server that heard none.
 
     ``turn`` counts the hints: every request of a round brings the same one.

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
-from runtime.sglang.launch import STUBS
-from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, ROOT, Yard
+from runtime.sglang.launched_server import STUBS
+from tests.runtime.sglang.support import KV_TOKENS, PYTHON, ROOT, SharedServers
 
 pytestmark = [
     pytest.mark.sglang,
@@ -68,7 +68,7 @@ class Client:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def plugged(yard: Yard) -> AsyncIterator[Client]:
+async def plugged(yard: SharedServers) -> AsyncIterator[Client]:
     """A server with the plug-in, its cache empty."""
     (server,) = await yard.have("policy")
     client = Client(server.url)

@@ -17,10 +17,10 @@ from heapq import heappop, heappush
 
 from runtime.sglang.account import Path
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.growing import Growing
 from runtime.sglang.luck import lucky
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.step import Drawing
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.step_request import StepRequest
 from search.engine import EngineDown, EngineError
 from search.tree import Finish
 
@@ -41,14 +41,14 @@ Key = tuple[int, int]
 Place = tuple[int, int, int]
 """Where a child stands in its search's queue, least first: its potential, negated, less those of
 its siblings that went before; its parent's arrival; its index."""
-Book = Callable[[Growing, Path, Json, Drawing], None]
+Book = Callable[[SearchSession, Path, Json, StepRequest], None]
 
 
 @dataclass(slots=True, eq=False)
-class Early:
+class ExtensionTask:
     """A child's step, begun early; ``rid``: of the request that draws it, once there is one."""
 
-    drawing: Drawing
+    drawing: StepRequest
     replica: Replica
     task: asyncio.Task[None] = field(init=False)
     rid: str = ""
@@ -61,15 +61,15 @@ class Early:
 
 
 @dataclass(slots=True)
-class Beams:
+class SearchExtensions:
     """One search's: the children that may begin, those that have, and the nodes that died."""
 
-    queue: list[tuple[Place, Drawing]] = field(default_factory=list)
-    begun: dict[Key, Early] = field(default_factory=dict)
+    queue: list[tuple[Place, StepRequest]] = field(default_factory=list)
+    begun: dict[Key, ExtensionTask] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
 
 
-class EarlySteps:
+class SglangBeamExtension:
     """What all searches of an engine have drawn early, and what they may draw next."""
 
     def __init__(self, fleet: Fleet, book: Book, *, top: int, on: bool) -> None:
@@ -79,10 +79,10 @@ class EarlySteps:
         self._book = book
         self._top = top
         self._on = on
-        self._beams: dict[Growing, Beams] = {}
+        self._beams: dict[SearchSession, SearchExtensions] = {}
         self._arrivals = 0
 
-    def offer(self, search: Growing, drawing: Drawing) -> None:
+    def offer(self, search: SearchSession, drawing: StepRequest) -> None:
         """A branch's step is complete: its children may begin."""
         ahead, most = drawing.branch.ahead, drawing.sampling.max_step_tokens
         if not self._on or ahead is None or drawing.finish is Finish.END:
@@ -91,11 +91,11 @@ class EarlySteps:
             return
         self._arrivals += 1
         place = (-ahead.children, self._arrivals, 0)
-        heappush(self._beams.setdefault(search, Beams()).queue, (place, drawing))
+        heappush(self._beams.setdefault(search, SearchExtensions()).queue, (place, drawing))
         search.read.add(drawing.path)
         self._fill()
 
-    async def take(self, search: Growing, drawings: Sequence[Drawing]) -> None:
+    async def take(self, search: SearchSession, drawings: Sequence[StepRequest]) -> None:
         """A round asks for these: each gets what was drawn of it, to go on from there. What it does
         not ask for stops, and waits for a round that does."""
         beams = self._beams.get(search)
@@ -113,12 +113,12 @@ class EarlySteps:
             search.read.add(drawing.path)
             search.account.speculated_used += len(drawing.tokens)
 
-    def bury(self, search: Growing, nodes: Iterable[int]) -> None:
+    def bury(self, search: SearchSession, nodes: Iterable[int]) -> None:
         """These nodes get no children any more."""
         if search in self._beams:
             self._beams[search].dead.update(nodes)
 
-    async def end(self, search: Growing) -> None:
+    async def end(self, search: SearchSession) -> None:
         """A search has been stopped: what it did not ask for is wasted."""
         beams = self._beams.pop(search, None)
         if beams is None:
@@ -141,10 +141,10 @@ class EarlySteps:
             if replica is None or not self._beams[search].queue:
                 wanting.remove(search)
 
-    def _running(self, search: Growing) -> int:
+    def _running(self, search: SearchSession) -> int:
         return sum(early.running for early in self._beams[search].begun.values())
 
-    def _room(self, search: Growing) -> Replica | None:
+    def _room(self, search: SearchSession) -> Replica | None:
         """Where one more of a search may begin: there is a place, memory, and luck."""
         account = search.account
         if not lucky(account.speculated_used, account.speculated_wasted):
@@ -165,7 +165,7 @@ class EarlySteps:
         held = sum(e.drawing.branch.limit if e.running else len(e.drawing.tokens) for e in own)
         return replica if held < SHARE * replica.kv_tokens / len(self._beams) else None
 
-    def _begin(self, search: Growing, replica: Replica) -> None:
+    def _begin(self, search: SearchSession, replica: Replica) -> None:
         """Draw a search's likeliest child; its next sibling takes its turn."""
         beams = self._beams[search]
         (rest, arrival, child), parent = heappop(beams.queue)
@@ -174,13 +174,13 @@ class EarlySteps:
         if child + 1 < ahead.children:
             heappush(beams.queue, ((rest + 1, arrival, child + 1), parent))
         branch = parent.branch.early_child(child, parent.tokens, parent.sampling.max_step_tokens)
-        drawing = Drawing(branch, parent.sampling, parent.stops, parent.eos)
-        early = Early(drawing, replica)
+        drawing = StepRequest(branch, parent.sampling, parent.stops, parent.eos)
+        early = ExtensionTask(drawing, replica)
         beams.begun[branch.parent, child] = early
         early.task = asyncio.create_task(self._draw(search, early))
         early.task.add_done_callback(lambda _: self._fill())
 
-    async def _draw(self, search: Growing, early: Early) -> None:
+    async def _draw(self, search: SearchSession, early: ExtensionTask) -> None:
         """Until the step is complete, or the request is stopped. A failure is none of the search's:
         the round that asks for the step draws it."""
         drawing, replica = early.drawing, early.replica
@@ -197,11 +197,11 @@ class EarlySteps:
         except EngineError as error:
             log.info("%s: an early step was not drawn: %s", replica.url, error)
 
-    async def _stop(self, begun: Iterable[Early]) -> None:
+    async def _stop(self, begun: Iterable[ExtensionTask]) -> None:
         """Stop what is under way, and wait for what it has drawn."""
         await asyncio.gather(*(self._stop_one(early) for early in begun if early.running))
 
-    async def _stop_one(self, early: Early) -> None:
+    async def _stop_one(self, early: ExtensionTask) -> None:
         early.stopped = True
         while early.running:
             if early.rid:
@@ -209,11 +209,11 @@ class EarlySteps:
             await asyncio.wait({early.task}, timeout=AGAIN_SECONDS)
 
 
-def _waste(search: Growing, beams: Beams, keys: Sequence[Key]) -> None:
+def _waste(search: SearchSession, beams: SearchExtensions, keys: Sequence[Key]) -> None:
     for key in keys:
         search.account.speculated_wasted += len(beams.begun.pop(key).drawing.tokens)
 
 
-def _same(early: Drawing, asked: Drawing) -> bool:
+def _same(early: StepRequest, asked: StepRequest) -> bool:
     """Whether what was drawn early is what a round asks for."""
     return early.branch.draws_as(asked.branch) and early.sampling == asked.sampling

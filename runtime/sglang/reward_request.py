@@ -15,7 +15,7 @@ from runtime.text import Text
 from search.engine import EngineError, RewardMissing
 
 
-class Reading(Protocol):
+class RewardRequest(Protocol):
     """A way to read a path, of ids ``path``, at its last token, with nothing drawn."""
 
     async def ask(
@@ -31,7 +31,7 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class VerdictRequest:
     """P(``good``) against ``bad`` from their log-probabilities.
 
     ``logprob_start_len`` -1 reads the last position alone, so all before it may come from cache.
@@ -64,7 +64,7 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class Classifier:
+class ClassifierRequest:
     """The raw outputs of a server's own head: one is a value, of several ``label`` is taken."""
 
     label: int
@@ -92,7 +92,7 @@ class Asking:
     """A reward format on SGLang: what the model reads, and how it is asked."""
 
     paths: Paths
-    reading: Reading
+    reading: RewardRequest
 
 
 def asking_of(form: RewardFormat, text: Text, policy: Text) -> Asking:
@@ -101,10 +101,10 @@ def asking_of(form: RewardFormat, text: Text, policy: Text) -> Asking:
     Raises RewardMissing for a tag or a verdict that is not there, or that SGLang does not tell.
     """
     if form.reads == "softmax":
-        return Asking(paths_of(form, text, policy), Verdicts(Softmax.of(form, text)))
+        return Asking(paths_of(form, text, policy), VerdictRequest(Softmax.of(form, text)))
     if form.reads in ("value", "classes"):
         several = form.reads == "classes"
-        return Asking(paths_of(form, text, policy), Classifier(form.label, several))
+        return Asking(paths_of(form, text, policy), ClassifierRequest(form.label, several))
     raise RewardMissing(
         f"reward_format {form.name!r}: reads {form.reads!r}; SGLang tells log-probabilities, which "
         "do not hold the mean logit: use the embedded engine, or serve the model as a classifier"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from runtime.sglang.launch import Server, ServerOptions, Servers
+from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
 from server.assemble import RunningModel, running
 from server.settings import BUNDLED, load_settings
 
@@ -33,9 +33,9 @@ LAUNCH = {
 }
 
 
-def stock() -> ServerOptions:
+def stock() -> LaunchOptions:
     """A policy's server as SGLang makes it. Refused where SGLang's environment is not made."""
-    return ServerOptions(
+    return LaunchOptions(
         model=BUNDLED / "policy",
         python=PYTHON,
         device="cpu",
@@ -45,7 +45,7 @@ def stock() -> ServerOptions:
     )
 
 
-class Yard:
+class SharedServers:
     """Servers by name. ``policy`` and ``reward`` are those that ``--launch`` starts, the first with
     our plug-in at work; ``stock`` is a policy as SGLang makes it.
     """
@@ -53,7 +53,7 @@ class Yard:
     def __init__(self) -> None:
         self._ends = AsyncExitStack()
         self._parts: RunningModel | None = None
-        self._stock = Server(stock())
+        self._stock = LaunchedServer(stock())
 
     async def launched(self) -> RunningModel:
         """What ``--launch`` has made: the engine and its servers."""
@@ -61,13 +61,13 @@ class Yard:
             self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))
         return self._parts
 
-    async def supervised(self) -> Servers:
+    async def supervised(self) -> LaunchedServers:
         """What looks after the launched servers."""
         servers = (await self.launched()).restartable
-        assert isinstance(servers, Servers)
+        assert isinstance(servers, LaunchedServers)
         return servers
 
-    async def have(self, *names: str) -> list[Server]:
+    async def have(self, *names: str) -> list[LaunchedServer]:
         """These servers, ready; the others end, to make room."""
         policy, reward = (await self.supervised()).servers
         by_name = {"policy": policy, "reward": reward, "stock": self._stock}

@@ -18,7 +18,7 @@ from search.tree import Finish
 
 
 @dataclass(slots=True, eq=False)
-class Drawing:
+class StepRequest:
     """A step on its way: its branch, and what has been drawn of it.
 
     ``entropy``: in nats, at the last token, of the likeliest tokens and one more "other".
@@ -38,7 +38,7 @@ class Drawing:
         """The prefix and what has been drawn of the step."""
         return (*self.branch.tokens, *self.tokens)
 
-    def go_on_from(self, early: Drawing) -> None:
+    def go_on_from(self, early: StepRequest) -> None:
         """Take what was drawn early of the same step."""
         self.tokens, self.logprob = early.tokens, early.logprob
         self.entropy, self.finish = early.entropy, early.finish

@@ -53,7 +53,7 @@ BY_PRIORITY = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
+class LaunchOptions:
     """One SGLang server. ``python``: of the environment that SGLang is installed in.
 
     ``memory``: share of the device's memory that is free when the server starts, for weights and
@@ -128,10 +128,10 @@ def free_port() -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Server:
+class LaunchedServer:
     """A server's process, on one port for all of its lives."""
 
-    options: ServerOptions
+    options: LaunchOptions
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -188,11 +188,11 @@ class Server:
         return f"the SGLang server of {self.options.model} ended with {self.ended}"
 
 
-class Servers:
+class LaunchedServers:
     """Servers that are started together and started again when they end."""
 
-    def __init__(self, options: Sequence[ServerOptions], start_seconds: float = 600.0) -> None:
-        self.servers = [Server(one) for one in options]
+    def __init__(self, options: Sequence[LaunchOptions], start_seconds: float = 600.0) -> None:
+        self.servers = [LaunchedServer(one) for one in options]
         self._start_seconds = start_seconds
 
     async def start(self) -> None:
@@ -223,7 +223,7 @@ class Servers:
         """End all."""
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers))
 
-    async def _start(self, servers: Sequence[Server]) -> None:
+    async def _start(self, servers: Sequence[LaunchedServer]) -> None:
         for server in servers:
             server.start()
             if server.options.device != "cpu":

@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 
 from runtime.embedded.drawing.stops import StopTables
-from runtime.sglang.early import EarlySteps
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.growing import Growing
-from runtime.sglang.notes import Notes
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.step import Drawing
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.sglang_beam_extension import SglangBeamExtension
+from runtime.sglang.step_request import StepRequest
 from search.engine import Ahead, Branch, EngineError, Sampling
 from search.tree import Finish
 
@@ -69,27 +69,29 @@ def answer(*tokens: int) -> Json:
     return {"meta_info": {"prompt_tokens": 2, "cached_tokens": 1} | meta}
 
 
-def ended(node: int, children: int = 2, finish: Finish = Finish.STEP, room: int = 100) -> Drawing:
+def ended(
+    node: int, children: int = 2, finish: Finish = Finish.STEP, room: int = 100
+) -> StepRequest:
     """A step of a root's child that is complete."""
     ahead = Ahead(seed=7, path=(node,), children=children, room=room)
-    drawing = Drawing(
+    drawing = StepRequest(
         Branch(0, node, PROMPT, node, 16, node, ahead), Sampling(), STOPS, frozenset({END})
     )
     drawing.tokens, drawing.finish = [node % 3, STOP], finish
     return drawing
 
 
-def asked_for(early: Drawing, child: int, seed: int | None = None) -> Drawing:
+def asked_for(early: StepRequest, child: int, seed: int | None = None) -> StepRequest:
     """The round's own drawing of a child."""
     ahead, parent = early.branch.ahead, early.branch
     assert ahead is not None
     limit = min(early.sampling.max_step_tokens, ahead.room - len(early.tokens))
     wanted = ahead.child_seed(child) if seed is None else seed
     branch = Branch(parent.node, child, early.path, wanted, limit, 50 + child)
-    return Drawing(branch, early.sampling, STOPS, frozenset({END}))
+    return StepRequest(branch, early.sampling, STOPS, frozenset({END}))
 
 
-def seed_of(drawing: Drawing, child: int) -> int:
+def seed_of(drawing: StepRequest, child: int) -> int:
     """As the request for a child says it."""
     ahead = drawing.branch.ahead
     assert ahead is not None
@@ -97,8 +99,8 @@ def seed_of(drawing: Drawing, child: int) -> int:
     return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
-def searching(tree: str) -> Growing:
-    return Growing(tree, f"{tree}-", Notes(tree), prompt=PROMPT)
+def searching(tree: str) -> SearchSession:
+    return SearchSession(tree, f"{tree}-", PluginNotes(tree), prompt=PROMPT)
 
 
 @pytest_asyncio.fixture
@@ -109,11 +111,11 @@ async def server() -> AsyncIterator[Told]:
 
 
 @pytest.fixture
-def early(server: Told) -> EarlySteps:
-    return EarlySteps(Fleet("policy", [server]), lambda *_: None, top=1, on=True)
+def early(server: Told) -> SglangBeamExtension:
+    return SglangBeamExtension(Fleet("policy", [server]), lambda *_: None, top=1, on=True)
 
 
-async def test_the_likeliest_children_begin_first(server: Told, early: EarlySteps) -> None:
+async def test_the_likeliest_children_begin_first(server: Told, early: SglangBeamExtension) -> None:
     """Three places: a beam's two likeliest go before another's only one, its third comes last."""
     search, poor, rich = searching("a"), ended(1, children=1), ended(2, children=3)
     server.under_way = 3
@@ -126,7 +128,9 @@ async def test_the_likeliest_children_begin_first(server: Told, early: EarlyStep
     await early.end(search)
 
 
-async def test_a_place_that_is_free_again_is_filled(server: Told, early: EarlySteps) -> None:
+async def test_a_place_that_is_free_again_is_filled(
+    server: Told, early: SglangBeamExtension
+) -> None:
     """By the next in line, while nothing else ends."""
     search, beam = searching("a"), ended(1, children=2)
     server.under_way = 2
@@ -137,7 +141,9 @@ async def test_a_place_that_is_free_again_is_filled(server: Told, early: EarlySt
     await early.end(search)
 
 
-async def test_nothing_begins_where_no_server_is_left(server: Told, early: EarlySteps) -> None:
+async def test_nothing_begins_where_no_server_is_left(
+    server: Told, early: SglangBeamExtension
+) -> None:
     """And the step that is complete stays so."""
     search, beam = searching("a"), ended(1)
     server.up = False
@@ -145,7 +151,7 @@ async def test_nothing_begins_where_no_server_is_left(server: Told, early: Early
     assert await server.seeds_asked() == []
 
 
-async def test_places_are_shared(server: Told, early: EarlySteps) -> None:
+async def test_places_are_shared(server: Told, early: SglangBeamExtension) -> None:
     """The search that draws least early comes next, however likely another's children are."""
     first, second = searching("a"), searching("b")
     mine, theirs = ended(1, children=4), ended(2, children=1)
@@ -159,7 +165,7 @@ async def test_places_are_shared(server: Told, early: EarlySteps) -> None:
     await early.end(second)
 
 
-async def test_a_round_goes_on_from_what_is_there(server: Told, early: EarlySteps) -> None:
+async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBeamExtension) -> None:
     """A whole step, and one that is stopped after a token; what it does not ask for waits, until
     its parent is dead."""
     search, beam, other = searching("a"), ended(1), ended(2, children=1)
@@ -180,7 +186,7 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: EarlyStep
     assert not search.requests
 
 
-async def test_only_the_same_step_is_taken(server: Told, early: EarlySteps) -> None:
+async def test_only_the_same_step_is_taken(server: Told, early: SglangBeamExtension) -> None:
     """Another seed asks for another step: what was drawn stays, and is wasted in the end."""
     search, beam = searching("a"), ended(1, children=1)
     early.offer(search, beam)
@@ -194,13 +200,15 @@ async def test_only_the_same_step_is_taken(server: Told, early: EarlySteps) -> N
 @pytest.mark.parametrize(
     "drawing", [ended(1, finish=Finish.END), ended(1, room=2)], ids=["end", "no room"]
 )
-async def test_what_has_no_children(server: Told, early: EarlySteps, drawing: Drawing) -> None:
+async def test_what_has_no_children(
+    server: Told, early: SglangBeamExtension, drawing: StepRequest
+) -> None:
     """A trajectory that has ended, or is as long as it may be."""
     early.offer(searching("a"), drawing)
     assert await server.seeds_asked() == []
 
 
-async def test_a_small_pool_is_left_alone(server: Told, early: EarlySteps) -> None:
+async def test_a_small_pool_is_left_alone(server: Told, early: SglangBeamExtension) -> None:
     """Early steps may take a quarter of it at most: here none fits beside the first."""
     search, beam = searching("a"), ended(1)
     server.kv_tokens = 16
@@ -210,7 +218,7 @@ async def test_a_small_pool_is_left_alone(server: Told, early: EarlySteps) -> No
 
 
 async def test_a_failure_is_nobodys(
-    server: Told, early: EarlySteps, caplog: pytest.LogCaptureFixture
+    server: Told, early: SglangBeamExtension, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told in the log; the round that asks for the step draws it."""
     caplog.set_level(logging.INFO)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from runtime.judge import Judge
 from runtime.sglang.account import Flops, Path
-from runtime.sglang.drawer import Drawer
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.growing import Growing
-from runtime.sglang.reading import Asking, own_logprobs
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.reward_request import Asking, own_logprobs
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.step_sampler import StepSampler
 from search.engine import Branch, PrefixTooLong, Trajectory
 from search.tree import ROOT
 
 
-class Scorer:
+class PrmScorer:
     """A prefill of the new tokens a path, with nothing drawn, read at its last token."""
 
     def __init__(self, fleet: Fleet, asking: Asking, *, context: int, flops: Flops) -> None:
@@ -27,7 +27,7 @@ class Scorer:
         self._flops = flops
 
     async def score(
-        self, search: Growing, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """One reward a trajectory. What all their paths begin with is read once before them."""
         paths = self._asking.paths
@@ -53,7 +53,7 @@ class Scorer:
 
     async def _ask(
         self,
-        search: Growing,
+        search: SearchSession,
         prompt: Path,
         path: Path,
         opening: int,
@@ -74,7 +74,7 @@ class Scorer:
         return answer
 
 
-def _step(search: Growing, trajectory: Trajectory) -> tuple[int, int] | None:
+def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | None:
     """A trajectory's node and its parent's, which was scored before; None if it was not."""
     search.scored.setdefault(trajectory.steps, trajectory.node)
     above = trajectory.steps[:-1]
@@ -82,20 +82,20 @@ def _step(search: Growing, trajectory: Trajectory) -> tuple[int, int] | None:
     return None if parent is None or parent >= trajectory.node else (trajectory.node, parent)
 
 
-class Bench:
+class JudgeScorer:
     """Asks the policy itself, by a judge's template."""
 
-    def __init__(self, drawer: Drawer, judge: Judge) -> None:
-        self._drawer = drawer
+    def __init__(self, drawer: StepSampler, judge: Judge) -> None:
+        self._sampler = drawer
         self._judge = judge
 
     async def score(
-        self, search: Growing, question: str, trajectories: Sequence[Trajectory]
+        self, search: SearchSession, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """One reward a trajectory; the verdicts' tokens are not the search's steps."""
         judge, judged = self._judge, search.apart()
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
-        drawings = await self._drawer.draw(judged, branches, judge.sampling)
+        drawings = await self._sampler.draw(judged, branches, judge.sampling)
         texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
         votes, spent = judge.form.votes, judged.account
         ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
@@ -114,28 +114,28 @@ class Bench:
         ]
 
 
-class Likelihood:
+class LikelihoodScorer:
     """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
 
-    def __init__(self, drawer: Drawer) -> None:
-        self._drawer = drawer
+    def __init__(self, drawer: StepSampler) -> None:
+        self._sampler = drawer
 
     async def score(
-        self, search: Growing, prompt: Path, trajectories: Sequence[Trajectory]
+        self, search: SearchSession, prompt: Path, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """One reward a trajectory."""
         search.prompt = search.prompt or prompt
         works = [self._one(search, prompt, t.steps) for t in trajectories]
         return await search.together(works)
 
-    async def _one(self, search: Growing, prompt: Path, steps: Sequence[Path]) -> float:
+    async def _one(self, search: SearchSession, prompt: Path, steps: Sequence[Path]) -> float:
         path, total, tokens = prompt, 0.0, 0
         for step in steps:
             path = (*path, *step)
             known = search.logprobs.get(path)
             if known is None:
                 whole = (*prompt, *(token for step in steps for token in step))
-                answer = await self._drawer.read(search, whole, len(prompt) - 1)
+                answer = await self._sampler.read(search, whole, len(prompt) - 1)
                 total, tokens = own_logprobs(answer)
                 break
             total, tokens = total + known[0], tokens + known[1]

@@ -8,17 +8,17 @@ from typing import Any
 
 from runtime.embedded.drawing.stops import Stops, StopTables
 from runtime.sglang.account import Flops, Path
-from runtime.sglang.early import EarlySteps
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.growing import Growing
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.step import Drawing
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.sglang_beam_extension import SglangBeamExtension
+from runtime.sglang.step_request import StepRequest
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
 
 
-class Drawer:
+class StepSampler:
     """One request a child, with its parent's token ids and an id and a seed of its own.
 
     Siblings find their prefix in the server's cache: one that may not be there any more is read
@@ -38,7 +38,7 @@ class Drawer:
         """``context``: most tokens of a sequence; ``top``: log-probabilities read a token;
         ``speculate``: idle places draw what rounds may ask for next."""
         self.fleet = fleet
-        self.early = EarlySteps(fleet, self._book, top=top, on=speculate)
+        self.early = SglangBeamExtension(fleet, self._book, top=top, on=speculate)
         self._text = text
         self._context = context
         self._flops = flops
@@ -46,7 +46,7 @@ class Drawer:
         self._stops = StopTables(text.pieces)
 
     async def expand(
-        self, search: Growing, branches: Sequence[Branch], sampling: Sampling
+        self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
         """A step for each branch, in the order asked."""
         drawings = await self.draw(search, branches, sampling)
@@ -56,18 +56,18 @@ class Drawer:
         return steps
 
     async def draw(
-        self, search: Growing, branches: Sequence[Branch], sampling: Sampling
-    ) -> list[Drawing]:
+        self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
+    ) -> list[StepRequest]:
         """As ``expand``, the drawings themselves; none of them joins the search's paths."""
         if not branches:
             return []
         for branch in branches:
             self._must_fit(branch)
         stops = self._stops_of(sampling.stop)
-        drawings = [Drawing(branch, sampling, stops, self._text.eos) for branch in branches]
+        drawings = [StepRequest(branch, sampling, stops, self._text.eos) for branch in branches]
         search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
         await self.early.take(search, drawings)
-        forks: dict[Path, list[Drawing]] = defaultdict(list)
+        forks: dict[Path, list[StepRequest]] = defaultdict(list)
         for drawing in drawings:
             if drawing.finish is None:
                 forks[drawing.branch.tokens].append(drawing)
@@ -80,7 +80,7 @@ class Drawer:
 
     async def read(
         self,
-        search: Growing,
+        search: SearchSession,
         path: Path,
         start: int,
         node: int | None = None,
@@ -112,13 +112,15 @@ class Drawer:
         self._read(search, path, answer)
         return answer
 
-    async def _fork(self, search: Growing, prefix: Path, drawings: Sequence[Drawing]) -> None:
+    async def _fork(
+        self, search: SearchSession, prefix: Path, drawings: Sequence[StepRequest]
+    ) -> None:
         search.on(self.fleet.place(search.tree, search.prompt))
         if len(drawings) > 1 and prefix not in search.fresh:
             await self.read(search, prefix, -1, drawings[0].branch.parent)
         await search.together([self._draw(search, drawing) for drawing in drawings])
 
-    async def _draw(self, search: Growing, drawing: Drawing) -> None:
+    async def _draw(self, search: SearchSession, drawing: StepRequest) -> None:
         async def ask(replica: Replica) -> Json:
             with search.request(replica) as rid:
                 said = self._note(search, replica, drawing.branch)
@@ -134,7 +136,7 @@ class Drawer:
             self._book(search, before, answer, drawing)
         self.early.offer(search, drawing)
 
-    async def _whole(self, search: Growing, drawing: Drawing) -> None:
+    async def _whole(self, search: SearchSession, drawing: StepRequest) -> None:
         """A step that was drawn early to its end: a server with our plug-in hears whose it is."""
         branch, server = drawing.branch, self.fleet.place(search.tree, search.prompt)
         if server.plugged and drawing.finish is not Finish.END:
@@ -143,25 +145,27 @@ class Drawer:
             await self.read(search, drawing.path, -1, branch.parent, step)
         self.early.offer(search, drawing)
 
-    def _note(self, search: Growing, replica: Replica, branch: Branch) -> dict[str, Any]:
+    def _note(self, search: SearchSession, replica: Replica, branch: Branch) -> dict[str, Any]:
         """What the server is told of the search; nothing for a verdict, which is no step of it."""
         if branch.node < ROOT:
             return {}
         return search.notes.on(replica, len(search.prompt), (branch.node, branch.parent))
 
-    def _book(self, search: Growing, before: Path, answer: Json, drawing: Drawing) -> None:
+    def _book(
+        self, search: SearchSession, before: Path, answer: Json, drawing: StepRequest
+    ) -> None:
         """What a request has cost that drew a step on from ``before``."""
         self._read(search, before, answer)
         search.account.drew(self._flops, len(before), len(drawing.path) - len(before))
 
-    def _read(self, search: Growing, prefix: Path, answer: Json) -> None:
+    def _read(self, search: SearchSession, prefix: Path, answer: Json) -> None:
         """What a request's prefix has cost."""
         meta, known = answer["meta_info"], prefix in search.read
         cached = int(meta.get("cached_tokens") or 0)
         search.account.read(self._flops, len(prefix), cached, known=known)
         search.read.add(prefix)
 
-    def _file(self, search: Growing, drawing: Drawing) -> Step:
+    def _file(self, search: SearchSession, drawing: StepRequest) -> Step:
         """A step that is complete, and its path that children may be forked from."""
         branch, tokens, finish = drawing.branch, tuple(drawing.tokens), drawing.finish
         assert finish is not None, "a drawing is complete"

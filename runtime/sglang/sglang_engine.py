@@ -20,16 +20,16 @@ from runtime.judge import Judge
 from runtime.reward_format import RewardFormat, reward_format
 from runtime.reward_reader import overhead_of
 from runtime.sglang.account import Flops, free
-from runtime.sglang.drawer import Drawer
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.growing import Growing
-from runtime.sglang.launch import BY_PRIORITY
-from runtime.sglang.notes import Notes
-from runtime.sglang.options import SglangOptions
-from runtime.sglang.reading import asking_of
+from runtime.sglang.launched_server import BY_PRIORITY
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, NotSglang, Replica
-from runtime.sglang.report import report
-from runtime.sglang.scorer import Bench, Likelihood, Scorer
+from runtime.sglang.reward_request import asking_of
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.server_metrics import fleet_metrics
+from runtime.sglang.sglang_options import SglangOptions
+from runtime.sglang.sglang_scorer import JudgeScorer, LikelihoodScorer, PrmScorer
+from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.engine import (
     Branch,
@@ -69,12 +69,12 @@ class SglangEngine:
         self._policy = Fleet("policy", [self._replica(url) for url in options.policy_urls])
         urls = options.reward_urls if prm else ()
         self._rewards = Fleet("reward", [self._replica(url) for url in urls])
-        self._searches: dict[str, Growing] = {}
+        self._searches: dict[str, SearchSession] = {}
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
         self._past = TreeCost()
         self._peak = self._prm_peak = 0
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._endpoint = Endpoint(options.endpoint) if options.endpoint else None
         self._embed_texts = embed_texts
@@ -112,7 +112,7 @@ class SglangEngine:
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
-        return await self._drawer.expand(self._growing(tree), branches, sampling)
+        return await self._sampler.expand(self._session(tree), branches, sampling)
 
     async def score(
         self,
@@ -125,13 +125,13 @@ class SglangEngine:
         for trajectory in trajectories:
             if not trajectory.steps or not all(trajectory.steps):
                 raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
-        search = self._growing(tree)
+        search = self._session(tree)
         match self._scoring:
-            case Scorer() as scorer:
+            case PrmScorer() as scorer:
                 return await scorer.score(search, prompt, question, trajectories)
-            case Bench() as bench:
+            case JudgeScorer() as bench:
                 return await bench.score(search, question, trajectories)
-            case Likelihood() as likelihood:
+            case LikelihoodScorer() as likelihood:
                 return await likelihood.score(search, prompt, trajectories)
 
     async def embed(
@@ -145,19 +145,19 @@ class SglangEngine:
 
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers hear of it with the search's next requests."""
-        search = self._growing(tree)
+        search = self._session(tree)
         search.account.bury(hint.dead)
         search.notes.take(hint)
-        self._drawer.early.bury(search, hint.dead)
+        self._sampler.early.bury(search, hint.dead)
 
     async def release(self, tree: str) -> TreeCost:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""
         search = self._searches.pop(tree, None)
         if search is None:
             return TreeCost()
-        task = asyncio.create_task(self._let_go(tree, search))
-        self._leaving.add(task)
-        task.add_done_callback(self._left)
+        task = asyncio.create_task(self._end_session(tree, search))
+        self._ending.add(task)
+        task.add_done_callback(self._session_ended)
         await asyncio.shield(task)  # goes on where nobody waits for a server that stands still
         return search.account.cost()
 
@@ -168,7 +168,7 @@ class SglangEngine:
     async def usage(self) -> Usage:
         """The servers' own reports; without ``--enable-metrics`` there, what was asked of them."""
         policy, reward = await asyncio.gather(
-            report(self._policy.replicas), report(self._rewards.replicas)
+            fleet_metrics(self._policy.replicas), fleet_metrics(self._rewards.replicas)
         )
         if not any(replica.up for replica in self._policy.replicas):
             raise EngineDown(f"no policy server answers: {', '.join(self._policy.urls)}")
@@ -218,24 +218,24 @@ class SglangEngine:
         searches = list(self._searches.values())
         self._searches.clear()
         await asyncio.gather(*(search.stop() for search in searches))
-        await asyncio.gather(*(self._drawer.early.end(search) for search in searches))
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await asyncio.gather(*(self._sampler.early.end(search) for search in searches))
+        await asyncio.gather(*self._ending, return_exceptions=True)
         await self._policy.close()
         await self._rewards.close()
         if self._endpoint is not None:
             await self._endpoint.close()
 
-    async def _let_go(self, tree: str, search: Growing) -> None:
+    async def _end_session(self, tree: str, search: SearchSession) -> None:
         """Stop what is under way for a tree, and have its servers let go of it."""
         try:
             await search.stop()
-            await self._drawer.early.end(search)
+            await self._sampler.early.end(search)
         finally:
             self._past = _sum(self._past, search.account.cost())
             await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
 
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._leaving.discard(task)
+    def _session_ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a tree was not let go of: %s", error, exc_info=error)
 
@@ -250,10 +250,10 @@ class SglangEngine:
                 with suppress(EngineError):
                     await self.usage()
 
-    def _growing(self, tree: str) -> Growing:
+    def _session(self, tree: str) -> SearchSession:
         if tree not in self._searches:
             name = f"{self._names}{next(self._numbers):08x}-"
-            self._searches[tree] = Growing(tree, name, Notes(tree))
+            self._searches[tree] = SearchSession(tree, name, PluginNotes(tree))
         return self._searches[tree]
 
     def _replica(self, url: str) -> Replica:
@@ -296,7 +296,7 @@ class SglangEngine:
             encoder = await asyncio.to_thread(Encoder, options.encoder)
             self._embed_texts = encoder.embed_texts
         context = self._context(self._policy, self._text)
-        self._drawer = Drawer(
+        self._sampler = StepSampler(
             self._policy,
             self._text,
             context=context,
@@ -321,12 +321,12 @@ class SglangEngine:
             score_tokens=self._overhead(),
         )
 
-    def _scoring_of(self, form: RewardFormat) -> Scorer | Bench | Likelihood:
+    def _scoring_of(self, form: RewardFormat) -> PrmScorer | JudgeScorer | LikelihoodScorer:
         if form.reads == "judge":
-            return Bench(self._drawer, Judge(form, self._text))
+            return JudgeScorer(self._sampler, Judge(form, self._text))
         if self._prm is None or self._asking is None:
-            return Likelihood(self._drawer)
-        return Scorer(
+            return LikelihoodScorer(self._sampler)
+        return PrmScorer(
             self._rewards,
             self._asking,
             context=self._context(self._rewards, self._prm),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from runtime.reward_path import Spelt
 from runtime.sglang.account import Account, Path
-from runtime.sglang.notes import Notes
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from search.engine import EngineError
 
@@ -21,7 +21,7 @@ _NUMBERS = count(1)
 
 
 @dataclass(eq=False, slots=True)
-class Growing:
+class SearchSession:
     """What is known of one search.
 
     ``name`` begins its requests' ids: of one length for all, since SGLang stops every request whose
@@ -32,7 +32,7 @@ class Growing:
 
     tree: str
     name: str
-    notes: Notes
+    notes: PluginNotes
     prompt: Path = ()
     account: Account = field(default_factory=Account)
     requests: dict[str, Replica] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Growing:
         """Cached tokens serve trees of the same one alone; empty: the common one."""
         return self.tree.rpartition("/")[0]
 
-    def apart(self) -> Growing:
+    def apart(self) -> SearchSession:
         """The same search with costs and paths of their own: stopped with it."""
         return replace(self, account=Account(), prompt=(), read=set(), fresh=set(), logprobs={})
 
