@@ -113,7 +113,7 @@ Order = Annotated[
 Lookahead = Annotated[
     Switch | None, typer.Option(help="What is drawn ahead is scored with the step before it.")
 ]
-Unison = Annotated[
+Dedup = Annotated[
     Switch | None, typer.Option(help="What branches have drawn alike is computed once.")
 ]
 RewardFormat = Annotated[
@@ -151,7 +151,7 @@ SWITCHES: dict[str, Any] = {
     "verify_batch": VerifyBatch,
     "speculate": Speculate,
     "lookahead": Lookahead,
-    "unison": Unison,
+    "dedup": Dedup,
     "order": Order,
     "exact": Exact,
     "kernel": Kernel,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad
-from runtime.embedded.kv.split import Shared
+from runtime.embedded.kv_split import SharedKv
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from search.spec import SearchSpec
@@ -53,10 +53,10 @@ class Pools:
         shared, load = self.shared(budget, path_tokens), self.load(spec, path_tokens)
         return shared.even(load) if way == "even" else shared.tokens(shared.plan(load))
 
-    def shared(self, budget: int, path_tokens: int) -> Shared:
+    def shared(self, budget: int, path_tokens: int) -> SharedKv:
         """So many bytes of both, with room for a path in each."""
         least = path_tokens, path_tokens
-        return Shared(self.generator, self.verifier, self.device, budget, least)
+        return SharedKv(self.generator, self.verifier, self.device, budget, least)
 
     @staticmethod
     def load(spec: SearchSpec, path_tokens: int) -> SplitLoad:

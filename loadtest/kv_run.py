@@ -25,10 +25,10 @@ from loadtest.searches import SPRIG, Item, Method, grow
 from loadtest.token_eviction.token_eviction_engine import TokenEvictionModel
 from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 from loadtest.token_eviction.token_eviction_run import run_token_eviction
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.scheduler import Scheduler
 
 RUN = TypeAdapter(Run)
 

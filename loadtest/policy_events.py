@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 
 from loadtest.searches import SPRIG
-from runtime.embedded.kv.cache import Cache
-from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
+from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.prefix_cache import PrefixCache
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -46,7 +46,7 @@ class Timed(Protocol):
 class Growing:
     """A random best-first search over steps of random tokens in a cache that cannot hold it."""
 
-    cache: Cache
+    cache: PrefixCache
     draw: random.Random
     paths: dict[int, np.ndarray] = field(default_factory=dict)
     depth: dict[int, int] = field(default_factory=dict)
@@ -112,7 +112,9 @@ class Growing:
         return pressing
 
 
-def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str, float]:
+def event_us(
+    policy: KvPolicy, seed: int = 0, worth: ValueParams = VALUE_PARAMS
+) -> dict[str, float]:
     """Medians in microseconds: of transitions and pressure events together, and of each kind.
 
     Full retention has no events: it decides nothing. Where ``worth`` asks for attention it is read
@@ -120,7 +122,7 @@ def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str,
     """
     share = 2.0 if policy == "full" else SHARE
     capacity = int(share * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
-    cache = Cache(capacity, policy, worth)
+    cache = PrefixCache(capacity, policy, worth)
     if cache.retention.attends:
         store = KVStore(ModelConfig.from_checkpoint(SPRIG.policy), capacity)
         store.watch()

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.model.config import middle_layer
+from runtime.embedded.sampler import sample
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import Reader
@@ -139,7 +139,7 @@ class ReferenceEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Each last step's hidden states, as ``runtime.embedded.scoring.hidden`` reads them."""
+        """Each last step's hidden states, as ``runtime.embedded.hidden_states`` reads them."""
         with self._under_way(tree) as call:
             vectors = []
             for trajectory in trajectories:
@@ -315,7 +315,7 @@ def _draw(
     logits: Tensor, branch: Branch, position: int, sampling: Sampling
 ) -> tuple[int, float, float]:
     """Token, log-probability and entropy from ``logits`` (1, vocab)."""
-    drawn = draw(
+    drawn = sample(
         logits.float(),
         np.array([branch.seed], dtype=np.uint64),
         [position],

@@ -144,7 +144,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         verify_batch=settings.verify_batch,
         speculate=settings.speculate,
         lookahead=settings.lookahead,
-        unison=settings.unison,
+        dedup=settings.dedup,
         order=settings.order,
         threads=settings.threads,
         stall_seconds=settings.stall_seconds,

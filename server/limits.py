@@ -6,7 +6,7 @@ from typing import Any
 
 from search.engine import Capabilities
 from search.outcome import Outcome
-from search.policies.policy import Backtracking, Scores
+from search.policies.policy import BacktrackingPolicy, Scores
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.vote import VOTE_SCORES, vote_name
@@ -49,7 +49,7 @@ def most_tokens(spec: SearchSpec) -> int:
     level; one that goes back has more of them, but draws no more than its expansions come to.
     """
     step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
-    goes_back = isinstance(POLICIES[spec.policy](spec), Backtracking)
+    goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
     nodes = spec.expansions * spec.branch if goes_back else spec.width * spec.max_depth
     most = nodes * step
     return most if spec.max_tokens is None else min(most, spec.max_tokens)

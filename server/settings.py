@@ -148,9 +148,7 @@ class Settings(BaseModel):
     lookahead: bool = Field(
         default=True, description="what is drawn ahead is scored with the step before it"
     )
-    unison: bool = Field(
-        default=True, description="what branches have drawn alike is computed once"
-    )
+    dedup: bool = Field(default=True, description="what branches have drawn alike is computed once")
     order: Literal["prefix", "fcfs", "random"] = Field(
         default="prefix", description="in which a round's branches are let in"
     )

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from search.events import Answered, Event, Expanded, Finished, Scored, Started, grow
-from search.policies.policy import Backtracking
+from search.policies.policy import BacktrackingPolicy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
@@ -110,7 +110,7 @@ class StablePrefix:
         self._trunk = ROOT
         """The last node known to be on the way to everything alive, and the text down to it."""
         self._said = ""
-        self._goes_back = isinstance(POLICIES[spec.policy](spec), Backtracking)
+        self._goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
 
     def hear(self, event: Event) -> None:
         """Take in the search's next event."""

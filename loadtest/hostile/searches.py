@@ -27,7 +27,7 @@ STOPPED = {3: STALL_SECONDS / 2, 4: STALL_SECONDS * 2}
 """For how many seconds the engine is stopped, not killed, at these of five times."""
 FLAGS: Sequence[dict[str, Any]] = (
     {},
-    {"speculate": "on", "unison": "off", "kv_tokens": 8192},
+    {"speculate": "on", "dedup": "off", "kv_tokens": 8192},
     {"draft": "scheduled", "order": "random", "batch_limit": 7, "kv_tokens": 8192},
 )
 """Servers beside the plain one: settings that may change the time a tree takes, never the tree."""

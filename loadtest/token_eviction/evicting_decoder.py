@@ -22,8 +22,8 @@ from loadtest.token_eviction.token_cache import GIVEN_UP, CachedBlock, TokenCach
 from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
 from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from loadtest.token_eviction.token_eviction_policies import TokenEvictionPolicy, policy_for
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.stops import Stops, StopTables
+from runtime.embedded.sampler import sample
+from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
@@ -78,7 +78,7 @@ class EvictingDecoder:
         self.sequences: list[PathSequence] = []
         self._forward, self._text, self._clock, self._watch = forward, text, clock, watch
         self._store = forward.new_store(options.kv_tokens)
-        self._stops = StopTables(text.pieces)
+        self._stops = StopStringTables(text.pieces)
         self._reading_now = 0
         self._read_prompt()
 
@@ -229,7 +229,7 @@ class EvictingDecoder:
         """Draw each one's next token."""
         if not sequences:
             return
-        drawn = draw(
+        drawn = sample(
             np.stack([sequence.logits for sequence in sequences]),
             np.array([sequence.branch.seed for sequence in sequences], dtype=np.uint64),
             [sequence.length for sequence in sequences],
@@ -242,7 +242,7 @@ class EvictingDecoder:
             sequence.finish = self._finish(sequence, stops)
         self.spent.decoded += len(sequences)
 
-    def _finish(self, sequence: PathSequence, stops: Stops) -> Finish | None:
+    def _finish(self, sequence: PathSequence, stops: StopStrings) -> Finish | None:
         if sequence.tokens[-1] in self._text.eos:
             return Finish.END
         if stops.ended(sequence.tokens):

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
-from runtime.embedded.kv.slots import SlotPool
+from runtime.embedded.kv_pool import KvPool
 from search.tree import ROOT
 
 GIVEN_UP = -1
@@ -71,7 +71,7 @@ class TokenCache:
 
     def __init__(self, capacity: int, prompt: Ints) -> None:
         """``capacity``: tokens that may be held at once. Nothing of the prompt is there yet."""
-        self.pool = SlotPool(capacity)
+        self.pool = KvPool(capacity)
         self.blocks: dict[int, CachedBlock] = {ROOT: CachedBlock.of(-1, 0, prompt)}
         self.blocks[ROOT].nodes.add(ROOT)
         self._block_of: dict[int, int] = {ROOT: ROOT}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
-from runtime.embedded.drawing.stops import Stops
+from runtime.embedded.stop_strings import StopStrings
 from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 
@@ -26,7 +26,7 @@ class StepRequest:
 
     branch: Branch
     sampling: Sampling
-    stops: Stops
+    stops: StopStrings
     eos: frozenset[int]
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0

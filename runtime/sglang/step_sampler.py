@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.embedded.drawing.stops import Stops, StopTables
+from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.sglang.account import Flops, Path
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
@@ -43,7 +43,7 @@ class StepSampler:
         self._context = context
         self._flops = flops
         self._top = top
-        self._stops = StopTables(text.pieces)
+        self._stops = StopStringTables(text.pieces)
 
     async def expand(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
@@ -180,7 +180,7 @@ class StepSampler:
         text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
         return Step(tokens, text, finish, drawing.logprob / len(tokens), drawing.entropy)
 
-    def _stops_of(self, stop: tuple[str, ...]) -> Stops:
+    def _stops_of(self, stop: tuple[str, ...]) -> StopStrings:
         try:
             return self._stops.of(stop)
         except ValueError as error:

@@ -14,7 +14,7 @@ from hedgerow_sglang.noise import gumbel
 from hedgerow_sglang.plugin import make_cache, supported, version_of
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.seeded_sampling import noise, sample, seeded_batch, truncated
-from runtime.embedded.drawing.sampler import draw
+from runtime.embedded.sampler import sample as sample_embedded
 
 VOCAB = 97
 EVERY = 1 << 30
@@ -54,7 +54,7 @@ def test_a_token_is_the_embedded_engines(
     read = torch.arange(len(seeds)) + 10
     probs = torch.softmax(torch.from_numpy(logits) / temperature, -1)
     ours = sample(probs, info(seeds, [top_p] * len(seeds)), read)
-    theirs = draw(logits, seeds, read.numpy() + 1, temperature, top_p)
+    theirs = sample_embedded(logits, seeds, read.numpy() + 1, temperature, top_p)
     assert ours.dtype == torch.int32
     assert ours.tolist() == theirs.tokens.tolist()
 

@@ -19,7 +19,7 @@ from loadtest.kv_run import Searches
 from loadtest.policy_events import event_us
 from loadtest.token_eviction.token_eviction_run import floors_for
 from loadtest.token_eviction.token_policy_events import event_us as token_policy_event_us
-from runtime.embedded.kv.retention import Worth
+from runtime.embedded.eviction import ValueParams
 from tests.loadtest.command import refused
 
 KEYS = {
@@ -118,7 +118,7 @@ def test_events_at_1000_blocks_are_timed(policy: str) -> None:
 
 def test_events_are_timed_with_all_signals_read() -> None:
     """Attention is read where steps end, and nowhere else."""
-    found = event_us("arborkv", worth=Worth(UNFITTED))
+    found = event_us("arborkv", worth=ValueParams(UNFITTED))
     assert found["boundary_us_p50"] > 0
     assert found["policy_us_p50"] > 0
 

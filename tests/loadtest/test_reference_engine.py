@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.hidden_states import HiddenStates
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.scoring.hidden import HiddenStates
+from runtime.embedded.sampler import sample
+from runtime.embedded.scheduler import Scheduler
 from runtime.text import Text
 from search.engine import (
     Branch,
@@ -58,7 +58,7 @@ def embedded_tokens(forward: Forward, branch: Branch, sampling: Sampling) -> lis
     while len(drawn) < branch.limit:
         at = len(prefix) + len(drawn)
         logits = forward.run([span], store)
-        token = draw(logits, [branch.seed], [at], sampling.temperature, sampling.top_p).tokens[0]
+        token = sample(logits, [branch.seed], [at], sampling.temperature, sampling.top_p).tokens[0]
         drawn.append(int(token))
         span = Span(np.array(drawn[-1:]), at, slots[: at + 1], 0)
     return drawn
@@ -87,7 +87,7 @@ async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
     forward, text = Forward(checkpoint, threads=1), Text(checkpoint)
     scheduler = Scheduler(
         forward,
-        draw,
+        sample,
         text,
         context=text.context,
         vocab=forward.config.vocab,

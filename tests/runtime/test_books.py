@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.seed import node_seed
 from search.tree import Finish
+from tests.runtime.test_reward_scorer import scorer
 from tests.runtime.test_scheduler import PROMPTS, scheduler
-from tests.runtime.test_scorer import scorer
 
 TREES = 200
 AT_ONCE = 8

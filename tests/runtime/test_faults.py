@@ -29,7 +29,7 @@ from runtime.embedded.messages import (
     in_parts,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.step_embedder import Words
 from search.controller import Problem, search
 from search.engine import (
     Ahead,

@@ -21,8 +21,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.scorer import Scorer
-from runtime.embedded.scoring.scorers import load_scorer
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.embedded.scorer_loading import load_scorer
 from search.engine import Branch, RewardMissing, Sampling, Trajectory
 from search.tree import ROOT
 from tests.runtime.tiny_models import make_checkpoint, make_reward_model, make_tokenizer
@@ -244,7 +244,7 @@ def trajectory(length: int) -> Trajectory:
     return Trajectory(length, IDS[:length], STEPS[:length])
 
 
-def read(scorer: Scorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
+def read(scorer: RewardScorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
     """The rewards of the trajectories of these lengths."""
     scorer.score(call, tree, PROMPT, QUESTION, [trajectory(n) for n in lengths])
     while scorer.busy:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.config_check import check
-from runtime.embedded.drawing.stops import StopTables
+from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.account import Account
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
@@ -45,7 +45,7 @@ sglang:inter_token_latency_seconds_bucket{le="0.002"} 3.0
 
 def drawing(limit: int = 9) -> StepRequest:
     branch = Branch(0, 0, (0,), 1, limit, 1)
-    return StepRequest(branch, Sampling(), StopTables(PIECES).of(("\n\n",)), EOS)
+    return StepRequest(branch, Sampling(), StopStringTables(PIECES).of(("\n\n",)), EOS)
 
 
 def answer(*tokens: int) -> dict:

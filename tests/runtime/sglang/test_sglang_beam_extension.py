@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from runtime.embedded.drawing.stops import StopTables
+from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
@@ -25,7 +25,7 @@ from search.tree import Finish
 
 PROMPT = (1, 2)
 STOP, END = 3, 4
-STOPS = StopTables((b"a", b"b", b"c", b"\n\n", b"<end>")).of(("\n\n",))
+STOPS = StopStringTables((b"a", b"b", b"c", b"\n\n", b"<end>")).of(("\n\n",))
 
 
 class Told(Replica):
