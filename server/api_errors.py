@@ -195,6 +195,7 @@ def install(app: FastAPI, retry_after: int) -> None:
         said = translate(error, retry_after)
         headers = dict(said.headers or {})
         if said.status_code == METHOD_NOT_ALLOWED:
+            headers.pop("Allow", None)  # of one route of the path alone
             headers["allow"] = ", ".join(_methods(request))
         return JSONResponse(said.body(), said.status_code, headers)
 
@@ -215,6 +216,8 @@ def _methods(request: Request) -> list[str]:
 
 def echo(value: object) -> str:
     """A client's value, quoted and short enough for a message."""
+    if isinstance(value, str | list):
+        value = value[:LONGEST_ECHO]
     text = repr(value)
     return text if len(text) <= LONGEST_ECHO else text[: LONGEST_ECHO - 3] + "..."
 
@@ -240,6 +243,8 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     name = field_name(first["loc"])
     if not name:
         message = "the body must be a JSON object, sent with Content-Type: application/json"
+        if first["type"] == "value_error":
+            message = f"the body: {first['ctx']['error']}"
         return ApiError(400, "invalid_body", message)
     if first["type"] == "missing":
         return ApiError(400, "missing_required_parameter", f"{name}: required", param=name)

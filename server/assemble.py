@@ -23,9 +23,11 @@ from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
+from server.api_keys import ApiKeys
 from server.app import add_model, create_app, create_service
+from server.connections import Connections, raised_handle_limit, within_handles
 from server.further_models import further_models
-from server.header_timeout import header_timeout_protocol
+from server.header_timeout import guarded
 from server.lifecycle import GracefulServer, Restartable, watch_engine
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
@@ -212,6 +214,7 @@ def traces_of(settings: Settings) -> Tracing | None:
 async def serve(settings: Settings, trees: TreeLog) -> None:
     """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
     start_logging(settings.log_level, settings.log_format)
+    settings = within_handles(settings, raised_handle_limit())
     config = uvicorn.Config(
         "",
         log_config=None,
@@ -219,10 +222,12 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        http=header_timeout_protocol(settings.head_seconds),
+        http=guarded(Connections(settings.max_connections), settings.head_seconds),
+        ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
+    ApiKeys.load(settings)  # what is wrong with them is said before models are loaded
     listener = listen(settings.host, settings.port)
     if settings.answers != "text":
         await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time

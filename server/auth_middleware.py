@@ -69,7 +69,8 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            await while_connected(self._app, scope, body, receive, send)
+            unread, body = [body], None  # nobody holds a body that has been read
+            await while_connected(self._app, scope, unread, receive, send)
         finally:
             if slot is not None:
                 slot.close()

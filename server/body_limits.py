@@ -30,15 +30,15 @@ class BodyLimits:
     """The bodies that are not whole yet, oldest first.
 
     Where there are too many, room is made for the newest: of one address at the cost of that
-    address' oldest, in all at the cost of the address that has most. So whoever opens many of them
-    is in nobody's way.
+    address' oldest, in all at the cost of the address that has most, in number or in bytes. So
+    whoever opens many of them is in nobody's way.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._partial: dict[PartialBody, None] = {}
         self._by_address: Counter[str] = Counter()
-        self._bytes = 0
+        self._bytes_by_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._partial)
@@ -86,9 +86,10 @@ class BodyLimits:
 
     def _grow(self, body: PartialBody, size: int) -> None:
         body.size += size
-        self._bytes += size
-        if self._bytes > self._settings.max_bodies_bytes:
-            self._displace(max(self._partial, key=lambda h: h.size))
+        self._bytes_by_address[body.address] += size
+        if self._bytes_by_address.total() > self._settings.max_bodies_bytes:
+            held = self._bytes_by_address
+            self._displace(max(self._partial, key=lambda h: (held[h.address], h.size)))
 
     def _displace(self, body: PartialBody) -> None:
         self._leave(body)
@@ -101,10 +102,11 @@ class BodyLimits:
         if body not in self._partial:
             return
         del self._partial[body]
-        self._bytes -= body.size
+        self._bytes_by_address[body.address] -= body.size
         self._by_address[body.address] -= 1
         if not self._by_address[body.address]:
             del self._by_address[body.address]
+            del self._bytes_by_address[body.address]
 
     def _too_large(self, headers: dict[str, str]) -> ApiError:
         most = self._settings.max_body_bytes

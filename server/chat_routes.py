@@ -16,7 +16,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
-from server.client_disconnect import run_for
+from server.client_disconnect import forget_body, run_for
 from server.plain_completion import PlainCompletion, PlainReply, first_stop, held_back
 from server.quotas import ReplyTokens
 from server.replies import CompletedReply, chunk, search_document, usage_chunk
@@ -69,6 +69,7 @@ def chat_routes(service: Service) -> APIRouter:
         )
 
     async def answer(parsed: ParsedRequest, stream: bool | None, request: Request) -> Response:
+        forget_body(request)
         own = service.serving(parsed.model)
         slot = request.state.slot
         work = partial(_work, parsed, own, slot)
@@ -140,7 +141,7 @@ async def _search(
         in_reasoning=bool(parsed.in_reasoning),
     )
     if service.trees.wanted:
-        service.log_tree(search_document(parsed, outcome, service.fingerprint))
+        await service.log_tree(search_document(parsed, outcome, service.fingerprint))
     return outcome
 
 

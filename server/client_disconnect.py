@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.admission import QueueSlot
@@ -16,13 +17,15 @@ T = TypeVar("T")
 
 
 async def while_connected(
-    app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send
+    app: ASGIApp, scope: Scope, unread: list[bytes], receive: Receive, send: Send
 ) -> None:
     """Have ``app`` answer a request whose body is whole, and cancel it when the client leaves.
 
+    ``unread``: the body, which is taken out when it is read.
+
     Raises ClientLeft then; otherwise what the app raises.
     """
-    unread, answered = [body], False
+    answered = False
     left = asyncio.create_task(_left(receive))
 
     async def receive_rest() -> Message:
@@ -62,6 +65,11 @@ async def run_for(slot: QueueSlot, runner: SearchRunner, work: Coroutine[Any, An
     if task.cancelled():
         raise runner.cancelled()
     return task.result()
+
+
+def forget_body(request: Request) -> None:
+    """What was sent has been understood: while the request waits, its bytes need not."""
+    request._body = b""
 
 
 async def _left(receive: Receive) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.passed_on import PassedOn
@@ -40,12 +39,11 @@ class Continuation:
         return {"search": self.search, "node": self.node, "text": self.text, "path": path}
 
 
-def continuation_at(document: bytes, node: int) -> Continuation:
+def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:
     """A kept search's node to go on from. Raises ApiError for one that is not there or has ended.
 
     A search that was itself a branch is gone on with from its own beginning.
     """
-    kept = json.loads(document)
     if "tree" not in kept:
         raise bad_value("id", "the search failed; there is no tree to go on from")
     tree = from_json(kept["tree"])
@@ -94,4 +92,4 @@ class ContinuedEngine(PassedOn):
 
     def _whole(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         steps, texts = self._continuation.steps, self._continuation.texts
-        return [Trajectory(t.node, steps + t.steps, texts + t.texts) for t in trajectories]
+        return [replace(t, steps=steps + t.steps, texts=texts + t.texts) for t in trajectories]

@@ -5,7 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from search.spec import SearchSpec
@@ -21,6 +29,9 @@ MOST_NAMES_LOGGED = 200
 LONGEST_NAME_LOGGED = 64
 MOST_STOPS = 16
 LONGEST_STOP = 256
+MOST_FIELDS = 256
+"""Of one object: each that is wrong has an error of its own."""
+MOST_MESSAGES = 1 << 14
 MOST = 2**31 - 1
 """Of anything that is counted."""
 
@@ -78,6 +89,16 @@ Temperature = Annotated[float, Field(ge=0.0, le=2.0, strict=True)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 
 
+def _few(value: object) -> object:
+    """Raises ValueError for an object with more fields than anybody means."""
+    if isinstance(value, dict) and len(value) > MOST_FIELDS:
+        raise ValueError(f"at most {MOST_FIELDS} fields are allowed, these are {len(value)}")
+    return value
+
+
+Spec = Annotated[SearchSpec, BeforeValidator(_few)]
+
+
 class Message(BaseModel):
     """One message; whatever else a client attaches to it is left alone."""
 
@@ -87,6 +108,10 @@ class Message(BaseModel):
     content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
     tool_calls: Annotated[Any, WithJsonSchema(_NOTHING_CALLED)] = None
     function_call: Annotated[Any, WithJsonSchema({"type": "null"})] = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+"""The first that is wrong is told of, and no other is looked at."""
 
 
 class StreamOptions(BaseModel):
@@ -124,13 +149,23 @@ class GenerationRequest(BaseModel):
     seed: Seed | None = Field(default=None, description="taken modulo 2**63")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    search: SearchSpec | None = None
+    search: Spec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _let_go_of_the_unread(cls, data: object) -> object:
+        """A request may wait for long: of what nobody reads the names are enough."""
+        _few(data)
+        if isinstance(data, dict):
+            for name in data.keys() - cls.model_fields.keys() - CHAT.keys() - TEXT.keys():
+                data[name] = None
+        return data
 
 
 class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Count | None = Field(default=None, description="wins")
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
     reasoning: Reasoning | None = None
@@ -163,11 +198,13 @@ class SearchRequest(BaseModel):
 
     model: str | None = None
     question: str | None = Field(default=None, min_length=1)
-    messages: list[Message] | None = Field(default=None, min_length=1)
-    search: SearchSpec = SearchSpec()
+    messages: Messages | None = None
+    search: Spec = SearchSpec()
     stream: StrictBool = False
     background: StrictBool = Field(default=False, description="it goes on without its client")
     dry_run: StrictBool = Field(default=False, description="say what it may cost, search nothing")
+
+    _bounded = model_validator(mode="before")(_few)
 
 
 class BranchRequest(BaseModel):
@@ -177,9 +214,11 @@ class BranchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     node: Index
-    search: SearchSpec = SearchSpec()
+    search: Spec = SearchSpec()
     stream: StrictBool = False
     background: StrictBool = False
+
+    _bounded = model_validator(mode="before")(_few)
 
 
 class IgnoredFields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -150,12 +151,12 @@ async def parse_search(
     return parsed, spec
 
 
-def parse_branch(
+async def parse_branch(
     request: BranchRequest, document: bytes, service: Service, key: ApiKey
 ) -> tuple[ParsedRequest, SearchSpec]:
     """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
-    continuation = continuation_at(document, request.node)
-    kept = json.loads(document)
+    async with service.reading:  # a document may have megabytes
+        kept, continuation = await asyncio.to_thread(_begun, document, request.node)
     service = service.serving(kept["model"])
     context = service.runner.engine.capabilities.context_tokens
     if len(continuation.tokens) >= context:
@@ -178,6 +179,11 @@ def parse_branch(
         in_reasoning=thinks(continuation.prompt, service),
     )
     return parsed, spec
+
+
+def _begun(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
+    kept = json.loads(document)
+    return kept, continuation_at(kept, node)
 
 
 def resolve_model(name: str, settings: Settings) -> dict[str, Any]:

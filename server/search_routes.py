@@ -24,7 +24,7 @@ from server.api_errors import (
     search_unknown,
     translate,
 )
-from server.client_disconnect import run_for
+from server.client_disconnect import forget_body, run_for
 from server.estimate import estimate
 from server.kept_searches import HEARTBEAT, EventLog, KeptSearch
 from server.replies import search_document
@@ -53,7 +53,7 @@ def search_routes(service: Service) -> APIRouter:
         kept = find(service, search_id, request)
         if kept.task is not None:
             raise search_running(search_id)
-        parsed, spec = parse_branch(body, kept.document, service, request.state.key)
+        parsed, spec = await parse_branch(body, kept.document, service, request.state.key)
         return await answer(parsed, spec, body, request)
 
     async def answer(
@@ -62,6 +62,7 @@ def search_routes(service: Service) -> APIRouter:
         body: SearchRequest | BranchRequest,
         request: Request,
     ) -> Response:
+        forget_body(request)
         slot, own = request.state.slot, service.serving(parsed.model)
         if body.background:
             event_log = EventLog()
@@ -120,7 +121,7 @@ async def grow(
         event_log.add("done", _without_tree(document), last=True)
     service.store.finish(parsed.id, kept)
     service.typical_cost.note(outcome)
-    service.log_tree(document)
+    await service.log_tree(document)
     return document
 
 

@@ -55,7 +55,8 @@ class Service:
     """One server's parts.
 
     ``delimiter`` ends a step of the policy model's replies. ``draining`` is set once the server has
-    been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when. ``others``:
+    been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when; ``reading``:
+    kept documents are read one after the other. ``others``:
     further models by name, each with an engine and a text of its own; all else they share.
     """
 
@@ -74,6 +75,7 @@ class Service:
     delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     others: dict[str, Service] = field(default_factory=dict)
 
     def serving(self, model: str | None) -> Service:
@@ -85,10 +87,9 @@ class Service:
         """This service, and those of the further models."""
         return [self, *self.others.values()]
 
-    def log_tree(self, document: dict[str, Any]) -> None:
+    async def log_tree(self, document: dict[str, Any]) -> None:
         """Write a search's document to the file of trees; counted where that does not go."""
-        if not self.trees.write(document):
-            self.metrics.unwritten_trees.inc()
+        await self.trees.write_beside(document, self.metrics.unwritten_trees.inc)
 
     async def close(self) -> None:
         """Cancel what is under way, on any model, and wait until it has let go of its trees."""

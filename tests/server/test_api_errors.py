@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from search.engine import EngineError, RewardMissing
 from search.spec import PolicyName
 from server.app import create_app, create_service
+from server.request_models import ChatRequest
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText, question
@@ -105,6 +106,33 @@ async def test_broken_bodies_are_refused(http: httpx2.AsyncClient, body: bytes, 
     answer = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["code"].startswith(code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"model": "sprig", "messages": [1] * 400_000}, "messages[0]"),
+        ("/v1/search", {"messages": [{}] * 200_000}, "messages[0].role"),
+        ("/v1/search", {"question": "a", "search": {str(i): 1 for i in range(9000)}}, "search"),
+        ("/v1/completions", {str(i): 1 for i in range(9000)}, None),
+    ],
+)
+async def test_of_many_faults_one_is_told(
+    http: httpx2.AsyncClient, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    """None of the others is looked for, which would hold the event loop for seconds."""
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert len(answer.content) < 500
+
+
+def test_of_what_nobody_reads_the_names_are_kept_alone() -> None:
+    """A request may wait for long, and what it holds waits with it."""
+    sent = {"model": "sprig", "messages": question(), "metadata": {"a": "x" * 9000}, "top_k": 5}
+    request = ChatRequest.model_validate(sent)
+    assert request.model_extra == {"metadata": None, "top_k": 5}
+    assert sent["metadata"] is None
 
 
 async def test_a_body_that_is_not_declared_as_json_is_refused(http: httpx2.AsyncClient) -> None:

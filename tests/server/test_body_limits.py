@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -98,6 +100,19 @@ async def test_together_they_hold_so_many_bytes() -> None:
     await other.send(b"", last=True)
     assert len(await small.task) == 12
     assert len(await other.task) == 1500
+
+
+async def test_room_in_bytes_is_made_by_the_address_that_holds_most() -> None:
+    """By hand, 1,000 in all: a's two small ones are more than b's one large, so a's go first."""
+    bodies = BodyLimits(Settings(max_bodies_bytes=1024))
+    first, second, large = await senders(bodies, "aab")
+    await first.send(b"x" * 300)
+    await second.send(b"x" * 310)
+    await large.send(b"x" * 450)
+    assert [sender.refused is not None for sender in (first, second, large)] == [False, True, False]
+    await large.send(b"x" * 200, last=True)
+    assert len(await large.task) == 650
+    await first.leave()
 
 
 @pytest.mark.parametrize("limits", [{"body_idle_seconds": 0.02}, {"body_seconds": 0.02}])
@@ -203,6 +218,39 @@ async def test_half_a_body_is_told_why_and_cut(app: FastAPI) -> None:
     assert said.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in said
     assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+async def test_a_body_in_crumbs_is_refused(app: FastAPI) -> None:
+    """Chunks of one byte cost the server a hundred times what their bytes do; chunks of sixty-four
+    are taken."""
+    padded = BODY + b" " * 60_000
+    start = re.sub(rb"content-length: \d+", b"transfer-encoding: chunked", head())
+
+    def chunks(size: int) -> bytes:
+        pieces = [padded[at : at + size] for at in range(0, len(padded), size)]
+        return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+    async with serving(app) as port:
+        answer = b"too small"  # a reset may overtake it
+        with suppress(ConnectionError):
+            crumbs, _ = await opened(port, start + chunks(1))
+            answer = await crumbs.read()
+        assert b"too small" in answer
+        whole, writer = await opened(port, start + chunks(64))
+        assert (await whole.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("settings", [{"max_connections": 20, "max_width": 8}], indirect=True)
+async def test_connections_that_say_nothing_keep_nobody_out(app: FastAPI) -> None:
+    """Sixty of them: the oldest are closed, and the next client is answered."""
+    async with serving(app) as port:
+        silent = [await opened(port, b"") for _ in range(60)]
+        assert [await reader.read() for reader, _ in silent[:39]] == [b""] * 39
+        reader, writer = await opened(port, head() + BODY)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for _, one in [*silent, (reader, writer)]:
+            one.close()
 
 
 @pytest.mark.parametrize("settings", [{"head_seconds": 0.2}], indirect=True)
