@@ -47,8 +47,6 @@ def further_models(settings: Settings) -> list[Settings]:
     path = settings.models_file
     if path is None:
         return []
-    if settings.engine == "sglang":
-        raise SettingsError("HEDGEROW_MODELS_FILE: engine sglang serves one model; start another")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

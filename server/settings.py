@@ -21,6 +21,7 @@ from pydantic import (
 import models
 from runtime.reward_format import reward_format
 from search.spec import AnswerRule
+from server.engine_settings import ignored_settings
 
 PREFIX = "HEDGEROW_"
 API_KEY = "api_key"
@@ -263,13 +264,22 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
             raise SettingsError(f"{PREFIX}{name.upper()}: there is no such setting{hint}")
     given |= {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
         raise SettingsError("\n".join(_line(e) for e in error.errors())) from None
+    values = {name: getattr(settings, name) for name in given}
+    ignored = ignored_settings(settings.engine, settings.launch, values)
+    if ignored:
+        lines = [_refusal(name, given[name], reason) for name, reason in ignored.items()]
+        raise SettingsError("\n".join(lines))
+    return settings
 
 
 def _line(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
     said = error["msg"].removeprefix("Value error, ")
-    shown = "..." if "key" in name else str(error["input"])
-    return f"{PREFIX}{name.upper()} = {shown!r}: {said}"
+    return _refusal(name, "..." if "key" in name else error["input"], said)
+
+
+def _refusal(name: str, value: Any, reason: str) -> str:
+    return f"{PREFIX}{name.upper()} = {str(value)!r}: {reason}"

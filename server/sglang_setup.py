@@ -77,8 +77,6 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
 
     Raises SettingsError or ValueError naming what is wrong.
     """
-    if settings.policy_urls or settings.reward_urls:
-        raise SettingsError(f"{PREFIX}LAUNCH: starts its own servers; leave the URLs out")
     form = reward_format(_format(settings))
     plain = LaunchOptions(
         model=settings.policy_model,
@@ -114,23 +112,8 @@ def _format(settings: Settings) -> str:
 
     Raises SettingsError for what is the embedded engine's alone.
     """
-    if settings.kv_split != "given":
-        raise SettingsError(
-            f"{PREFIX}KV_SPLIT = {settings.kv_split!r}: SGLang's servers have their memory by "
-            f"{PREFIX}LAUNCH_MEMORY; hedgerow plan --gpu says which shares to give"
-        )
-    if settings.draft != "off":
-        raise SettingsError(
-            f"{PREFIX}DRAFT = {settings.draft!r}: SGLang drafts by itself; give its own options to "
-            "the policy's server"
-        )
     if settings.kv_policy == "full":
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
-    if settings.kv_theta is not None and "kv_theta" in settings.model_fields_set:
-        raise SettingsError(
-            f"{PREFIX}KV_THETA = '{settings.kv_theta}': SGLang's plug-in goes by the search's "
-            "value alone; none is needed"
-        )
     if reward_format(settings.reward_format).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
         return "none"

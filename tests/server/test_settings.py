@@ -24,9 +24,7 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
 @pytest.mark.parametrize(
     ("name", "said", "read"),
     [
-        ("policy_urls", "http://a:1, http://b:2/", ("http://a:1", "http://b:2")),
         ("reward_urls", "", ()),
-        ("launch_memory", "0.5,0.4", (0.5, 0.4)),
         ("kv_load", "64,256,64", (64, 256, 64)),
         ("cors_origins", "https://a.org", ("https://a.org",)),
     ],
@@ -37,6 +35,13 @@ def test_lists_stand_by_commas_in_the_environment(
     """As the chart and the compose files write them."""
     monkeypatch.setenv(f"HEDGEROW_{name.upper()}", said)
     assert getattr(load_settings(), name) == read
+    monkeypatch.delenv(f"HEDGEROW_{name.upper()}")
+    monkeypatch.setenv("HEDGEROW_ENGINE", "sglang")
+    monkeypatch.setenv("HEDGEROW_POLICY_URLS", "http://a:1, http://b:2/")
+    assert load_settings().policy_urls == ("http://a:1", "http://b:2")
+    monkeypatch.delenv("HEDGEROW_POLICY_URLS")
+    launched = load_settings(launch=True, launch_memory="0.5,0.4")
+    assert launched.launch_memory == (0.5, 0.4)
 
 
 def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
