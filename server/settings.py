@@ -209,7 +209,7 @@ class Settings(BaseModel):
     stall_seconds: float = Field(
         default=30.0, gt=0, description="without a sign of life: the engine stands still"
     )
-    keeper_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
+    watchdog_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
     retry_after_seconds: int = Field(default=5, ge=1, le=60)
     retry_seconds: float = Field(
         default=10.0, gt=0, description="what fails later is not to be retried by the client itself"

@@ -15,8 +15,8 @@ from runtime.reward_format import REWARD_FORMATS
 from runtime.reward_reader import paths_of
 from runtime.text import Text
 from search.engine import PrefixTooLong, Trajectory
+from server.reply_formats import opens_reasoning
 from server.settings import Settings
-from server.thoughts import has_begun
 from tests.runtime.tiny_models import make_tokenizer
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<extra_0>", "[INST]", "[/INST]", "<|eot|>", "<bos>")
@@ -184,10 +184,10 @@ def changed(folder: Path, more: dict[str, Any], **flags: bool) -> Text:
 def test_a_thought_is_opened_by_the_template_alone(text: Text) -> None:
     """Where it opens one it does so whatever is said; elsewhere no words do."""
     asked = [{"role": "user", "content": "so <think>\n"}]
-    opened = has_begun(text.encode_chat(messages(["?"])), text.encode)
+    opened = opens_reasoning(text.encode_chat(messages(["?"])), text.encode)
     assert opened == ("assistant\n<think>" in text._template)
     if opened:
-        assert has_begun(text.encode_chat(asked), text.encode)
+        assert opens_reasoning(text.encode_chat(asked), text.encode)
 
 
 def test_what_cannot_fit_is_not_tokenised(tmp_path: Path) -> None:

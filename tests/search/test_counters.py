@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 
 from search.counters import Counters, EngineCounters, combined, counter
 from search.engine import Usage
-from server.metrics import EngineSeries, IgnoredFields
+from server.prometheus_metrics import EngineSeries, IgnoredFields
 
 
 @dataclass(slots=True)

@@ -34,10 +34,10 @@ async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> 
             stream = await http.post("/v1/search", json=SEARCH | {"stream": True})
             assert "event: done" in stream.text
             assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
-            begun = await http.post("/v1/search", json=SEARCH | {"background": True})
-            events = await http.get(f"/v1/search/{begun.json()['id']}/events")
+            continuation = await http.post("/v1/search", json=SEARCH | {"background": True})
+            events = await http.get(f"/v1/search/{continuation.json()['id']}/events")
             assert "event: done" in events.text
-            for answer in done, begun:
+            for answer in done, continuation:
                 kept = await http.get(f"/v1/search/{answer.json()['id']}")
                 assert kept.json()["status"] == "done"
     assert service.metrics.registry.get_sample_value("hedgerow_unwritten_trees_total") == 4
