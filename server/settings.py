@@ -249,7 +249,7 @@ class LimitSettings(_Settings):
     max_connections: int = setting(8192, "open at once, idle ones included", ge=1)
     max_bodies: int = setting(4096, "on their way at once", ge=1)
     max_bodies_by_address: int = setting(1024, "of these, of one address", ge=1)
-    max_bodies_bytes: int = setting(256 << 20, "of these together", ge=1024)
+    max_bodies_bytes: int = setting(256 << 20, "of these, and of open requests", ge=1024)
     max_messages: int = setting(1024, "of one request", ge=1)
     max_stop_strings: int = setting(16, "of one request", ge=1, le=16)
     max_choices: int = setting(16, "n of a request", ge=1)
