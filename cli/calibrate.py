@@ -1,8 +1,8 @@
 """``hedgerow calibrate``: what arborkv's signals weigh, fitted to searches that keep all their KV.
 
-The target is re-entry in hindsight, weighted by cost: whether a block that a search has left comes
-back onto its path, times the tokens that it would take to compute again. (ArborKV, section 5.1,
-fits to accuracy instead, since there a block that is given up is lost; here it never is.)
+The target is re-entry, weighted by cost: whether a block that a search has left comes back onto its
+path, times the tokens that it would take to compute again. (ArborKV, section 5.1, fits to accuracy
+instead, since there a block that is given up is lost; here it never is.)
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cli.evaluation import Evaluation, Graded, evaluate
-from cli.kv_recorder import Recorder
 from kvpolicy.fit import Rows, fit, losses, together
-from kvpolicy.value import Theta, save_theta
+from kvpolicy.reentry import ReentryRecorder
+from kvpolicy.value import Theta, confidence_of_entropy, save_theta
 from runtime.embedded.model.config import ModelConfig
+from runtime.passed_on import PassedOn
+from search.engine import Branch, Engine, Hint, Sampling, Step, TreeCost
 from search.spec import SearchSpec
+from search.tree import ROOT, Finish
 from server.assemble import running
 from server.settings import PREFIX, Settings, SettingsError
 
@@ -141,3 +144,52 @@ def _table(theta: Theta, unsaid: dict[str, float], rows: Rows) -> Table:
         loss = f"{unsaid[name]:.4f}" if name in unsaid else ""
         table.add_row(name or "none", f"{bias:.3f}", *cells, loss)
     return table
+
+
+class Recorder(PassedOn):
+    """Follows every search by what passes between it and the engine, and changes nothing of it."""
+
+    def __init__(self, engine: Engine, vocab: int) -> None:
+        """``vocab``: the policy model's tokens, for u."""
+        super().__init__(engine)
+        self._vocab = vocab
+        self._searches: dict[str, ReentryRecorder] = {}
+        self._recorded: dict[str, Rows] = {}
+
+    def take(self) -> list[Rows]:
+        """The rows of each search that has ended since the last call, by their trees' names."""
+        recorded, self._recorded = self._recorded, {}
+        return [recorded[name] for name in sorted(recorded, key=lambda name: (len(name), name))]
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """The search moves on."""
+        if tree in self._searches:
+            search = self._searches[tree]
+            search.transition(hint.values, hint.active, hint.dead, hint.outlook)
+        super().hint(tree, hint)
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Blocks close, but for those that ended their reply: nothing can follow them."""
+        if tree not in self._searches:
+            search = self._searches[tree] = ReentryRecorder(len(branches[0].tokens))
+            search.transition({}, [ROOT], ())
+        steps = await super().expand(tree, branches, sampling)
+        search = self._searches[tree]
+        for branch, step in zip(branches, steps, strict=True):
+            if step.finish is not Finish.END:
+                confidence = confidence_of_entropy(step.entropy, self._vocab)
+                known = branch.node, branch.parent, len(step.tokens), confidence, step.attention
+                search.boundary(*known)
+        return steps
+
+    async def release(self, tree: str) -> TreeCost:
+        """The search is over: its rows can be told."""
+        search = self._searches.pop(tree, None)
+        if search is not None:
+            self._recorded[tree] = search.rows()
+        return await super().release(tree)
+
+    async def abort(self, tree: str) -> None:
+        """What was cut short says nothing of what would have come back."""
+        self._searches.pop(tree, None)
+        await super().abort(tree)

@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
+from server.api_keys import ApiKeys
 from server.further_models import further_models
-from server.keys import Keyring
 from server.settings import PREFIX, Settings, SettingsError
 
 
@@ -19,12 +19,12 @@ def check(settings: Settings) -> dict[str, Any]:
     Raises SettingsError naming the first that a server could not be started with.
     """
     from server.assemble import engine_options, model_flops
-    from server.sglang import server_options, sglang_options
+    from server.sglang_setup import server_options, sglang_options
 
     if settings.profile not in PROFILES:
         known = ", ".join(PROFILES)
         raise SettingsError(f"HEDGEROW_PROFILE = {settings.profile!r}: known are {known}")
-    keys = Keyring.load(settings)
+    keys = ApiKeys.load(settings)
     try:
         for model in (settings, *further_models(settings)):
             reward_format(model.reward_format)

@@ -20,7 +20,7 @@ from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
 from server.answers import Answers, answers_to
-from server.room import context_for
+from server.limits import context_for
 from server.service import ChatText
 
 Z95 = 1.959963984540054

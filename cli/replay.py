@@ -13,8 +13,8 @@ from cli.search_client import SearchClient
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 from search.tree_json import from_json
-from server.errors import field_name
-from server.wire import Message, SearchRequest
+from server.api_errors import field_name
+from server.request_models import Message, SearchRequest
 
 
 class RecordError(ValueError):

@@ -11,12 +11,12 @@ import httpx
 
 from search.engine import EngineError
 from search.events import Event
-from server.ask import ask_search
-from server.errors import ApiError, translate
+from server.api_errors import ApiError, translate
+from server.request_models import SearchRequest
+from server.request_parsing import parse_search
 from server.search_routes import grow
 from server.service import Service
 from server.settings import API_KEY, PREFIX
-from server.wire import SearchRequest
 
 Listen = Callable[[dict[str, Any]], None]
 SearchClient = Callable[[SearchRequest, Listen], Awaitable[dict[str, Any]]]
@@ -38,7 +38,7 @@ def local(service: Service) -> SearchClient:
             listen(event.to_dict())
 
         try:
-            ask, spec = await ask_search(request, service)
+            ask, spec = await parse_search(request, service)
             return await grow(ask, spec, service, hear)
         except (ApiError, EngineError) as error:
             raise ClientError(str(translate(error, RETRY_SECONDS).detail)) from error

@@ -16,9 +16,9 @@ from cli.live_tree import LiveTree
 from cli.replay import Record, replay
 from cli.search_client import SearchClient, local, remote
 from search.spec import SearchSpec
+from server.request_models import SearchRequest
 from server.settings import Settings
 from server.tree_log import TreeLog
-from server.wire import SearchRequest
 
 SHORT_DIGEST = 16
 MOST_ANSWERS = 10

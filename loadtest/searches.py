@@ -21,7 +21,7 @@ from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.room import context_for
+from server.limits import context_for
 from server.settings import BUNDLED
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ ACTED_ON_BY: Mapping[str, tuple[str, ...]] = {
     "draft_kv_tokens": (EMBEDDED,),
     "verify_batch": (EMBEDDED,),
     "lookahead": (EMBEDDED,),
-    "unison": (EMBEDDED,),
+    "dedup": (EMBEDDED,),
     "order": (EMBEDDED,),
     "threads": (EMBEDDED,),
     "exact": (EMBEDDED,),
@@ -46,7 +46,7 @@ OFF: Mapping[str, object] = {
     "draft": "off",
     "kv_split": "given",
     "lookahead": False,
-    "unison": False,
+    "dedup": False,
     "exact": False,
     "launch": False,
 }

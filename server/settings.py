@@ -194,6 +194,7 @@ class Settings(BaseModel):
     head_seconds: float = Field(default=10.0, gt=0, description="for a request's head to come")
     body_seconds: float = Field(default=60.0, gt=0, description="for a request's body to come")
     body_idle_seconds: float = Field(default=10.0, gt=0, description="of these without a byte")
+    max_connections: int = Field(default=8192, ge=1, description="open at once, idle ones included")
     max_bodies: int = Field(default=4096, ge=1, description="on their way at once")
     max_bodies_by_address: int = Field(default=1024, ge=1, description="of these, of one address")
     max_bodies_bytes: int = Field(default=256 << 20, ge=1024, description="of these together")
@@ -208,7 +209,7 @@ class Settings(BaseModel):
     stall_seconds: float = Field(
         default=30.0, gt=0, description="without a sign of life: the engine stands still"
     )
-    keeper_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
+    watchdog_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
     retry_after_seconds: int = Field(default=5, ge=1, le=60)
     retry_seconds: float = Field(
         default=10.0, gt=0, description="what fails later is not to be retried by the client itself"
@@ -226,9 +227,9 @@ class Settings(BaseModel):
     admin_key: OptionalSecret = Field(default=None, description="opens /admin; without it: closed")
     share_cache: bool = Field(default=False, description="cached prefixes serve all keys")
     cors_origins: Names = Field(default=(), description="by commas; none: CORS is off")
-    max_running: int = Field(default=64, ge=1, description="trees at once")
+    max_running: int = Field(default=64, ge=1, description="requests whose trees grow at once")
     max_queued: int = Field(default=1024, ge=0, description="requests that may wait")
-    key_running: int = Field(default=64, ge=1, description="trees of one key at once")
+    key_running: int = Field(default=64, ge=1, description="of one key at once")
     key_queued: int | None = Field(
         default=None, ge=0, description="of one key; none: half of max_queued, without keys all"
     )

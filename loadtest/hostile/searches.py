@@ -117,7 +117,7 @@ def killed(kept: Kept, count: int, kills: int) -> list[Asked]:
     """Searches among which the engine dies or stands still, and all of them again in peace."""
     history = kept.read()
     if not history:
-        with Served(keeper_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
+        with Served(watchdog_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
             found = asyncio.run(_with_kills(served, range(count), kills))
             kept.add(found)
             again = asyncio.run(in_company(served.url, range(count), 4))

@@ -14,15 +14,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import cli.calibrate
+from cli.calibrate import Recorder
 from cli.evaluation import Evaluation, evaluate
-from cli.kv_recorder import Recorder
 from cli.main import app
 from kvpolicy.fit import together
 from kvpolicy.value import load_theta
 from models.tasks import TASKS
 from search.engine import Branch, Sampling, Step, Usage
 from search.spec import SearchSpec
-from server.assemble import Parts
+from server.assemble import RunningModel
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, dice
 from tests.server.conftest import PlainText
@@ -94,9 +94,9 @@ def attentive(monkeypatch: pytest.MonkeyPatch) -> Attentive:
     engine = Attentive()
 
     @asynccontextmanager
-    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[Parts]:
+    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
         assert attention
-        yield Parts(engine, PlainText(), "\n\n")
+        yield RunningModel(engine, PlainText(), "\n\n")
 
     monkeypatch.setattr(cli.calibrate, "running", running)
     return engine

@@ -16,7 +16,7 @@ import server.assemble
 from cli.main import app
 from cli.replay import first_difference, read_records
 from search.tree_json import from_json, to_json
-from server.assemble import Parts
+from server.assemble import RunningModel
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, babble
 from tests.server.conftest import PlainText
@@ -31,8 +31,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     engine = ScriptedEngine()
 
     @asynccontextmanager
-    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[Parts]:
-        yield Parts(engine, PlainText(), "\n\n")
+    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
+        yield RunningModel(engine, PlainText(), "\n\n")
 
     monkeypatch.setattr(server.assemble, "running", running)
     monkeypatch.setattr(cli.eval_command, "running", running)

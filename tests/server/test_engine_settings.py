@@ -28,7 +28,7 @@ VALUES = {
     "draft_kv_tokens": "5000",
     "verify_batch": "2",
     "lookahead": "true",
-    "unison": "true",
+    "dedup": "true",
     "order": "fcfs",
     "threads": "1",
     "exact": "true",

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
-from server.assemble import Parts, running
+from server.assemble import RunningModel, running
 from server.settings import BUNDLED, load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -52,10 +52,10 @@ class SharedServers:
 
     def __init__(self) -> None:
         self._ends = AsyncExitStack()
-        self._parts: Parts | None = None
+        self._parts: RunningModel | None = None
         self._stock = LaunchedServer(stock())
 
-    async def launched(self) -> Parts:
+    async def launched(self) -> RunningModel:
         """What ``--launch`` has made: the engine and its servers."""
         if self._parts is None:
             self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))

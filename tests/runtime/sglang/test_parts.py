@@ -26,7 +26,7 @@ from runtime.sglang.step_request import StepRequest, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
 from server.settings import BUNDLED, SettingsError, load_settings
-from server.sglang import server_options, sglang_options
+from server.sglang_setup import server_options, sglang_options
 
 PIECES = (b"a", b"b\n", b"\nc", b"<end>")
 EOS = frozenset({3})

@@ -18,8 +18,8 @@ from runtime.sglang.sglang_options import SglangOptions
 from search.controller import Problem, search
 from search.engine import EngineDown
 from search.spec import SearchSpec, StopReason
-from server.completion import Completion, complete
-from server.errors import ApiError
+from server.api_errors import ApiError
+from server.plain_completion import PlainCompletion, complete
 from server.settings import Settings
 
 INFO = {
@@ -94,7 +94,7 @@ async def test_a_deadline_holds_and_the_tree_is_let_go_of_afterwards() -> None:
             )
             assert outcome.stop_reason is StopReason.DEADLINE
             assert not outcome.stats.cost_known
-            wanted = Completion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
+            wanted = PlainCompletion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
             with pytest.raises(ApiError, match="before any of the reply"):
                 await complete(wanted, engine, "elm", lambda _: None)
             while engine._ending:
