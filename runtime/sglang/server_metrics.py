@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import plugin_counts
@@ -53,7 +53,8 @@ def parse_metrics(text: str) -> ServerMetrics:
 async def fleet_metrics(replicas: Sequence[Replica]) -> ServerMetrics:
     """The sum over those servers that answer."""
     several = await asyncio.gather(*map(_metrics_of, replicas))
-    return ServerMetrics(*(sum(values) for values in zip(*map(astuple, several), strict=True)))
+    names = [one.name for one in fields(ServerMetrics)]
+    return ServerMetrics(**{name: sum(getattr(one, name) for one in several) for name in names})
 
 
 async def _metrics_of(replica: Replica) -> ServerMetrics:

@@ -180,7 +180,7 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
     await early.resume(search, [whole, part])
     assert (whole.tokens, whole.finish, whole.logprob) == ([0, 1, STOP], Finish.STEP, -3.0)
     assert (part.tokens, part.finish, part.logprob) == ([0], None, -1.0)
-    assert part.request(1, {})["input_ids"] == [*part.branch.tokens, 0]
+    assert part.body(1, {})["input_ids"] == [*part.branch.tokens, 0]
     assert len(server.aborted) == 2
     assert (search.account.speculated_used, search.account.speculated_wasted) == (4, 0)
     early.mark_dead(search, [2])
