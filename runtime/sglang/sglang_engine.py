@@ -28,7 +28,7 @@ from runtime.sglang.reward_request import RewardRequest
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.server_metrics import fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.sglang_scorer import JudgeScorer, LikelihoodScorer, PrmScorer
+from runtime.sglang.sglang_scorer import PolicyJudge, LikelihoodScorer, PrmScorer
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.engine import (
@@ -306,9 +306,9 @@ class SglangEngine:
             score_tokens=self._overhead(),
         )
 
-    def _make_scorer(self, form: RewardFormat) -> PrmScorer | JudgeScorer | LikelihoodScorer:
+    def _make_scorer(self, form: RewardFormat) -> PrmScorer | PolicyJudge | LikelihoodScorer:
         if form.reads == "judge":
-            return JudgeScorer(self._sampler, Judge(form, self._text))
+            return PolicyJudge(self._sampler, Judge(form, self._text))
         if self._prm is None or self._reward_request is None:
             return LikelihoodScorer(self._sampler)
         return PrmScorer(

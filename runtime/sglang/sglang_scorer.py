@@ -82,7 +82,7 @@ def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | No
     return None if parent is None or parent >= trajectory.node else (trajectory.node, parent)
 
 
-class JudgeScorer:
+class PolicyJudge:
     """Asks the policy itself, by a judge's template."""
 
     def __init__(self, drawer: StepSampler, judge: Judge) -> None:
