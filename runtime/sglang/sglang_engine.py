@@ -28,7 +28,7 @@ from runtime.sglang.reward_request import RewardRequest
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.server_metrics import fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.sglang_scorer import PolicyJudge, LikelihoodScorer, PrmScorer
+from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.engine import (
