@@ -125,7 +125,7 @@ class Searches:
             peak=cache.active_peak,
             active=cache.reading_peak,
             again_seconds=engine.clocked.again_seconds,
-            policy_seconds=cache.retention.seconds,
+            policy_seconds=cache.evictor.seconds,
             seconds=seconds,
             longest=engine.longest,
             least_tokens=least_read_again(_as_cached(draws_of([outcome])), cache.active_peak),

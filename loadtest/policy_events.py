@@ -62,7 +62,7 @@ class Growing:
         prompt = np.array(self.draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64)
         self.paths[ROOT], self.depth[ROOT], self.value[ROOT] = prompt, 0, 0.5
         self.open = {ROOT}
-        self.cache.retention.begin(TREE, prompt)
+        self.cache.evictor.add_tree(TREE, prompt)
 
     def round(self) -> None:
         """Expand the best open nodes, noting what each event takes.
@@ -72,25 +72,25 @@ class Growing:
         ahead = sorted(self.open, key=lambda node: (-self.value[node], node))
         active = ahead[:ACTIVE]
         self.open -= set(active)
-        retention = self.cache.retention
+        evictor = self.cache.evictor
         moving: float | None = self.timed(
-            lambda: retention.hint(TREE, Hint(self.fresh, tuple(active), (), tuple(ahead)))
+            lambda: evictor.hint(TREE, Hint(self.fresh, tuple(active), (), tuple(ahead)))
         )
         self.fresh = {}
         for parent in active:
             for _ in range(BRANCH):
-                trims = retention.trims
+                evictions = evictor.evictions
                 pressing = self.grow(parent)
-                if retention.trims > trims:
+                if evictor.evictions > evictions:
                     first = moving is not None
                     (self.transitions if first else self.pressures).append((moving or 0) + pressing)
                     moving = None
 
     def timed(self, event: Callable[[], object]) -> float:
         """Seconds that the policy takes for an event."""
-        before = self.cache.retention.seconds
+        before = self.cache.evictor.seconds
         event()
-        return self.cache.retention.seconds - before
+        return self.cache.evictor.seconds - before
 
     def grow(self, parent: int) -> float:
         """A step of random tokens below a node; seconds to make room for it."""
@@ -102,7 +102,7 @@ class Growing:
         assert lane.allocated == lane.length, "a path does not fit the pool"
         lane.computed = lane.length
         self.cache.publish(lane)
-        close = self.cache.retention.close
+        close = self.cache.evictor.end_step
         confidence = node % 7 / 7
         self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, confidence)))
         self.depth[node] = self.depth[parent] + 1
@@ -123,10 +123,10 @@ def event_us(
     share = 2.0 if policy == "full" else SHARE
     capacity = int(share * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
     cache = PrefixCache(capacity, policy, worth)
-    if cache.retention.attends:
+    if cache.evictor.attends:
         store = KVStore(ModelConfig.from_checkpoint(SPRIG.policy), capacity)
         store.watch()
-        cache.retention.listen(store.attention)
+        cache.evictor.use_attention(store.attention)
     search = Growing(cache, random.Random(seed))
     search.begin()
     return medians_us(search)

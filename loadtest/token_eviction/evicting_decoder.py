@@ -253,17 +253,17 @@ class EvictingDecoder:
         """Pressure if need be, then one row each: the token just drawn."""
         self._make_room(len(sequences), beside=len(sequences))
         for sequence in sequences:
-            sequence.slots.append(int(self.held.pool.take(1)[0]))
+            sequence.slots.append(int(self.held.pool.allocate(1)[0]))
         read = self._run([sequence.reading() for sequence in sequences])
         for sequence, logits, mass in zip(sequences, read.logits, read.masses, strict=True):
             sequence.hear(logits, mass)
 
     def _make_room(self, slots: int, beside: int) -> None:
         """``slots`` free ones, ``beside`` of them for more than active paths are to hold."""
-        if slots > self.held.pool.free:
+        if slots > self.held.pool.available:
             with self._deciding():
                 self.policy.fit(beside)
-        assert slots <= self.held.pool.free, "the policy freed less than was asked"
+        assert slots <= self.held.pool.available, "the policy freed less than was asked"
 
     def _goes_nowhere(self, sequence: PathSequence) -> bool:
         """Whether the reply is over, or so long that nothing can be drawn from its end."""
@@ -273,7 +273,7 @@ class EvictingDecoder:
         """Nothing of it is held any more."""
         self._pay(sequence)
         self.sequences.remove(sequence)
-        self.held.pool.give(np.array(sequence.slots, dtype=np.int64))
+        self.held.pool.free(np.array(sequence.slots, dtype=np.int64))
 
     def _close(self, sequence: PathSequence) -> None:
         """Boundary: the step is a block."""
@@ -298,7 +298,7 @@ class EvictingDecoder:
     def _land(self) -> None:
         """Give back what steps hold that will not be finished."""
         for sequence in self.sequences:
-            self.held.pool.give(np.array(sequence.slots, dtype=np.int64))
+            self.held.pool.free(np.array(sequence.slots, dtype=np.int64))
         self.sequences.clear()
 
     def _step(self, sequence: PathSequence) -> Step:

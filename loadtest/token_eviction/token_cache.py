@@ -83,7 +83,7 @@ class TokenCache:
     @property
     def count(self) -> int:
         """Tokens held, steps under way included."""
-        return self.pool.capacity - self.pool.free
+        return self.pool.capacity - self.pool.available
 
     def block_of(self, node: int) -> int | None:
         """The block that a node's step is; None if there is none, or none any more."""
@@ -142,11 +142,11 @@ class TokenCache:
 
     def restore(self, block: CachedBlock, which: Ints) -> None:
         """Slots for tokens (within the block) that are not there; they must be free."""
-        block.put(which, self.pool.take(len(which)))
+        block.put(which, self.pool.allocate(len(which)))
 
     def drop(self, block: CachedBlock, which: Ints) -> None:
         """Give up tokens (within the block) that are there."""
-        self.pool.give(block.take(which))
+        self.pool.free(block.take(which))
 
     def keep(self, block: CachedBlock, which: Ints) -> None:
         """Give up all that is there but ``which`` of the held tokens, by their rank among them."""
@@ -164,5 +164,5 @@ class TokenCache:
         counts = [block.held for block in self.blocks.values()]
         assert counts == [len(slots) for slots in used], "a block's count is wrong"
         also = [np.array(slots, dtype=np.int64) for slots in under_way]
-        found = np.sort(np.concatenate([self.pool.listed(), *used, *also]))
+        found = np.sort(np.concatenate([self.pool.free_slots(), *used, *also]))
         assert np.array_equal(found, np.arange(self.pool.capacity)), "a slot is lost or used twice"

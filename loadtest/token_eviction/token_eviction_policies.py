@@ -123,7 +123,7 @@ class ExtractivePolicy:
         weights, on_path = self._blocks.own_weights()
         path = on_path[names]
         most = np.where(path, tokens, there) if self.rehydrates else there
-        left = held.pool.free + int(there.sum()) - room
+        left = held.pool.available + int(there.sum()) - room
         counts = self._allocate(weights[names], tokens, path, most, left).counts
         for name, count in zip(names[counts < there], counts[counts < there], strict=True):
             block = held[int(name)]
@@ -202,7 +202,7 @@ class StreamPolicy:
         there = np.array([held[name].held for name in names])
         used = np.array([self._used.get(name, 0) for name in names])
         locked = np.array([name in self._active for name in names])
-        left = held.pool.free + int(there.sum()) - room
+        left = held.pool.available + int(there.sum()) - room
         needed = int(there[locked].sum())
         if needed > left:
             raise Infeasible(needed, left, "active paths")

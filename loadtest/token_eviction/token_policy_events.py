@@ -52,7 +52,7 @@ class TokenPolicyTimer:
         self.fresh = {}
         if self.policy.rehydrates:
             chains = {b: self.held[b] for leaf in active for b in self.held.chain(leaf)}
-            if sum(len(block.missing) for block in chains.values()) > self.held.pool.free:
+            if sum(len(block.missing) for block in chains.values()) > self.held.pool.available:
                 moving += _seconds(lambda: self.policy.fit(0))
             for block in chains.values():
                 self.held.restore(block, block.missing)
@@ -64,7 +64,7 @@ class TokenPolicyTimer:
     def grow(self, parent: int) -> None:
         """A step of random tokens below a node."""
         node = len(self.depth)
-        if self.held.pool.free < STEP_TOKENS:
+        if self.held.pool.available < STEP_TOKENS:
             self.pressures.append(_seconds(lambda: self.policy.fit(STEP_TOKENS)))
         tokens = np.array(self.draw.choices(range(900), k=STEP_TOKENS), dtype=np.int64)
         block = CachedBlock.of(parent, self.held.length(parent), tokens)

@@ -20,9 +20,8 @@ from runtime.embedded.checks import ids
 from runtime.embedded.draft_tree import DraftBranch
 from runtime.embedded.fairness import prefill_budget
 from runtime.embedded.model.forward import Span
-from runtime.embedded.namespaces import token_ids
 from runtime.embedded.prefix_cache import PrefixCache
-from runtime.embedded.radix_tree import common_prefix
+from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.sequence import Order, TokenSequence
 from search.engine import EngineError
 
@@ -80,9 +79,9 @@ class Batch:
         self.lanes: list[TokenSequence] = []
         self._forward = forward
         self._store = forward.new_store(cache.capacity)
-        if cache.retention.attends:
+        if cache.evictor.attends:
             self._store.watch()
-            cache.retention.listen(self._store.attention)
+            cache.evictor.use_attention(self._store.attention)
         self._limit = lanes
         self._rows = rows
         self._give_way = give_way
@@ -239,7 +238,7 @@ def _order(lane: TokenSequence) -> Order:
 
 def _overlap(lane: TokenSequence, other: TokenSequence) -> bool:
     """Whether ``other`` is about to compute a prefix of ``lane`` worth waiting for."""
-    if other.missing < WORTH_SHARING:
+    if other.missing < WORTH_SHARING or namespace_of(lane.tree) != namespace_of(other.tree):
         return False
     shared = common_prefix(lane.tokens[: lane.length], other.tokens[: other.length])
     return shared - lane.shared >= WORTH_SHARING
@@ -255,7 +254,7 @@ def _spans(lane: TokenSequence, rows: int) -> Iterator[Span]:
     start, end = lane.computed, lane.computed + rows
     if rows:
         yield Span(
-            tokens=lane.tokens[start:end] if start else token_ids(lane.tokens[:end]),
+            tokens=lane.tokens[start:end],
             start=start,
             slots=lane.slots[:end],
             logits_from=_silent(lane, rows),

@@ -19,7 +19,7 @@ from runtime.embedded.draft_tree_builder import DraftTreeBuilder
 from runtime.embedded.expand_call import BranchSequence
 from runtime.embedded.options import DraftRule
 from runtime.embedded.prefix_cache import PrefixCache
-from runtime.embedded.radix_tree import common_prefix
+from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.rejection_sampling import candidate_seeds, distribution
 from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.sequence import TokenSequence
@@ -124,7 +124,8 @@ class DraftModel:
 
     def _enter(self, runs: Sequence[BranchSequence]) -> None:
         """Lanes for branches that have none, each distinct prefix computed once for all of them."""
-        self._fill(list({run.prefix.tokens.tobytes(): run for run in runs}.values()))
+        firsts = {(namespace_of(run.call.tree), run.prefix.tokens.tobytes()): run for run in runs}
+        self._fill(list(firsts.values()))
         for run in runs:
             tokens = run.tokens()
             lane = self._batch.enter(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.embedded.radix_tree import EMPTY
+from runtime.embedded.cache_node import EMPTY
 from runtime.embedded.rejection_sampling import CandidateOffer
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.value import Floats
-from runtime.embedded.radix_tree import CacheNode, RadixTree
-from runtime.embedded.step_index import NO_STEPS, StepId
+from runtime.embedded.cache_node import CacheNode, StepId
+from runtime.embedded.radix_tree import RadixTree
+from runtime.embedded.step_index import NO_STEPS
 
 
 class EvictionCandidates:
@@ -23,9 +24,9 @@ class EvictionCandidates:
     the steps that end there.
     """
 
-    def __init__(self, radix: RadixTree, forest: BlockTable) -> None:
+    def __init__(self, radix: RadixTree, table: BlockTable) -> None:
         self._radix = radix
-        self._forest = forest
+        self._table = table
         self._trees: list[str] = []
         self._tree = self._step = NO_STEPS
         self._key = _NO_KEYS
@@ -38,10 +39,10 @@ class EvictionCandidates:
         """A search has begun, moved or ended: weights are others now."""
         self._outdated = True
 
-    def join(self, mark: StepId) -> None:
+    def add(self, step: StepId) -> None:
         """A step has ended, or has lost its place: it may be a leaf."""
         if not self._outdated:
-            heapq.heappush(self._late, (self._forest.eviction_key(*mark), mark))
+            heapq.heappush(self._late, (self._table.eviction_key(*step), step))
 
     def lowest(self) -> tuple[bool, CacheNode] | None:
         """Whether a search is about to read it, and the leaf that is to go next; None if none may.
@@ -57,35 +58,35 @@ class EvictionCandidates:
             found = self._stray() or self._valued()
         return found
 
-    def cut(self, leaf: CacheNode, wanted: int) -> np.ndarray:
+    def evict(self, leaf: CacheNode, wanted: int) -> np.ndarray:
         """Free up to ``wanted`` slots of a leaf; what is a leaf then joins the order."""
         above = leaf.parent
-        slots = self._radix.cut(leaf, wanted)
-        if above is not None and self._radix.is_leaf(above) and above.marks:
-            mark = max(above.marks, key=lambda mark: self._forest.eviction_key(*mark))
-            heapq.heappush(self._late, (self._forest.eviction_key(*mark), mark))
+        slots = self._radix.evict_tip(leaf, wanted)
+        if above is not None and self._radix.is_leaf(above) and above.steps:
+            step = max(above.steps, key=lambda step: self._table.eviction_key(*step))
+            heapq.heappush(self._late, (self._table.eviction_key(*step), step))
         return slots
 
     def _stray(self) -> tuple[bool, CacheNode] | None:
         """What no search wants. Few leaves are such, so they are only looked for if need be."""
         if not (self._radix.unheld or self._bare):
             return None
-        strays = [n for n in self._radix.leaves if not (n.locks or (n.holders and n.marks))]
+        strays = [n for n in self._radix.leaves if not (n.locks or (n.holders and n.steps))]
         self._bare = any(node.holders for node in strays)
         if not strays:
             return None
         return False, min(strays, key=lambda node: (bool(node.holders), node.stamp, node.serial))
 
     def _valued(self) -> tuple[bool, CacheNode] | None:
-        """The first leaf in order, which stays the first until it is cut or read."""
+        """The first leaf in order, which stays the first until it is evicted or read."""
         while (entry := self._first()) is not None:
-            rank, mark = entry
-            node = self._radix.marks.where(mark)
+            rank, step = entry
+            node = self._radix.steps.node_of(step)
             if node is None or node.locks or not self._radix.is_leaf(node):
                 self._skip(entry)
                 continue
-            if len(node.marks) > 1:
-                dearest = max((self._forest.eviction_key(*other), other) for other in node.marks)
+            if len(node.steps) > 1:
+                dearest = max((self._table.eviction_key(*other), other) for other in node.steps)
                 if dearest[0] > rank:
                     self._skip(entry)
                     heapq.heappush(self._late, dearest)
@@ -94,13 +95,13 @@ class EvictionCandidates:
         return None
 
     def _first(self) -> tuple[EvictionKey, StepId] | None:
-        """The next mark, of those ordered at once and those added since."""
+        """The next step, of those ordered at once and those added since."""
         late = self._late[0] if self._late else None
         if not self._left:
             return late
         at = self._left - 1
         tree, step = self._trees[self._tree[at]], int(self._step[at])
-        rank = self._forest.eviction_key_at(tree, step, float(self._key[at]))
+        rank = self._table.eviction_key_at(tree, step, float(self._key[at]))
         return late if late is not None and late[0] <= rank else (rank, (tree, step))
 
     def _skip(self, entry: tuple[EvictionKey, StepId]) -> None:
@@ -111,19 +112,19 @@ class EvictionCandidates:
             self._left -= 1
 
     def _order(self) -> None:
-        """Order all marks by ``BlockTable.rank``, the lowest last.
+        """Order all steps by ``BlockTable.eviction_key``, the lowest last.
 
         Among equals the later search and the higher id go first: so they are put in that order
         before a sort that keeps it.
         """
         self._late.clear()
-        self._trees = list(self._forest)
+        self._trees = list(self._table)
         steps, trees, keys = [NO_STEPS], [NO_STEPS], [_NO_KEYS]
         for index, name in reversed(list(enumerate(self._trees))):
-            mine = self._radix.marks.standing(name)
+            mine = self._radix.steps.filed(name)
             steps.append(mine[::-1])
             trees.append(np.full(len(mine), index))
-            keys.append(self._forest[name].weights_of(mine)[::-1])
+            keys.append(self._table[name].weights_of(mine)[::-1])
         every = np.concatenate(keys)
         order = np.argsort(every, kind="stable")[::-1]
         self._key = every[order]

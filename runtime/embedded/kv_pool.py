@@ -16,22 +16,22 @@ class KvPool:
         self._count = capacity
 
     @property
-    def free(self) -> int:
+    def available(self) -> int:
         """Slots nobody uses."""
         return self._count
 
-    def take(self, count: int) -> np.ndarray:
+    def allocate(self, count: int) -> np.ndarray:
         """``count`` slots, int64 (count,); the caller has seen that they are there."""
         assert count <= self._count, "more slots taken than free"
         self._count -= count
         return self._stack[self._count : self._count + count][::-1].copy()
 
-    def give(self, slots: np.ndarray) -> None:
+    def free(self, slots: np.ndarray) -> None:
         """Return slots."""
         assert self._count + len(slots) <= self.capacity, "a slot was returned twice"
         self._stack[self._count : self._count + len(slots)] = slots
         self._count += len(slots)
 
-    def listed(self) -> np.ndarray:
+    def free_slots(self) -> np.ndarray:
         """The free slots themselves, for checks."""
         return self._stack[: self._count].copy()

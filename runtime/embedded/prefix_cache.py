@@ -10,22 +10,23 @@ from collections.abc import Callable, Container, Iterable
 
 import numpy as np
 
+from runtime.embedded.cache_node import EMPTY
 from runtime.embedded.draft_tree import DraftBranch
-from runtime.embedded.eviction import VALUE_PARAMS, Evictor, KvPolicy, ValueParams
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.kv_pool import KvPool
-from runtime.embedded.radix_tree import EMPTY, RadixTree
+from runtime.embedded.radix_tree import RadixTree
 from runtime.embedded.sequence import Order, TokenSequence
 
 
 class PrefixCache:
-    """The books of a KV store with ``capacity`` token slots."""
+    """The slots of a KV store with ``capacity`` token slots."""
 
     def __init__(
-        self, capacity: int, policy: KvPolicy = "lru", worth: ValueParams = VALUE_PARAMS
+        self, capacity: int, policy: KvPolicy = "lru", values: ValueParams = VALUE_PARAMS
     ) -> None:
         self.pool = KvPool(capacity)
         self.radix = RadixTree()
-        self.retention = Evictor(self.radix, policy, capacity, worth)
+        self.evictor = EVICTORS[policy](self.radix, capacity, values)
         self.lanes: set[TokenSequence] = set()
         self.forgo: Callable[[int], None] = _nothing
         """Asked to give up spare lanes until so many slots are free, before other tokens go."""
@@ -45,20 +46,20 @@ class PrefixCache:
 
     @property
     def room(self) -> int:
-        """Slots that can be had without a trim; below 0 where more than the budget is in use."""
-        return self.pool.free - (self.capacity - self.budget)
+        """Slots to be had without an eviction; below 0 where more than the budget is in use."""
+        return self.pool.available - (self.capacity - self.budget)
 
     @property
     def available(self) -> int:
-        """Slots that are free or can be freed by trimming."""
-        if self.retention.keeps_held:
-            return self.pool.free + self.radix.unheld
-        return self.pool.free + self.radix.size - self.radix.locked
+        """Slots that are free or can be freed by evicting."""
+        if self.evictor.keeps_held:
+            return self.pool.available + self.radix.unheld
+        return self.pool.available + self.radix.size - self.radix.locked
 
     @property
     def spare_room(self) -> int:
         """Slots that are free or that no search holds."""
-        return self.pool.free + self.radix.unheld
+        return self.pool.available + self.radix.unheld
 
     @property
     def cached_tokens(self) -> int:
@@ -68,7 +69,7 @@ class PrefixCache:
     @property
     def active_tokens(self) -> int:
         """Tokens held for searches in flight."""
-        return self.capacity - self.pool.free - self.radix.unheld
+        return self.capacity - self.pool.available - self.radix.unheld
 
     @property
     def reading_tokens(self) -> int:
@@ -90,9 +91,7 @@ class PrefixCache:
         spare: bool = False,
     ) -> TokenSequence:
         """A lane over ``tokens`` that reuses what is cached of the first ``upto``."""
-        anchor, cached = self.radix.match(tokens[:upto])
-        self.radix.lock(anchor)
-        self.radix.hold(anchor, tree)
+        anchor, cached = self.radix.lock(tree, tokens[:upto])
         lane = TokenSequence(
             tree, order, tokens, size=size, anchor=anchor, cached=cached, spare=spare
         )
@@ -100,11 +99,11 @@ class PrefixCache:
         return lane
 
     def has_free(self, lane: TokenSequence, count: int) -> bool:
-        """Whether the lane's next ``count`` tokens find slots without a trim."""
+        """Whether the lane's next ``count`` tokens find slots without an eviction."""
         return lane.computed + count - lane.allocated <= self.room
 
     def reserve(self, lane: TokenSequence, count: int) -> bool:
-        """Give slots to the lane's next ``count`` tokens, by trimming if need be.
+        """Give slots to the lane's next ``count`` tokens, by evicting if need be.
 
         False if there are not as many. For a spare lane nothing goes that a search holds.
         """
@@ -113,34 +112,34 @@ class PrefixCache:
             return True
         if wanted > self.room and not lane.spare:
             self.forgo(wanted)
-        self._trim(wanted - self.room, held=not lane.spare)
-        if wanted > self.pool.free:
+        self._evict(wanted - self.room, held=not lane.spare)
+        if wanted > self.pool.available:
             return False
-        lane.slots[lane.allocated : lane.allocated + wanted] = self.pool.take(wanted)
+        lane.slots[lane.allocated : lane.allocated + wanted] = self.pool.allocate(wanted)
         lane.allocated += wanted
         self._private[lane.tree] += wanted
         return True
 
     def keep_budget(self) -> None:
         """Give up what is beyond the budget and no branch reads."""
-        self._trim(-self.room, held=True)
+        self._evict(-self.room, held=True)
 
     def fork(self, lane: TokenSequence) -> None:
         """Give slots to the tokens of the lane's forks; forks that find no free ones go."""
         kept = []
         for fork in lane.forks:
             wanted = len(fork.tokens) - len(fork.slots)
-            if wanted > self.pool.free or not (fork.above is None or fork.above in kept):
+            if wanted > self.pool.available or not (fork.above is None or fork.above in kept):
                 self.prune([fork])
                 continue
-            fork.slots = np.concatenate([fork.slots, self.pool.take(wanted)])
+            fork.slots = np.concatenate([fork.slots, self.pool.allocate(wanted)])
             kept.append(fork)
         lane.forks = kept
 
     def prune(self, forks: Iterable[DraftBranch]) -> None:
         """Take the slots of forks back."""
         for fork in forks:
-            self.pool.give(fork.slots)
+            self.pool.free(fork.slots)
             fork.slots, fork.computed = EMPTY, 0
 
     def share(self, lane: TokenSequence) -> None:
@@ -148,43 +147,42 @@ class PrefixCache:
         first, last = lane.shared, lane.computed
         if first == last:
             return
-        _, spare = self.radix.extend(
+        _, spare = self.radix.insert(
             lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
         )
-        self.pool.give(spare)
-        anchor, lane.slots[:last] = self.radix.match(lane.tokens[:last])
-        self.radix.lock(anchor)
+        self.pool.free(spare)
+        anchor, lane.slots[:last] = self.radix.lock(lane.tree, lane.tokens[:last])
         self.radix.unlock(lane.anchor)
-        self.radix.mend(lane.tree, lane.tokens[:last], lane.opened)
+        self.radix.reindex_steps(lane.tree, lane.tokens[:last], lane.opened)
         self._private[lane.tree] -= last - first
         lane.anchor, lane.opened, lane.shared = anchor, last, last
 
     def publish(self, lane: TokenSequence) -> None:
         """End a lane: what it computed becomes the radix tree's, held by its search."""
         first, last = lane.shared, lane.computed
-        _, spare = self.radix.extend(
+        _, spare = self.radix.insert(
             lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
         )
-        self.pool.give(spare)
-        self.pool.give(lane.slots[last : lane.allocated])
-        self.radix.mend(lane.tree, lane.tokens[:last], lane.opened)
+        self.pool.free(spare)
+        self.pool.free(lane.slots[last : lane.allocated])
+        self.radix.reindex_steps(lane.tree, lane.tokens[:last], lane.opened)
         self._end(lane)
 
     def drop(self, lane: TokenSequence) -> None:
         """End a lane and forget what it computed."""
-        self.pool.give(lane.private)
+        self.pool.free(lane.private)
         self._end(lane)
 
     def retain(self, tree: str, paths: Iterable[np.ndarray]) -> None:
         """Let a search hold no more than these token paths and what its lanes read."""
         reading = [lane.tokens[: lane.shared] for lane in self.lanes if lane.tree == tree]
-        self.pool.give(self.radix.retain(tree, [*paths, *reading]))
+        self.pool.free(self.radix.retain(tree, [*paths, *reading]))
 
     def release(self, tree: str, prompt: np.ndarray | None) -> None:
         """Let go of a search without lanes; of its tokens only the prompt's stay cached."""
         if prompt is not None:
-            self.radix.keep(prompt)
-        self.retention.end(tree)
+            self.radix.keep(tree, prompt)
+        self.evictor.remove_tree(tree)
         self.retain(tree, ())
         self.peaks.pop(tree, None)
         self._private.pop(tree, None)
@@ -205,7 +203,7 @@ class PrefixCache:
             holding = {*+self.radix.held_tokens, *self.peaks, *+self._private}
             assert all(tree in trees for tree in holding), "a search that is over holds KV"
         self.radix.check()
-        slots = [self.pool.listed(), *(node.slots for node in self.radix.nodes())]
+        slots = [self.pool.free_slots(), *(node.slots for node in self.radix.nodes())]
         slots += [lane.private for lane in self.lanes]
         every = np.sort(np.concatenate(slots))
         assert np.array_equal(every, np.arange(self.capacity)), "a slot is lost or used twice"
@@ -220,11 +218,11 @@ class PrefixCache:
         assert +self._private == +private, "private tokens by search"
         assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
 
-    def _trim(self, lacking: int, *, held: bool) -> None:
+    def _evict(self, lacking: int, *, held: bool) -> None:
         if lacking > 0:
-            freed = self.retention.trim(lacking, held=held)
+            freed = self.evictor.evict(lacking, held=held)
             self.evicted_tokens += len(freed)
-            self.pool.give(freed)
+            self.pool.free(freed)
 
     def _end(self, lane: TokenSequence) -> None:
         self.prune(lane.forks)

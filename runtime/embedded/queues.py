@@ -37,7 +37,7 @@ class SequenceQueues:
         self.waiting: list[BranchSequence] = []
         self.running: dict[TokenSequence, BranchSequence | SharedPrefix] = {}
         self._batch = batch
-        self._retention = batch.cache.retention
+        self._evictor = batch.cache.evictor
         self._accounts = accounts
         self._speculation = speculation
         self._dedup = dedup
@@ -58,7 +58,7 @@ class SequenceQueues:
         """Branches that have drawn the same and have no lane wait for one."""
         for run in runs:
             run.following = []
-            self._retention.draws(run.call.tree, run.branch.node, run.tokens())
+            self._evictor.preempt_step(run.call.tree, run.branch.node, run.tokens())
             self.queue(run)
 
     def admit(self, give_up: Callable[[], bool]) -> list[BranchSequence]:

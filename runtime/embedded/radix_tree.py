@@ -2,8 +2,10 @@
 
 Edges hold token ids and their slots. A node is *locked* while a running sequence reads it and
 *held* while a search in flight may come back to it; both are prefix-closed. Unlocked leaves may be
-trimmed from the tip at any time: what is lost is computed again when it is needed. *StepIndex* say
-where the steps of searches end, so that a trim can ask what a leaf is worth to them.
+evicted from the tip at any time: what is evicted is computed again when it is needed. An index says
+where the steps of searches end, so that an eviction can ask what a leaf is worth to them.
+
+There is a root for each namespace, so searches of different ones share nothing.
 """
 
 from __future__ import annotations
@@ -15,47 +17,11 @@ from itertools import count
 
 import numpy as np
 
-from runtime.embedded.step_index import TOKEN_BYTES, StepId, StepIndex
+from runtime.embedded.cache_node import EMPTY, TOKEN_BYTES, CacheNode, StepId
+from runtime.embedded.step_index import StepIndex
 
-EMPTY = np.empty(0, dtype=np.int64)
 UNHELD, HELD = range(2)
-"""Who goes in a trim, in turn: what nobody holds, what is held."""
-
-
-class CacheNode:
-    """An edge and what hangs below it. ``tokens`` and ``slots``: int64, equally long.
-
-    ``holders``: the searches in flight that hold it; ``kept``: stays as cache when nobody does;
-    ``locks``: running sequences whose path goes through it; ``stamp``: when it was last used;
-    ``marks``: the steps of which what is cached ends here.
-    """
-
-    __slots__ = (
-        "children",
-        "holders",
-        "kept",
-        "locks",
-        "marks",
-        "parent",
-        "serial",
-        "slots",
-        "stamp",
-        "tokens",
-    )
-
-    def __init__(
-        self, parent: CacheNode | None, tokens: np.ndarray, slots: np.ndarray, serial: int
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.slots = slots
-        self.serial = serial
-        self.children: dict[int, CacheNode] = {}
-        self.holders: set[str] = set()
-        self.kept = False
-        self.locks = 0
-        self.stamp = 0
-        self.marks: set[StepId] = set()
+"""Who is evicted, in turn: what nobody holds, what is held."""
 
 
 class RadixTree:
@@ -64,7 +30,7 @@ class RadixTree:
     def __init__(self) -> None:
         self._serials = count()
         self._clock = count(1)
-        self.root = CacheNode(None, EMPTY, EMPTY, next(self._serials))
+        self._roots: dict[str, CacheNode] = {}
         self.size = 0
         self.locked = 0
         self.unheld = 0
@@ -72,22 +38,51 @@ class RadixTree:
         self.held_tokens: Counter[str] = Counter()
         self._held: defaultdict[str, set[CacheNode]] = defaultdict(set)
         self._leaves: set[CacheNode] = set()
-        self.marks = StepIndex()
+        self.steps = StepIndex()
 
-    def match(self, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
-        """The node at which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
+    def root_of(self, tree: str) -> CacheNode:
+        """The root of a search's namespace."""
+        namespace = namespace_of(tree)
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = CacheNode(None, EMPTY, EMPTY, next(self._serials))
+        return root
 
-        Splits an edge where the match ends inside it, which copies nothing.
+    def match(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
+        """The node in which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
+
+        A look-up: no edge is split and nothing counts as used.
         """
-        stamp = next(self._clock)
-        path = self._walk(tokens)
+        root = self.root_of(tree)
+        path, cached = _walk(root, tokens)
+        if not path:
+            return root, EMPTY
+        return path[-1], np.concatenate([node.slots for node in path])[:cached]
+
+    def lock(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
+        """Keep the longest cached prefix of ``tokens`` from eviction, and hold it for ``tree``.
+
+        Returns the node at which it ends (its edge is split there, which copies nothing), to be
+        given to ``unlock``, and the prefix's slots.
+        """
+        path, stamp = self._split_walk(self.root_of(tree), tokens), next(self._clock)
         for node in path:
             node.stamp = stamp
-        if not path:
-            return self.root, EMPTY
-        return path[-1], np.concatenate([node.slots for node in path])
+            self.locked += 0 if node.locks else len(node.tokens)
+            node.locks += 1
+            self._hold(node, tree)
+        end = path[-1] if path else self.root_of(tree)
+        return end, np.concatenate([EMPTY, *(node.slots for node in path)])
 
-    def extend(
+    def unlock(self, node: CacheNode) -> None:
+        """Undo one ``lock`` that ended at this node."""
+        for step in _upward(node):
+            assert step.locks > 0, "a path was unlocked that is not locked"
+            step.locks -= 1
+            if not step.locks:
+                self.locked -= len(step.tokens)
+
+    def insert(
         self, node: CacheNode, tokens: np.ndarray, slots: np.ndarray, tree: str
     ) -> tuple[CacheNode, np.ndarray]:
         """Add ``tokens`` below ``node``, held by ``tree``; the last node, and the slots not needed.
@@ -106,35 +101,13 @@ class RadixTree:
                 child = self._split(child, shared)
                 spare.append(slots[:shared])
             child.stamp = stamp
-            self._hold_one(child, tree)
+            self._hold(child, tree)
             node, tokens, slots = child, tokens[shared:], slots[shared:]
         return node, np.concatenate(spare) if spare else EMPTY
 
-    def lock(self, node: CacheNode) -> None:
-        """Keep the path down to ``node`` from being trimmed."""
-        for step in self._upward(node):
-            if not step.locks:
-                self.locked += len(step.tokens)
-            step.locks += 1
-
-    def unlock(self, node: CacheNode) -> None:
-        """Undo one ``lock`` of the same node."""
-        for step in self._upward(node):
-            assert step.locks > 0, "a path was unlocked that is not locked"
-            step.locks -= 1
-            if not step.locks:
-                self.locked -= len(step.tokens)
-
-    def hold(self, node: CacheNode, tree: str) -> None:
-        """Count the path down to ``node`` as held for ``tree``."""
-        for step in self._upward(node):
-            if tree in step.holders:
-                return
-            self._hold_one(step, tree)
-
-    def keep(self, tokens: np.ndarray) -> None:
+    def keep(self, tree: str, tokens: np.ndarray) -> None:
         """What is cached of ``tokens`` stays cached when nobody holds it any more."""
-        for node in self._walk(tokens):
+        for node in self._split_walk(self.root_of(tree), tokens):
             node.kept = True
 
     def retain(self, tree: str, paths: Iterable[np.ndarray]) -> np.ndarray:
@@ -142,7 +115,7 @@ class RadixTree:
 
         Tokens that nobody holds then are freed at once unless they are kept.
         """
-        wanted = self._nodes_of(paths)
+        wanted = self._nodes_of(tree, paths)
         dropped = [node for node in self._held.get(tree, ()) if node not in wanted]
         for node in dropped:
             self._let_go(node, tree)
@@ -152,44 +125,41 @@ class RadixTree:
         doomed = {node for node in dropped if not node.holders and not node.kept}
         assert not any(node.locks for node in doomed), "a locked path is held by nobody"
         for node in doomed:
-            self._raise_marks(node, doomed)
+            self._move_steps_up(node, doomed)
             self._remove(node, doomed)
         return np.concatenate([EMPTY, *(node.slots for node in doomed)])
 
-    def mark(self, mark: StepId, path: np.ndarray, above: StepId | None = None) -> None:
-        """The step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
-        end, known = self.root, 0
-        if above is not None and self.marks.whole(above):
-            end, known = self.marks.where(above) or end, self.marks.length(above)
-        for node in self._walk(path[known:], end):
-            known += len(node.tokens)
-            end = node
-        self.marks.put(mark, path.tobytes(), end, known)
+    def index_step(self, step: StepId, path: np.ndarray, above: StepId | None = None) -> None:
+        """A step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
+        start, cached = self.root_of(step[0]), 0
+        known = None if above is None else self.steps.end_of(above)
+        if known is not None and known.complete and known.node is not None:
+            start, cached = known.node, known.length
+        nodes = self._split_walk(start, path[cached:])
+        cached += sum(len(node.tokens) for node in nodes)
+        self.steps.put(step, path.tobytes(), nodes[-1] if nodes else start, cached)
 
-    def slots_of(self, mark: StepId) -> np.ndarray:
+    def reindex_steps(self, tree: str, path: np.ndarray, since: int) -> None:
+        """``path`` is cached again after ``since`` tokens: the steps that end there are filed where
+        they belong."""
+        for number, own in self.steps.restorable(tree, path.tobytes(), since):
+            self.index_step((tree, number), np.frombuffer(own, dtype=np.int64))
+
+    def slots_of(self, step: StepId) -> np.ndarray:
         """The slots of what is cached of a step's path, from its start; nothing counts as used."""
-        end = self.marks.where(mark)
-        path = [] if end is None else [node.slots for node in self._upward(end)]
+        end = self.steps.node_of(step)
+        path = [] if end is None else [node.slots for node in _upward(end)]
         return np.concatenate([EMPTY, *path[::-1]])
 
-    def moved(self, tree: str) -> dict[int, int]:
+    def changed_steps(self, tree: str) -> dict[int, int]:
         """The steps of which more or less is cached than at the last call: tokens of their paths.
 
-        By node id; the first call tells of all that were ever cut and are not over.
+        By node id; the first call tells of all that were ever evicted from and are not over.
         """
-        paths = self.marks.moved(tree)
-        return {
-            mark[1]: sum(len(n.tokens) for n in self._walk(np.frombuffer(path, dtype=np.int64)))
-            for mark, path in paths.items()
-        }
+        root, changed = self.root_of(tree), self.steps.take_changed(tree)
+        return {n: _walk(root, np.frombuffer(path, np.int64))[1] for n, path in changed.items()}
 
-    def mend(self, tree: str, path: np.ndarray, since: int) -> None:
-        """``path`` is cached again after ``since`` tokens: the marks of the steps that end there
-        move to where they belong."""
-        for mark, own in self.marks.regained(tree, path.tobytes(), since):
-            self.mark(mark, np.frombuffer(own, dtype=np.int64))
-
-    def trim(self, wanted: int, *, held: bool = True) -> np.ndarray:
+    def evict(self, wanted: int, *, held: bool = True) -> np.ndarray:
         """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.
 
         What nobody holds goes first, then what was used longest ago. ``held``: whether what a
@@ -204,16 +174,16 @@ class RadixTree:
             if tier > UNHELD and not held:
                 break
             parent = node.parent
-            freed.append(self.cut(node, left))
+            freed.append(self.evict_tip(node, left))
             left -= len(freed[-1])
             if not len(node.tokens) and parent in self._leaves and not parent.locks:
                 heapq.heappush(heap, (oldest_first(parent), parent))
         return np.concatenate(freed)
 
-    def cut(self, leaf: CacheNode, wanted: int) -> np.ndarray:
+    def evict_tip(self, leaf: CacheNode, wanted: int) -> np.ndarray:
         """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
-        assert not leaf.children, "a node is cut that is no leaf"
-        assert not leaf.locks, "a node is cut that is being read"
+        assert not leaf.children, "a node is evicted from that is no leaf"
+        assert not leaf.locks, "a node is evicted from that is being read"
         taken = min(wanted, len(leaf.tokens))
         slots = leaf.slots[len(leaf.slots) - taken :]
         self._shrink(leaf, taken)
@@ -229,8 +199,8 @@ class RadixTree:
         return self._leaves
 
     def nodes(self) -> Iterator[CacheNode]:
-        """Every node but the root."""
-        stack = list(self.root.children.values())
+        """Every node but the roots."""
+        stack = [node for root in self._roots.values() for node in root.children.values()]
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
@@ -249,7 +219,7 @@ class RadixTree:
             assert above is not None, "a node has no parent"
             assert above.children.get(int(node.tokens[0])) is node, "a child is filed wrongly"
             assert len(node.tokens) == len(node.slots), "tokens and slots differ in length"
-            if above is not self.root:
+            if above.parent is not None:
                 assert node.holders <= above.holders, "a held node lies below one that is not"
                 assert node.locks <= above.locks, "a locked node lies below one that is not"
                 assert above.kept or not node.kept, "a kept node lies below one that is not"
@@ -259,24 +229,17 @@ class RadixTree:
         assert {t: s for t, s in self._held.items() if s} == {
             tree: {n for n in nodes if tree in n.holders} for tree in held
         }, "nodes held by tree"
-        self.marks.check((self.root, *nodes))
+        self.steps.check((*self._roots.values(), *nodes))
 
-    def _walk(self, tokens: np.ndarray, start: CacheNode | None = None) -> list[CacheNode]:
-        """The nodes that make up the longest cached prefix, the last one split where it ends."""
-        node, at, path = start or self.root, 0, []
-        while at < len(tokens):
-            child = node.children.get(int(tokens[at]))
-            if child is None:
-                break
-            shared = common_prefix(child.tokens, tokens[at:])
-            node = self._split(child, shared)
-            path.append(node)
-            at += shared
-            if node is not child:
-                break
+    def _split_walk(self, start: CacheNode, tokens: np.ndarray) -> list[CacheNode]:
+        """The nodes below ``start`` that make up the longest cached prefix, split where it ends."""
+        path, cached = _walk(start, tokens)
+        if path:
+            beyond = sum(len(node.tokens) for node in path) - cached
+            path[-1] = self._split(path[-1], len(path[-1].tokens) - beyond)
         return path
 
-    def _nodes_of(self, paths: Iterable[np.ndarray]) -> set[CacheNode]:
+    def _nodes_of(self, tree: str, paths: Iterable[np.ndarray]) -> set[CacheNode]:
         """The nodes of the longest cached prefixes of all these paths.
 
         In an order that has each path right after those it goes on from, so that it is followed
@@ -287,8 +250,8 @@ class RadixTree:
         for key in sorted({path.tobytes() for path in paths}):
             while above and not key.startswith(above[-1][0]):
                 above.pop()
-            known, start = above[-1] if above else (b"", self.root)
-            nodes = self._walk(np.frombuffer(key[len(known) :], dtype=np.int64), start)
+            known, start = above[-1] if above else (b"", self.root_of(tree))
+            nodes = self._split_walk(start, np.frombuffer(key[len(known) :], dtype=np.int64))
             found.update(nodes)
             cached = len(known) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
             if cached == len(key):
@@ -324,15 +287,15 @@ class RadixTree:
     def _shrink(self, node: CacheNode, count: int) -> None:
         """Drop the last ``count`` tokens of an unlocked leaf, and the leaf with its last token."""
         if count == len(node.tokens):
-            self._raise_marks(node, {node})
+            self._move_steps_up(node, {node})
             for tree in list(node.holders):
                 self.held_evicted += count if len(node.holders) == 1 else 0
                 self._let_go(node, tree)
             self._remove(node, {node})
             node.tokens = node.slots = EMPTY
             return
-        for mark in node.marks:
-            self.marks.lose(mark)
+        for step in node.steps:
+            self.steps.evict(step)
         self.size -= count
         self.held_evicted += count if node.holders else 0
         self.unheld -= 0 if node.holders else count
@@ -340,13 +303,13 @@ class RadixTree:
             self.held_tokens[tree] -= count
         node.tokens, node.slots = node.tokens[:-count], node.slots[:-count]
 
-    def _raise_marks(self, node: CacheNode, doomed: set[CacheNode]) -> None:
+    def _move_steps_up(self, node: CacheNode, doomed: set[CacheNode]) -> None:
         """Nothing will be left of a node: what is cached of its steps ends above the doomed."""
         above = node.parent
         while above in doomed:
             above = above.parent
         assert above is not None
-        self.marks.lift(node, above)
+        self.steps.move_up(node, above)
 
     def _remove(self, node: CacheNode, doomed: set[CacheNode]) -> None:
         """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""
@@ -358,10 +321,10 @@ class RadixTree:
         if parent in doomed:
             return
         del parent.children[int(node.tokens[0])]
-        if not parent.children and parent is not self.root:
+        if not parent.children and parent.parent is not None:
             self._leaves.add(parent)
 
-    def _hold_one(self, node: CacheNode, tree: str) -> None:
+    def _hold(self, node: CacheNode, tree: str) -> None:
         if tree in node.holders:
             return
         if not node.holders:
@@ -377,10 +340,34 @@ class RadixTree:
         if not node.holders:
             self.unheld += len(node.tokens)
 
-    def _upward(self, node: CacheNode) -> Iterator[CacheNode]:
-        while node.parent is not None:
-            yield node
-            node = node.parent
+
+def _walk(start: CacheNode, tokens: np.ndarray) -> tuple[list[CacheNode], int]:
+    """The nodes below ``start`` in which the longest cached prefix of ``tokens`` lies, and how long
+    it is; it may end inside the last one's edge."""
+    node, cached, path = start, 0, []
+    while cached < len(tokens):
+        child = node.children.get(int(tokens[cached]))
+        if child is None:
+            break
+        path.append(child)
+        shared = common_prefix(child.tokens, tokens[cached:])
+        cached += shared
+        if shared < len(child.tokens):
+            break
+        node = child
+    return path, cached
+
+
+def _upward(node: CacheNode) -> Iterator[CacheNode]:
+    """A node and those above it, but for the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def namespace_of(tree: str) -> str:
+    """Searches share cached tokens within one: what a search's id has before its last slash."""
+    return tree.rpartition("/")[0]
 
 
 def common_prefix(left: np.ndarray, right: np.ndarray) -> int:

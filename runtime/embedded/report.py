@@ -43,7 +43,7 @@ def report_of(
         held_evicted_tokens_total=cache.radix.held_evicted,
         prm_evicted_tokens_total=prm_cache.evicted_tokens if prm_cache else 0,
         prm_held_evicted_tokens_total=prm_cache.radix.held_evicted if prm_cache else 0,
-        kv_policy_seconds_total=cache.retention.seconds,
+        kv_policy_seconds_total=cache.evictor.seconds,
         retractions_total=scheduler.retractions,
         wrong_books_total=wrong_books,
         target_passes_total=policy.target_passes,
@@ -54,8 +54,8 @@ def report_of(
         call_faults_total=call_faults,
     )
     counters = {
-        "trims": cache.retention.trims,
-        "kv_policy_us": int(1e6 * cache.retention.seconds),
+        "trims": cache.evictor.evictions,
+        "kv_policy_us": int(1e6 * cache.evictor.seconds),
         "held_evicted_tokens": cache.radix.held_evicted,
         "retractions": scheduler.retractions,
         "tested_tokens": policy.tested_tokens,

@@ -18,7 +18,6 @@ from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_id
 from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.fairness import fair_order
 from runtime.embedded.faults import Faults
-from runtime.embedded.namespaces import Namespaces
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.sequence import Order, TokenSequence
 from runtime.reward_path import Spelt
@@ -101,7 +100,6 @@ class RewardScorer:
         self._arrivals = 0
         self.faults = Faults()
         """Searches whose calls get no answer: they are to be aborted and released."""
-        self._namespaces = Namespaces()
 
     @property
     def busy(self) -> bool:
@@ -129,9 +127,8 @@ class RewardScorer:
         ]
         for path in paths:
             self._must_fit(path)
-        paths = [self._namespaces.mark(tree, path) for path in paths]
         opening = np.asarray(self._reader.opening(prompt, question, spelt), dtype=np.int64)
-        account = self._account(tree, self._namespaces.mark(tree, opening))
+        account = self._account(tree, opening)
         self._spelt[tree] = spelt
         known = self._rewards[tree]
         later = {
@@ -148,7 +145,7 @@ class RewardScorer:
             call.unread.add(key)
             reading = ScoreSequence(tree, path, (account.number, self._arrivals, index))
             if node in later:
-                self._look_ahead(reading, node, self._namespaces.mark(tree, later[node]))
+                self._look_ahead(reading, node, later[node])
             insort(self._waiting, reading, key=_order)
         self._calls[call_id] = call
         self._settle(call)

@@ -23,7 +23,6 @@ from runtime.embedded.draft_verification import SampleFunction, VerifiedTokens
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.expand_call import BranchSequence, ExpandCall, ExpandResult, SharedPrefix
 from runtime.embedded.faults import Faults
-from runtime.embedded.namespaces import Namespaces
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.queues import SequenceQueues
 from runtime.embedded.schedule_order import ScheduleOrder, ranks
@@ -53,7 +52,7 @@ class Scheduler:
         flops: Callable[[int, int, int], float],
         kv_policy: KvPolicy = "lru",
         speculation: SpeculativeDecoder | None = None,
-        worth: ValueParams = VALUE_PARAMS,
+        values: ValueParams = VALUE_PARAMS,
         speculate: bool = False,
         visits: ScheduleOrder = "prefix",
         dedup: bool = True,
@@ -66,7 +65,7 @@ class Scheduler:
         rejection, whose candidates must be each branch's own."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
-        self.cache = PrefixCache(kv_tokens, kv_policy, worth)
+        self.cache = PrefixCache(kv_tokens, kv_policy, values)
         self.batch = Batch(
             forward,
             self.cache,
@@ -97,7 +96,6 @@ class Scheduler:
         self._calls: dict[int, ExpandCall] = {}
         self._finished: list[ExpandCall] = []
         self._arrivals = 0
-        self._namespaces = Namespaces()
 
     @property
     def busy(self) -> bool:
@@ -193,7 +191,7 @@ class Scheduler:
         if account is None:
             return
         self.expansion.bury(tree, hint.dead)
-        self.cache.retention.hint(tree, hint)
+        self.cache.evictor.hint(tree, hint)
         if account.bury(hint.dead):
             self._retain(tree)
 
@@ -201,7 +199,7 @@ class Scheduler:
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
     ) -> float:
         """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
-        path = self._namespaces.mark(tree, np.asarray(prompt, dtype=np.int64))
+        path = np.asarray(prompt, dtype=np.int64)
         return self._steps.mean_logprob(tree, path, steps)
 
     def abort(self, tree: str) -> list[int]:
@@ -246,15 +244,14 @@ class Scheduler:
         return self.accounts[tree]
 
     def _prefix(
-        self, tree: str, account: Account, branch: Branch, ids: np.ndarray, fresh: bool
+        self, tree: str, account: Account, branch: Branch, tokens: np.ndarray, fresh: bool
     ) -> SharedPrefix:
-        tokens = self._namespaces.mark(tree, ids)
         known = account.prompt is not None and not fresh
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
         account.name(branch.parent, tokens)
-        self.cache.retention.begin(tree, tokens)
-        self.cache.retention.close(tree, branch.parent, ROOT, tokens)
+        self.cache.evictor.add_tree(tree, tokens)
+        self.cache.evictor.end_step(tree, branch.parent, ROOT, tokens)
         return self.expansion.prefix(tree, branch.parent, tokens) or SharedPrefix(tokens, known)
 
     def _begin(self, tree: str, runs: Sequence[BranchSequence]) -> None:
@@ -280,7 +277,7 @@ class Scheduler:
 
     def _starve(self) -> None:
         """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
-        assert self.cache.retention.keeps_held, "a lane alone does not fit; it was to be refused"
+        assert self.cache.evictor.keeps_held, "a lane alone does not fit; it was to be refused"
         numbers = {call.tree: self.accounts[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
         self._starved += self.abort(tree)
@@ -297,7 +294,7 @@ class Scheduler:
 
     def _drawn(self, call: ExpandCall) -> ExpandResult:
         tree, cache = call.tree, self.cache
-        moved = KvMoved(cache.tokens_of(tree), cache.capacity, cache.radix.moved(tree))
+        moved = KvMoved(cache.tokens_of(tree), cache.capacity, cache.radix.changed_steps(tree))
         return ExpandResult(call.id, [step for step in call.steps if step is not None], tree, moved)
 
     def _finish(self, run: BranchSequence) -> Finish | None:
@@ -361,12 +358,12 @@ class Scheduler:
         if finish is not Finish.END:
             self.accounts[call.tree].name(branch.node, path)
             self.expansion.offer(run, path)
-        retention = self.cache.retention
+        evictor = self.cache.evictor
         if finish is Finish.END or branch.node < ROOT:  # a verdict is nobody's parent
-            retention.drop(call.tree, branch.node)
+            evictor.remove_step(call.tree, branch.node)
         else:
             confidence = confidence_of_entropy(run.entropy, self._vocab)
-            attention = retention.close(call.tree, branch.node, branch.parent, path, confidence)
+            attention = evictor.end_step(call.tree, branch.node, branch.parent, path, confidence)
         call.steps[run.index] = self._steps.step(run, finish, attention)
         call.longest = max(call.longest, len(run.drawn))
         call.left = max(call.left, len(run.drawn) - run.taken)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from runtime.embedded.cache_node import CacheNode
 from runtime.embedded.draft_tree import DraftBranch, DraftTree, OfferedCandidates
-from runtime.embedded.radix_tree import CacheNode
 
 Order = tuple[int, int, int]
 

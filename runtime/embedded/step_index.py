@@ -1,162 +1,138 @@
-"""Where the steps of searches end in a radix tree, so that a trim can ask what a leaf is worth.
+"""Where the steps of searches end in a radix tree, so that an eviction knows what a leaf is worth.
 
-A mark stands where what is cached of its step's path ends. Of a step of which not all is cached the
-mark stands higher up, or is gone: then a whole step of the same search ends there, which is worth
-no less.
+A step is filed at the node where what is cached of its path ends. Of a step of which not all is
+cached that is higher up, or nowhere: then a whole step of the same search ends there, which is
+worth no less.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from search.tree import ROOT
+from runtime.embedded.cache_node import TOKEN_BYTES, CacheNode, StepId
 
-if TYPE_CHECKING:
-    from runtime.embedded.radix_tree import CacheNode
-
-StepId = tuple[str, int]
-"""A step by its search's name and its node's id, below ``ROOT`` if it is no node's."""
-
-TOKEN_BYTES = 8
 NO_STEPS = np.empty(0, dtype=np.int64)
 
 
+@dataclass(slots=True)
+class StepEnd:
+    """A step's ``path`` (int64 token ids as bytes) and the ``node`` at which what is cached of it
+    ends, None if a whole step stands for it. ``complete``: all of the path is cached;
+    ``evicted``: some of it was, and is no more."""
+
+    path: bytes
+    node: CacheNode | None
+    complete: bool
+    evicted: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of the path."""
+        return len(self.path) // TOKEN_BYTES
+
+
 class StepIndex:
-    """The marks of one radix tree, which tells it of what is cached and what goes."""
+    """The steps of one radix tree, which tells it of what is cached and what goes."""
 
     def __init__(self) -> None:
-        self._where: dict[StepId, CacheNode] = {}
-        self._standing: defaultdict[str, bytearray] = defaultdict(bytearray)
-        self._nameless: defaultdict[str, set[int]] = defaultdict(set)
-        self._paths: defaultdict[str, dict[StepId, bytes]] = defaultdict(dict)
-        self._cut: defaultdict[str, defaultdict[int, set[StepId]]] = defaultdict(_sets)
-        self._lost: defaultdict[str, set[StepId]] = defaultdict(set)
-        self._moved: defaultdict[str, set[StepId]] = defaultdict(set)
+        self._ends: dict[str, dict[int, StepEnd]] = {}
+        self._incomplete: defaultdict[str, set[int]] = defaultdict(set)
+        self._changed: defaultdict[str, set[int]] = defaultdict(set)
 
-    def where(self, mark: StepId) -> CacheNode | None:
-        """The node at which a mark stands; None if there is none."""
-        return self._where.get(mark)
+    def end_of(self, step: StepId) -> StepEnd | None:
+        """Where a step ends; None for an unknown one."""
+        tree, number = step
+        return self._ends.get(tree, {}).get(number)
 
-    def standing(self, tree: str) -> np.ndarray:
-        """The steps of a search that have a mark, int64, rising."""
-        flags, nameless = self._standing.get(tree), self._nameless.get(tree)
-        steps = np.flatnonzero(np.frombuffer(flags, dtype=np.uint8)) if flags else NO_STEPS
-        return np.concatenate([np.array(sorted(nameless)), steps]) if nameless else steps
+    def node_of(self, step: StepId) -> CacheNode | None:
+        """The node at which a step is filed; None if there is none."""
+        end = self.end_of(step)
+        return None if end is None else end.node
 
-    def whole(self, mark: StepId) -> bool:
-        """Whether all of a step's path is cached."""
-        tree = mark[0]
-        return mark in self._where and mark not in self._cut[tree].get(self.length(mark), ())
+    def filed(self, tree: str) -> np.ndarray:
+        """The steps of a search that are filed at a node, int64, rising."""
+        ends = self._ends.get(tree, {}).items()
+        return np.array(sorted(n for n, end in ends if end.node is not None), dtype=np.int64)
 
-    def length(self, mark: StepId) -> int:
-        """Tokens of a step's path."""
-        return len(self._paths[mark[0]][mark]) // TOKEN_BYTES
+    def put(self, step: StepId, path: bytes, node: CacheNode, cached: int) -> None:
+        """File a step at the node where the first ``cached`` tokens of its path end."""
+        tree, number = step
+        known = self.end_of(step)
+        if known is not None:
+            if known.evicted:
+                self._changed[tree].add(number)
+            self.remove(step)
+        end = StepEnd(path, node, complete=cached >= len(path) // TOKEN_BYTES)
+        self._ends.setdefault(tree, {})[number] = end
+        node.steps.add(step)
+        if not end.complete:
+            self._incomplete[tree].add(number)
 
-    def put(self, mark: StepId, path: bytes, node: CacheNode, cached: int) -> None:
-        """Put a mark at a node where the first ``cached`` tokens of its path end."""
-        if mark in self._paths[mark[0]]:
-            if mark in self._lost[mark[0]]:
-                self._moved[mark[0]].add(mark)
-            self.remove(mark)
-        node.marks.add(mark)
-        self._where[mark] = node
-        self._stand(mark)
-        self._paths[mark[0]][mark] = path
-        if cached < self.length(mark):
-            self._cut[mark[0]][self.length(mark)].add(mark)
-
-    def remove(self, mark: StepId) -> None:
+    def remove(self, step: StepId) -> None:
         """A step is over; an unknown one passes."""
-        if mark not in self._paths[mark[0]]:
-            return
-        self._cut[mark[0]][self.length(mark)].discard(mark)
-        self._lost[mark[0]].discard(mark)
-        del self._paths[mark[0]][mark]
-        node = self._where.get(mark)
-        if node is not None:
-            node.marks.remove(mark)
-            self._vanish(mark)
+        tree, number = step
+        end = self._ends.get(tree, {}).pop(number, None)
+        self._incomplete[tree].discard(number)
+        if end is not None and end.node is not None:
+            end.node.steps.remove(step)
 
-    def remove_all(self, tree: str) -> None:
+    def remove_tree(self, tree: str) -> None:
         """A search is over."""
-        for mark in list(self._paths[tree]):
-            self.remove(mark)
-        for of_tree in (self._standing, self._nameless, self._paths):
-            of_tree.pop(tree, None)
-        for of_tree in (self._cut, self._lost, self._moved):
-            of_tree.pop(tree, None)
+        for number in list(self._ends.get(tree, ())):
+            self.remove((tree, number))
+        self._ends.pop(tree, None)
+        self._incomplete.pop(tree, None)
+        self._changed.pop(tree, None)
 
-    def lose(self, mark: StepId) -> None:
+    def evict(self, step: StepId) -> StepEnd:
         """Not all of a step's path is cached any more."""
-        self._cut[mark[0]][self.length(mark)].add(mark)
-        self._lost[mark[0]].add(mark)
-        self._moved[mark[0]].add(mark)
+        tree, number = step
+        end = self._ends[tree][number]
+        end.complete, end.evicted = False, True
+        self._incomplete[tree].add(number)
+        self._changed[tree].add(number)
+        return end
 
-    def moved(self, tree: str) -> dict[StepId, bytes]:
-        """The steps of which more or less is cached than at the last call, with their paths.
+    def move_up(self, node: CacheNode, above: CacheNode) -> None:
+        """A node goes: what is cached of its steps ends at ``above``. Where a whole step of the
+        same search ends there, that one stands for them."""
+        whole = {tree for tree, number in above.steps if self._ends[tree][number].complete}
+        for step in node.steps:
+            end = self.evict(step)
+            end.node = None if step[0] in whole else above
+            if end.node is not None:
+                above.steps.add(step)
+        node.steps = set()
 
-        What was never cached, such as the last token drawn, was not lost.
-        """
-        paths = self._paths.get(tree, {})
-        return {mark: paths[mark] for mark in self._moved.pop(tree, ()) if mark in paths}
-
-    def lift(self, node: CacheNode, above: CacheNode) -> None:
-        """Nothing is left of a node: what is cached of its steps ends above."""
-        whole = {tree for tree, step in above.marks if self.whole((tree, step))}
-        for mark in node.marks:
-            self.lose(mark)
-            if mark[0] in whole:
-                self._vanish(mark)
-            else:
-                self._where[mark] = above
-                above.marks.add(mark)
-        node.marks = set()
-
-    def regained(self, tree: str, path: bytes, since: int) -> list[tuple[StepId, bytes]]:
-        """Steps that were cut and end on a path that is cached now, after ``since`` tokens of it;
+    def restorable(self, tree: str, path: bytes, since: int) -> list[tuple[int, bytes]]:
+        """Incomplete steps that end on a path that is cached now, after ``since`` tokens of it;
         each with its own path."""
-        paths, end = self._paths[tree], len(path) // TOKEN_BYTES
+        ends = self._ends.get(tree, {})
+        found = [(number, ends[number]) for number in self._incomplete.get(tree, ())]
         return [
-            (mark, paths[mark])
-            for length, marks in self._cut[tree].items()
-            if since < length <= end
-            for mark in marks
-            if path.startswith(paths[mark])
+            (number, end.path)
+            for number, end in found
+            if since < end.length and path.startswith(end.path)
         ]
 
+    def take_changed(self, tree: str) -> dict[int, bytes]:
+        """The steps of which more or less is cached than at the last call, with their paths.
+
+        What was never cached, such as the last token sampled, was not evicted.
+        """
+        ends = self._ends.get(tree, {})
+        changed = self._changed.pop(tree, ())
+        return {number: ends[number].path for number in changed if number in ends}
+
     def check(self, nodes: Iterable[CacheNode]) -> None:
-        """Raise AssertionError unless marks are where they are said to be."""
-        assert {m: n for n in nodes for m in n.marks} == self._where, "marks"
-        trees = {*self._standing, *self._nameless}
-        marked = {(tree, step) for tree in trees for step in self.standing(tree).tolist()}
-        assert marked == set(self._where), "marks by search"
-        known = {mark for paths in self._paths.values() for mark in paths}
-        assert marked <= known, "a mark without a path"
-        cut = {m for lengths in self._cut.values() for marks in lengths.values() for m in marks}
-        assert known - marked <= cut, "a whole step without a mark"
-        assert cut <= known, "a step that is over was cut"
-
-    def _stand(self, mark: StepId) -> None:
-        tree, step = mark
-        if step < ROOT:
-            self._nameless[tree].add(step)
-            return
-        flags = self._standing[tree]
-        if step >= len(flags):
-            flags.extend(bytes(max(len(flags), step + 1 - len(flags))))
-        flags[step] = 1
-
-    def _vanish(self, mark: StepId) -> None:
-        del self._where[mark]
-        if mark[1] < ROOT:
-            self._nameless[mark[0]].remove(mark[1])
-        else:
-            self._standing[mark[0]][mark[1]] = 0
-
-
-def _sets() -> defaultdict[int, set[StepId]]:
-    return defaultdict(set)
+        """Raise AssertionError unless steps are filed where they are said to be."""
+        ends = {(t, n): end for t, numbers in self._ends.items() for n, end in numbers.items()}
+        filed = {step: end.node for step, end in ends.items() if end.node is not None}
+        assert {step: n for n in nodes for step in n.steps} == filed, "steps"
+        incomplete = {(t, n) for t, numbers in self._incomplete.items() for n in numbers}
+        assert incomplete == {s for s, end in ends.items() if not end.complete}, "incomplete steps"
+        assert all(end.node or not end.complete for end in ends.values()), "a whole step is lost"

@@ -364,7 +364,7 @@ def scheduler_for(
         batch_limit=options.batch_limit,
         flops=config.flops,
         kv_policy=options.kv_policy,
-        worth=options.worth(),
+        values=options.worth(),
         speculation=load_speculative_decoder(options, text, clock),
         speculate=options.speculate,
         visits=options.order,

@@ -96,7 +96,7 @@ def grown(
         batch_limit=8,
         flops=forward.config.flops,
         kv_policy="arborkv",
-        worth=worth,
+        values=worth,
     )
     paths, steps, asked = {ROOT: PROMPT}, [], []
     front = [ROOT]
@@ -163,4 +163,4 @@ def test_every_later_step_adds_to_what_a_block_has_got(
     assert {node: len(masses) for node, masses in heard.items() if node != ROOT} == below
     assert math.isclose(sum(heard[ROOT]), sum(step.attention[0] for step in steps))
     assert max(parents) > ROOT
-    assert engine.cache.retention.seconds > 0
+    assert engine.cache.evictor.seconds > 0

@@ -229,9 +229,9 @@ def test_early_kv_goes_before_any_other() -> None:
     until_early(engine, 20)
     drawn, evicted = early_tokens(engine), engine.cache.evicted_tokens
     lane = next(lane for lane in engine.batch.lanes if not lane.spare)
-    spare = engine.cache.pool.take(engine.cache.pool.free)
+    spare = engine.cache.pool.allocate(engine.cache.pool.available)
     assert engine.cache.reserve(lane, lane.missing + 3)
-    engine.cache.pool.give(spare)
+    engine.cache.pool.free(spare)
     assert engine.cache.evicted_tokens == evicted
     assert early_tokens(engine) == drawn
     assert engine.expansion.give_up()

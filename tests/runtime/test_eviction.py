@@ -11,7 +11,7 @@ import torch
 
 from kvpolicy.block_table import BlockTable
 from kvpolicy.value import Theta, confidence_of_entropy
-from runtime.embedded.eviction import VALUE_PARAMS, Evictor, KvPolicy, ValueParams
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.model.forward import Span
 from runtime.embedded.radix_tree import RadixTree
 from search.engine import Branch, Hint, Sampling
@@ -31,56 +31,55 @@ def ids(*tokens: int) -> np.ndarray:
 class Cached:
     """A radix tree with a search's prompt 9 9 and the steps 1 (value 0.2) and 2 (0.8) below it."""
 
-    def __init__(self, policy: KvPolicy, worth: ValueParams = VALUE_PARAMS) -> None:
+    def __init__(self, policy: KvPolicy, values: ValueParams = VALUE_PARAMS) -> None:
         self.radix = RadixTree()
-        self.retention = Evictor(self.radix, policy, capacity=10, worth=worth)
+        self.evictor = EVICTORS[policy](self.radix, 10, values)
         self.cache(ids(9, 9), 0)
-        self.retention.begin("ash", ids(9, 9))
+        self.evictor.add_tree("ash", ids(9, 9))
         self.step("ash", 2, ids(9, 9, 2, 2), 2)
         self.step("ash", 1, ids(9, 9, 1, 1), 4)
-        self.retention.hint("ash", Hint({1: 0.2, 2: 0.8}, (ROOT,)))
+        self.evictor.hint("ash", Hint({1: 0.2, 2: 0.8}, (ROOT,)))
 
     def cache(self, path: np.ndarray, first: int, tree: str = "ash") -> None:
         """What is new of a path gets the slots from ``first`` on."""
-        node, known = self.radix.match(path)
-        rest = path[len(known) :]
-        self.radix.extend(node, rest, np.arange(first, first + len(rest)), tree)
-        self.radix.hold(self.radix.match(path)[0], tree)
+        known = len(self.radix.match(tree, path)[1])
+        slots = np.arange(first - known, first - known + len(path))
+        self.radix.insert(self.radix.root_of(tree), path, slots, tree)
 
     def step(self, tree: str, node: int, path: np.ndarray, first: int, parent: int = ROOT) -> None:
         """A step ends."""
         self.cache(path, first, tree)
-        self.retention.close(tree, node, parent, path)
+        self.evictor.end_step(tree, node, parent, path)
 
 
 def test_the_least_valuable_block_goes_first_from_its_tip() -> None:
     """Slots 5 and 4 are the poor step's, 3 and 2 the good one's; by age it is the other way."""
-    assert Cached("arborkv").retention.trim(3).tolist() == [4, 5, 3]
-    assert Cached("lru").retention.trim(3).tolist() == [2, 3, 5]
+    assert Cached("arborkv").evictor.evict(3).tolist() == [4, 5, 3]
+    assert Cached("lru").evictor.evict(3).tolist() == [2, 3, 5]
 
 
 def test_a_block_that_two_searches_hold_is_worth_what_it_is_to_the_dearer() -> None:
     """Oak rates the step 9 9 1 1 at 0.9: now ash's other step goes first."""
     cached = Cached("arborkv")
-    cached.retention.begin("oak", ids(9, 9))
+    cached.evictor.add_tree("oak", ids(9, 9))
     cached.step("oak", 1, ids(9, 9, 1, 1), 6)
-    cached.retention.hint("oak", Hint({1: 0.9}, (ROOT,)))
-    assert cached.retention.trim(2).tolist() == [2, 3]
+    cached.evictor.hint("oak", Hint({1: 0.9}, (ROOT,)))
+    assert cached.evictor.evict(2).tolist() == [2, 3]
     cached.radix.check()
 
 
 def test_what_is_read_next_goes_last_and_the_last_in_turn_first() -> None:
     """Both steps are expanded now: the higher id waits longer, whatever its value."""
     cached = Cached("arborkv")
-    cached.retention.hint("ash", Hint(active=(1, 2)))
-    assert cached.retention.trim(2).tolist() == [2, 3]
+    cached.evictor.hint("ash", Hint(active=(1, 2)))
+    assert cached.evictor.evict(2).tolist() == [2, 3]
 
 
 def test_an_unscored_step_is_worth_what_its_parent_is() -> None:
     """The good step's fresh child outlives the poor step."""
     cached = Cached("arborkv")
     cached.step("ash", 3, ids(9, 9, 2, 2, 5), 6, parent=2)
-    assert cached.retention.trim(2).tolist() == [4, 5]
+    assert cached.evictor.evict(2).tolist() == [4, 5]
 
 
 SURE = ValueParams(Theta("exact", {"": (0.0,), "u": (0.0, 1.0)}))
@@ -92,9 +91,9 @@ def test_of_two_steps_the_surer_one_stays_where_u_is_read() -> None:
         cached = Cached("arborkv", worth)
         for node, slot, confidence in ((3, 6, 0.1), (4, 7, 0.9)):
             cached.cache(ids(9, 9, node), slot)
-            cached.retention.close("ash", node, ROOT, ids(9, 9, node), confidence)
-        cached.retention.hint("ash", Hint({3: 0.5, 4: 0.5}, (1, 2)))
-        assert cached.retention.trim(1).tolist() == [gone]
+            cached.evictor.end_step("ash", node, ROOT, ids(9, 9, node), confidence)
+        cached.evictor.hint("ash", Hint({3: 0.5, 4: 0.5}, (1, 2)))
+        assert cached.evictor.evict(1).tolist() == [gone]
 
 
 def test_a_step_closes_with_the_certainty_of_its_last_token(
@@ -117,29 +116,29 @@ def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:
     """Its tokens will be read as soon as there is room; a dead one's mark is gone."""
     cached = Cached("arborkv")
     cached.cache(ids(9, 9, 7, 7), 6)
-    cached.retention.draws("ash", 3, ids(9, 9, 7, 7))
-    assert cached.retention.trim(4).tolist() == [4, 5, 2, 3]
-    cached.retention.drop("ash", 3)
-    cached.retention.end("ash")
-    assert not any(node.marks for node in (cached.radix.root, *cached.radix.nodes()))
+    cached.evictor.preempt_step("ash", 3, ids(9, 9, 7, 7))
+    assert cached.evictor.evict(4).tolist() == [4, 5, 2, 3]
+    cached.evictor.remove_step("ash", 3)
+    cached.evictor.remove_tree("ash")
+    assert not any(node.steps for node in (cached.radix.root_of("ash"), *cached.radix.nodes()))
 
 
 def test_a_verdict_under_way_outlives_what_is_only_remembered() -> None:
     """Its name is no node's: below the root, far from any block."""
     cached = Cached("arborkv")
     cached.cache(ids(9, 9, 7, 7), 6)
-    cached.retention.draws("ash", -200, ids(9, 9, 7, 7))
-    assert cached.retention.trim(4).tolist() == [4, 5, 2, 3]
+    cached.evictor.preempt_step("ash", -200, ids(9, 9, 7, 7))
+    assert cached.evictor.evict(4).tolist() == [4, 5, 2, 3]
     cached.radix.check()
-    cached.retention.drop("ash", -200)
-    assert cached.radix.marks.standing("ash").tolist() == [ROOT]
+    cached.evictor.remove_step("ash", -200)
+    assert cached.radix.steps.filed("ash").tolist() == [ROOT]
 
 
 def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_prompt() -> None:
     """Its parent's own block is unknown here; the order needs only that it is there."""
     cached = Cached("arborkv")
     cached.step("ash", 12, ids(9, 9, 2, 2, 6), 6, parent=7)
-    assert cached.retention.trim(1).tolist() != [6]
+    assert cached.evictor.evict(1).tolist() != [6]
     cached.radix.check()
 
 
@@ -249,19 +248,19 @@ def test_what_is_told_of_a_step_is_what_is_cached_of_it(
     """After every call, for every step that may be visited again."""
     told: dict[int, int] = {}
     lost = []
-    tell = RadixTree.moved
+    tell = RadixTree.changed_steps
 
-    def moved(radix: RadixTree, tree: str) -> dict[int, int]:
+    def changed_steps(radix: RadixTree, tree: str) -> dict[int, int]:
         told.update(tell(radix, tree))
-        for (_, node), path in radix.marks._paths[tree].items():
-            whole = np.frombuffer(path, dtype=np.int64)
+        for node, end in radix.steps._ends[tree].items():
+            whole = np.frombuffer(end.path, dtype=np.int64)
             above = len(whole) - STEPS.max_step_tokens
-            cached = max(len(radix.match(whole)[1]) - above, 0)
+            cached = max(len(radix.match(tree, whole)[1]) - above, 0)
             kept = max(told.get(node, len(whole)) - above, 0)
             assert abs(kept - cached) <= 3  # a last token is cached late, siblings begin alike
             lost.append(STEPS.max_step_tokens - cached)
         return {}
 
-    monkeypatch.setattr(RadixTree, "moved", moved)
+    monkeypatch.setattr(RadixTree, "changed_steps", changed_steps)
     best_first(policy, 600, 2)
     assert {0, STEPS.max_step_tokens} < set(lost)

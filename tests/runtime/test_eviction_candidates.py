@@ -9,8 +9,9 @@ import pytest
 
 from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.eviction_order import EvictionParams
+from runtime.embedded.cache_node import CacheNode
 from runtime.embedded.eviction_candidates import EvictionCandidates
-from runtime.embedded.radix_tree import CacheNode, RadixTree
+from runtime.embedded.radix_tree import RadixTree
 from search.tree import ROOT
 
 
@@ -30,15 +31,15 @@ class Growing:
     def add(self, tree: str, node: int, path: np.ndarray, above: int | None) -> None:
         """A step has ended and is cached."""
         slots = np.array([next(self.slots) for _ in path], dtype=np.int64)
-        self.radix.extend(self.radix.root, path, slots, tree)
-        self.radix.mend(tree, path, 0)
+        self.radix.insert(self.radix.root_of(tree), path, slots, tree)
+        self.radix.reindex_steps(tree, path, 0)
         self.paths[tree, node] = path
         if above is not None:
             self.forest.boundary(tree, node, above, len(path) - len(self.paths[tree, above]))
             if not self.forest[tree].weights_current:
                 self.victims.outdate()
-        self.radix.mark((tree, node), path, None if above is None else (tree, above))
-        self.victims.join((tree, node))
+        self.radix.index_step((tree, node), path, None if above is None else (tree, above))
+        self.victims.add((tree, node))
 
     def round(self, tree: str) -> None:
         """The search moves to some node and draws steps of few tokens there, often alike."""
@@ -54,7 +55,7 @@ class Growing:
 
     def worth(self, leaf: CacheNode) -> EvictionKey:
         """The dearest of the steps that end at a leaf, or were lifted to it."""
-        return max(self.forest.eviction_key(*mark) for mark in leaf.marks)
+        return max(self.forest.eviction_key(*mark) for mark in leaf.steps)
 
 
 @pytest.mark.parametrize("params", [EvictionParams(), EvictionParams(distance_decay=0.0)])
@@ -70,7 +71,7 @@ def test_the_lowest_leaf_goes_first(params: EvictionParams) -> None:
             lowest = min(search.worth(leaf) for leaf in search.radix.leaves)
             assert search.worth(found[1]) == lowest
             assert found[0] == lowest[0]
-            search.victims.cut(found[1], search.draw.randrange(1, 4))
+            search.victims.evict(found[1], search.draw.randrange(1, 4))
             search.radix.check()
 
 
@@ -78,12 +79,10 @@ def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
     """What is being read stays; once it is not, it may go, without a move of any search."""
     search = Growing(1, EvictionParams())
     search.round("ash")
-    locked = [search.radix.match(path)[0] for path in search.paths.values()]
-    for node in locked:
-        search.radix.lock(node)
+    locked = [search.radix.lock(tree, path)[0] for (tree, _), path in search.paths.items()]
     assert search.victims.lowest() is None
     for node in locked:
         search.radix.unlock(node)
     while (found := search.victims.lowest()) is not None:
-        search.victims.cut(found[1], 100)
+        search.victims.evict(found[1], 100)
     assert search.radix.size == 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.embedded.fairness import fair_order, prefill_budget
-from runtime.embedded.namespaces import Namespaces, token_ids
-from tests.runtime.hash_model import VOCAB
 from tests.runtime.test_reward_scorer import finish as finish_scores
 from tests.runtime.test_reward_scorer import random_trajectories, scorer
 from tests.runtime.test_scheduler import SAMPLING, children, finish, scheduler
@@ -123,14 +120,3 @@ def test_scores_do_not_depend_on_the_namespace() -> None:
         rows.append(model.rows - before)
     assert rewards[0] == rewards[1] == rewards[2]
     assert rows[0] == rows[1] == rows[2]
-
-
-def test_the_model_sees_the_token_alone() -> None:
-    """Marks come off again, and a tree without a namespace has none."""
-    names = Namespaces()
-    path = np.array([VOCAB - 1, 3], dtype=np.int64)
-    assert names.mark("tree", path) is path
-    marked = names.mark("ann/tree", path)
-    assert marked[0] != path[0]
-    assert names.mark("bob/tree", path)[0] not in (marked[0], path[0])
-    assert np.array_equal(token_ids(marked), path)

@@ -31,10 +31,10 @@ def test_common_prefix_by_hand() -> None:
 def test_a_split_copies_nothing() -> None:
     """Two paths with a common beginning keep it in one place, with the first one's slots."""
     tree = RadixTree()
-    tree.extend(tree.root, ids(1, 2, 3), ids(10, 11, 12), "ash")
-    _, spare = tree.extend(tree.root, ids(1, 2, 4), ids(20, 21, 22), "ash")
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(10, 11, 12), "ash")
+    _, spare = tree.insert(tree.root_of("ash"), ids(1, 2, 4), ids(20, 21, 22), "ash")
     assert spare.tolist() == [20, 21]
-    assert tree.match(ids(1, 2, 4))[1].tolist() == [10, 11, 22]
+    assert tree.match("ash", ids(1, 2, 4))[1].tolist() == [10, 11, 22]
     assert tree.size == 4
     tree.check()
 
@@ -42,35 +42,54 @@ def test_a_split_copies_nothing() -> None:
 def test_trimming_takes_unheld_then_oldest_tips_token_by_token() -> None:
     """What nobody holds goes first; then the tip used longest ago; only as much as is wanted."""
     tree = RadixTree()
-    tree.extend(tree.root, ids(1, 1, 1), ids(0, 1, 2), "ash")
-    tree.extend(tree.root, ids(2, 2, 2), ids(3, 4, 5), "ash")
-    tree.extend(tree.root, ids(3, 3), ids(6, 7), "oak")
-    tree.keep(ids(3, 3))
+    tree.insert(tree.root_of("ash"), ids(1, 1, 1), ids(0, 1, 2), "ash")
+    tree.insert(tree.root_of("ash"), ids(2, 2, 2), ids(3, 4, 5), "ash")
+    tree.insert(tree.root_of("oak"), ids(3, 3), ids(6, 7), "oak")
+    tree.keep("oak", ids(3, 3))
     tree.retain("oak", ())
-    tree.match(ids(1, 1, 1))
-    assert tree.trim(3).tolist() == [6, 7, 5]
-    assert tree.match(ids(2, 2, 2))[1].tolist() == [3, 4]
+    tree.unlock(tree.lock("ash", ids(1, 1, 1))[0])
+    assert tree.evict(3).tolist() == [6, 7, 5]
+    assert tree.match("ash", ids(2, 2, 2))[1].tolist() == [3, 4]
     assert tree.held_evicted == 1
+    tree.check()
+
+
+def test_a_look_up_changes_nothing() -> None:
+    """It may end inside an edge, which stays whole, and does not count as a use."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
+    tree.insert(tree.root_of("ash"), ids(4, 5), ids(3, 4), "ash")
+    assert tree.match("ash", ids(1, 2, 9))[1].tolist() == [0, 1]
+    assert sorted(len(node.tokens) for node in tree.nodes()) == [2, 3]
+    assert tree.evict(1).tolist() == [2]
+
+
+def test_namespaces_share_nothing() -> None:
+    """A namespace has a root of its own; within it searches share."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ann/ash"), ids(1, 2), ids(0, 1), "ann/ash")
+    assert tree.match("ann/oak", ids(1, 2))[1].tolist() == [0, 1]
+    for other in ("ash", "bob/ash"):
+        assert tree.match(other, ids(1, 2))[1].tolist() == []
     tree.check()
 
 
 def test_a_locked_path_is_never_trimmed() -> None:
     """Under any pressure the locked prefix stays; what hangs below it may go."""
     tree = RadixTree()
-    tree.extend(tree.root, ids(1, 2, 3), ids(0, 1, 2), "ash")
-    node, _ = tree.match(ids(1, 2))
-    tree.lock(node)
-    assert tree.trim(100).tolist() == [2]
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
+    node, _ = tree.lock("ash", ids(1, 2))
+    assert tree.evict(100).tolist() == [2]
     tree.unlock(node)
-    assert sorted(tree.trim(100).tolist()) == [0, 1]
+    assert sorted(tree.evict(100).tolist()) == [0, 1]
     assert tree.size == 0
 
 
 def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
     """Letting one of two paths go frees exactly the tokens the other does not pass through."""
     tree = RadixTree()
-    tree.extend(tree.root, ids(1, 2, 3, 4), ids(0, 1, 2, 3), "ash")
-    tree.extend(tree.root, ids(1, 2, 5), ids(8, 9, 4), "ash")
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3, 4), ids(0, 1, 2, 3), "ash")
+    tree.insert(tree.root_of("ash"), ids(1, 2, 5), ids(8, 9, 4), "ash")
     freed = tree.retain("ash", [ids(1, 2, 3)])
     assert sorted(freed.tolist()) == [3, 4]
     assert tree.held_tokens["ash"] == 3
@@ -80,43 +99,43 @@ def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
 def steps_of_two_searches() -> RadixTree:
     """Ash has a step 1 2 3 | 4 5 and its sibling 1 2 3 | 6, both marked."""
     tree = RadixTree()
-    tree.extend(tree.root, ids(1, 2, 3, 4, 5), ids(0, 1, 2, 3, 4), "ash")
-    tree.extend(tree.root, ids(1, 2, 3, 6), ids(9, 9, 9, 5), "ash")
-    tree.mark(("ash", 1), ids(1, 2, 3))
-    tree.mark(("ash", 2), ids(1, 2, 3, 4, 5))
-    tree.mark(("ash", 3), ids(1, 2, 3, 6))
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3, 4, 5), ids(0, 1, 2, 3, 4), "ash")
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3, 6), ids(9, 9, 9, 5), "ash")
+    tree.index_step(("ash", 1), ids(1, 2, 3))
+    tree.index_step(("ash", 2), ids(1, 2, 3, 4, 5))
+    tree.index_step(("ash", 3), ids(1, 2, 3, 6))
     tree.check()
     return tree
 
 
 def names_at(tree: RadixTree, *path: int) -> set[int]:
     """The nodes of the marks where the cached part of a path ends."""
-    return {node for _, node in tree.match(ids(*path))[0].marks}
+    return {node for _, node in tree.match("ash", ids(*path))[0].steps}
 
 
 def test_marks_stay_with_their_steps_through_splits_and_trims() -> None:
     """A split leaves them at their ends, a trim moves them up, mending brings them back."""
     tree = steps_of_two_searches()
     assert names_at(tree, 1, 2, 3) == {1}
-    tree.match(ids(1, 2))
+    tree.match("ash", ids(1, 2))
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
-    leaf, _ = tree.match(ids(1, 2, 3, 4, 5))
-    assert tree.moved("ash") == {}
-    assert tree.cut(leaf, 1).tolist() == [4]
+    leaf, _ = tree.match("ash", ids(1, 2, 3, 4, 5))
+    assert tree.changed_steps("ash") == {}
+    assert tree.evict_tip(leaf, 1).tolist() == [4]
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
-    assert tree.moved("ash") == {2: 4}
-    assert tree.cut(leaf, 5).tolist() == [3]
-    assert tree.moved("ash") == {2: 3}
+    assert tree.changed_steps("ash") == {2: 4}
+    assert tree.evict_tip(leaf, 5).tolist() == [3]
+    assert tree.changed_steps("ash") == {2: 3}
     assert names_at(tree, 1, 2, 3) == {1}, "a whole step speaks for those that are gone"
     tree.check()
-    tree.extend(tree.match(ids(1, 2, 3))[0], ids(4, 5), ids(7, 8), "ash")
-    tree.mend("ash", ids(1, 2, 3, 4, 5), 3)
+    tree.insert(tree.match("ash", ids(1, 2, 3))[0], ids(4, 5), ids(7, 8), "ash")
+    tree.reindex_steps("ash", ids(1, 2, 3, 4, 5), 3)
     assert names_at(tree, 1, 2, 3) == {1}
     assert names_at(tree, 1, 2, 3, 4, 5) == {2}
-    assert tree.moved("ash") == {2: 5}
-    assert tree.moved("ash") == {}
+    assert tree.changed_steps("ash") == {2: 5}
+    assert tree.changed_steps("ash") == {}
     tree.check()
-    tree.marks.remove_all("ash")
+    tree.steps.remove_tree("ash")
     assert names_at(tree, 1, 2, 3) == set()
     tree.check()
 
@@ -124,14 +143,14 @@ def test_marks_stay_with_their_steps_through_splits_and_trims() -> None:
 def test_a_step_that_shares_its_beginning_is_lifted_to_where_that_ends() -> None:
     """No step ends at 1 2: what is left of two that share it still stands for them."""
     tree = RadixTree()
-    tree.extend(tree.root, ids(1, 2, 3), ids(0, 1, 2), "ash")
-    tree.extend(tree.root, ids(1, 2, 4), ids(9, 9, 3), "ash")
-    tree.mark(("ash", 1), ids(1, 2, 3))
-    tree.mark(("ash", 2), ids(1, 2, 4))
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
+    tree.insert(tree.root_of("ash"), ids(1, 2, 4), ids(9, 9, 3), "ash")
+    tree.index_step(("ash", 1), ids(1, 2, 3))
+    tree.index_step(("ash", 2), ids(1, 2, 4))
     for path in ((1, 2, 3), (1, 2, 4)):
-        tree.cut(tree.match(ids(*path))[0], 1)
+        tree.evict_tip(tree.match("ash", ids(*path))[0], 1)
     assert names_at(tree, 1, 2) == {1, 2}
-    tree.mark(("ash", 3), ids(1, 2, 4, 5), ("ash", 2))
+    tree.index_step(("ash", 3), ids(1, 2, 4, 5), ("ash", 2))
     assert names_at(tree, 1, 2) == {1, 2, 3}
     tree.check()
 
@@ -167,7 +186,7 @@ class RadixMachine(RuleBasedStateMachine):
         """A new path gets new slots below what is cached; nothing cached gets another slot."""
         slots = ids(*range(self.next_slot, self.next_slot + len(path)))
         self.next_slot += len(path)
-        _, spare = self.tree.extend(self.tree.root, ids(*path), slots, name)
+        _, spare = self.tree.insert(self.tree.root_of(name), ids(*path), slots, name)
         known = self.cached(path)
         assert spare.tolist() == slots[:known].tolist()
         for n in range(1, len(path) + 1):
@@ -177,16 +196,14 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(path=PATHS)
     def match(self, path: tuple[int, ...]) -> None:
         """A match is the longest cached prefix with its slots."""
-        _, slots = self.tree.match(ids(*path))
+        _, slots = self.tree.match("ash", ids(*path))
         known = self.cached(path)
         assert slots.tolist() == [self.slot[path[:n]] for n in range(1, known + 1)]
 
     @rule(path=PATHS, name=TREES)
     def lock(self, path: tuple[int, ...], name: str) -> None:
         """A sequence starts from what is cached: it locks and its search holds that path."""
-        node, slots = self.tree.match(ids(*path))
-        self.tree.lock(node)
-        self.tree.hold(node, name)
+        node, slots = self.tree.lock(name, ids(*path))
         self.locks.append((path[: len(slots)], node))
         for n in range(1, len(slots) + 1):
             self.holders[path[:n]].add(name)
@@ -204,7 +221,7 @@ class RadixMachine(RuleBasedStateMachine):
     def retain(self, name: str, paths: list[tuple[int, ...]], prompt: object) -> None:
         """A search keeps some paths; the prompt stays cached, unheld rest is freed."""
         if isinstance(prompt, tuple):
-            self.tree.keep(ids(*prompt))
+            self.tree.keep(name, ids(*prompt))
             self.kept |= {prompt[:n] for n in range(1, self.cached(prompt) + 1)}
         wanted = {p[:n] for p in paths for n in range(1, len(p) + 1)}
         freed = set(self.tree.retain(name, [ids(*p) for p in paths]).tolist())
@@ -220,27 +237,27 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(name=TREES, node=st.integers(0, 3), path=PATHS)
     def mark(self, name: str, node: int, path: tuple[int, ...]) -> None:
         """A step has an end."""
-        self.tree.mark((name, node), ids(*path))
+        self.tree.index_step((name, node), ids(*path))
         self.marks[name, node] = path
         assert self.end_of((name, node)) == path[: self.cached(path)]
 
     @rule(name=TREES, node=st.integers(0, 3))
     def unmark(self, name: str, node: int) -> None:
         """A step is over, if there was one."""
-        self.tree.marks.remove((name, node))
+        self.tree.steps.remove((name, node))
         self.marks.pop((name, node), None)
 
     @rule(name=TREES, path=PATHS)
     def mend(self, name: str, path: tuple[int, ...]) -> None:
         """The search's marks on the path stand where what is cached ends."""
-        self.tree.mend(name, ids(*path), 0)
+        self.tree.reindex_steps(name, ids(*path), 0)
         for (tree, node), ends in self.marks.items():
             if tree == name and path[: len(ends)] == ends:
                 assert self.end_of((tree, node)) == ends[: self.cached(ends)]
 
     def end_of(self, mark: tuple[str, int]) -> tuple[int, ...] | None:
         """The token path down to where a mark stands; None if another speaks for it."""
-        node = self.tree.marks.where(mark)
+        node = self.tree.steps.node_of(mark)
         if node is None:
             return None
         tokens: tuple[int, ...] = ()
@@ -254,7 +271,7 @@ class RadixMachine(RuleBasedStateMachine):
         """As many unlocked tokens as asked go, tips first, what nobody holds before the rest."""
         locked = self.locked()
         free = [p for p in self.slot if not locked[p]]
-        freed = self.tree.trim(wanted).tolist()
+        freed = self.tree.evict(wanted).tolist()
         assert len(freed) == min(wanted, len(free))
         path_of = {slot: path for path, slot in self.slot.items()}
         for slot in freed:

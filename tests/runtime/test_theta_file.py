@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.value import UNFITTED, Theta, save_theta
-from runtime.embedded.eviction import VALUE_PARAMS, Evictor, KvPolicy, ValueParams
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.radix_tree import RadixTree
 
@@ -41,7 +41,7 @@ def test_attention_is_read_where_it_counts_alone(
     policy: KvPolicy, worth: ValueParams, attends: bool
 ) -> None:
     """It costs a little at every step's end."""
-    assert Evictor(RadixTree(), policy, 100, worth).attends is attends
+    assert EVICTORS[policy](RadixTree(), 100, worth).attends is attends
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_pressure_after_pressure(
         before = {block: set(held[block].there) for block in held.blocks}
         room, lowered = int(share * (held.pool.capacity - needed)), policy.lowered
         policy.fit(room)
-        assert held.pool.free >= room
+        assert held.pool.available >= room
         held.check()
         for block, was in before.items():
             now = held[block].there
