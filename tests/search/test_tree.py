@@ -68,12 +68,16 @@ def test_pruning_leaves_the_finished_alone() -> None:
     assert tree[1].state is NodeState.FINISHED
 
 
+PURPOSES = ("step", "judge", "vote")
+"""Two of them are equally long."""
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), unique_by=str)
 )
 def test_streams_differ_by_seed_purpose_and_path(names: list[tuple[int, list[int]]]) -> None:
     """No two nodes share a stream, nor do two purposes at one node."""
-    seeds = [node_seed(s, purpose, path) for s, path in names for purpose in ("step", "judge")]
+    seeds = [node_seed(s, purpose, path) for s, path in names for purpose in PURPOSES]
     assert len(set(seeds)) == len(seeds)
 
 
