@@ -37,6 +37,7 @@ def bearing(key: str) -> dict[str, str]:
         ([(b"authorization", b"")], 401),
         ([(b"authorization", b"first")], 401),
         ([(b"authorization", b"Basic first")], 401),
+        ([(b"authorization", b"Basic: first")], 401),  # as long as "Bearer "
         ([(b"authorization", "Bearer é".encode())], 401),
         ([(b"authorization", b"Bearer \xff\xfe")], 401),
         ([(b"authorization", b"Bearer first"), (b"authorization", b"Bearer first")], 401),
@@ -52,6 +53,7 @@ async def test_only_a_known_key_opens(
     assert answer.status_code == status
     if status == 401:
         assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert "api key" in answer.json()["error"]["message"]
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["x-request-id"]
 
