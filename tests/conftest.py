@@ -7,11 +7,12 @@ example takes fails none.
 
 from __future__ import annotations
 
+import gc
 import secrets
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 LONGEST = (
     "tests/test_same_tree.py",
@@ -28,6 +29,13 @@ settings.register_profile(
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "mutants",  # the same for each of them, and a failure is enough
+    settings.get_profile("fresh"),
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile("fresh")
 
@@ -54,6 +62,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.write_line(f"--hypothesis-seed={session.config.option.hypothesis_seed}")
+
+
+def pytest_collection_finish() -> None:
+    """Mutmut forks what has collected: no mutant need look through all of that for garbage."""
+    if settings.get_current_profile_name() == "mutants":
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
