@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.seed import node_seed
-from search.tree import Finish, NodeState, Tree
+from search.tree import Finish, Node, NodeState, Tree
 from tests.search.trees import END, LENGTH, LIMIT, STEP, drawn
 
 
@@ -35,6 +35,22 @@ def test_a_steps_end_decides_its_state(finish: Finish, state: NodeState) -> None
     if state is not NodeState.OPEN:
         with pytest.raises(ValueError, match=f"node 1 is {state}; only open nodes grow"):
             tree.add(1, (1,), "b", STEP)
+
+
+def test_a_node_is_what_was_said_of_it() -> None:
+    """Every field by hand, of the root, of a step and of its twin, whose first is the step; its
+    tokens are its own though they came in a list."""
+    tree, ids = Tree([7]), [5, 6]
+    tree.add(0, ids, "ab", STEP, logprob=-0.5, entropy=0.25)
+    twin = tree.add(0, ids, "ab", END)
+    ids.clear()
+    opened = NodeState.OPEN
+    assert tree.nodes == [
+        Node(0, -1, 0, 0, (), "", STEP, opened, (), 0, children=[1, 2]),
+        Node(1, 0, 0, 1, (5, 6), "ab", STEP, opened, (0,), 1, -0.5, 0.25),
+        Node(2, 0, 1, 1, (5, 6), "ab", END, NodeState.FINISHED, (1,), 1),
+    ]
+    assert (tree.prompt, tree.generated_tokens, tree.finished()) == ((7,), 4, [twin])
 
 
 def test_paths_depths_and_texts() -> None:
