@@ -142,6 +142,19 @@ def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
     assert "secret" not in repr(vars(keys))
 
 
+def test_keys_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
+    """In that order, all of them; an empty place between two commas is none."""
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[ann]\nsha256 = "{hashlib.sha256(b"a").hexdigest()}"\n')
+    keys = Keyring.load(Settings(api_keys="bob:b,, cat:c,", api_keys_file=file))
+    assert keys.names == ["bob", "cat", "ann"]
+    assert [keys.find([b"Bearer " + secret]).name for secret in (b"a", b"b", b"c")] == [
+        "ann",
+        "bob",
+        "cat",
+    ]
+
+
 async def test_one_key_cannot_take_the_whole_queue() -> None:
     """By hand: of one that runs and six that wait, Ann has one and three; then Bob comes in.
     Without keys everybody together may have all; who sets the limit has what is set."""
@@ -170,8 +183,8 @@ async def test_one_key_cannot_take_the_whole_queue() -> None:
     [
         ("[ann]\n", "[ann]: sha256 must be there"),
         ('[ann]\nsha256 = "12"\n', "64 hexadecimal digits"),
-        (f'[ann]\nsha256 = "{"0" * 64}"\nwidht = 3\n', "widht = 3"),
-        (f'[ann]\nsha256 = "{"0" * 64}"\nrunning = 0\n', "running = 0"),
+        (f'[ann]\nsha256 = "{"0" * 64}"\nwidht = 3\n', "[ann]: widht = 3"),
+        (f'[ann]\nsha256 = "{"0" * 64}"\nrunning = 0\n', "[ann]: running = 0"),
         (f'["a/b"]\nsha256 = "{"0" * 64}"\n', "letters, digits"),
         ("ann = 3\n", "must be a table"),
         ("[", "HEDGEROW_API_KEYS_FILE"),
