@@ -77,6 +77,14 @@ def test_above_are_the_steps_on_the_way() -> None:
     assert tree.above([tree[0]]) == set()
 
 
+def test_an_inner_node_is_pruned_alone() -> None:
+    """What has grown from it stays open."""
+    tree = drawn((0, "a", STEP, None), (1, "b", STEP, None))
+    tree.prune(1)
+    assert [node.state for node in tree.nodes[1:]] == [NodeState.PRUNED, NodeState.OPEN]
+    assert [leaf.id for leaf in tree.leaves()] == [2]
+
+
 def test_pruning_leaves_the_finished_alone() -> None:
     """A finished trajectory stays finished."""
     tree = drawn((0, "a", END, None))
