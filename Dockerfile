@@ -11,13 +11,16 @@ RUN python -m venv /opt/hedgerow
 COPY constraints.txt ./
 RUN /opt/hedgerow/bin/pip install -c constraints.txt --extra-index-url "$TORCH_INDEX" torch
 COPY pyproject.toml README.md LICENSE ./
+COPY cli/ cli/
 COPY server/ server/
 COPY search/ search/
 COPY kvpolicy/ kvpolicy/
 COPY runtime/ runtime/
 COPY models/ models/
-COPY loadtest/ loadtest/
-RUN /opt/hedgerow/bin/pip install -c constraints.txt ".[traces]"
+COPY hedgerow_sglang/ hedgerow_sglang/
+COPY deploy/sglang-plugin/ deploy/sglang-plugin/
+RUN /opt/hedgerow/bin/pip install -c constraints.txt ".[traces]" \
+    && /opt/hedgerow/bin/pip wheel --no-deps -w wheels ./deploy/sglang-plugin
 
 FROM ${PYTHON_IMAGE} AS cpu
 # The embedded engine compiles for the processor that it finds, by the base image's own release.
@@ -40,8 +43,8 @@ CMD ["serve"]
 # server for a policy or a reward model. Hedgerow's own server runs from the other image.
 FROM ${SGLANG_IMAGE} AS gpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY --from=build /src /src
-RUN python3 -m pip install --break-system-packages --no-deps /src
+COPY --from=build /src/wheels/ /src/wheels/
+RUN python3 -m pip install --break-system-packages --no-deps /src/wheels/*.whl
 ENV PYTHONUNBUFFERED=1 HOME=/tmp HF_HUB_OFFLINE=1 SGLANG_RETURN_ORIGINAL_LOGPROB=1
 USER 10001:10001
 WORKDIR /tmp

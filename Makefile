@@ -17,6 +17,7 @@ SGLANG ?= 0.5.23
 BIN := .venv/bin
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_READY := .venv-sglang/.ready
+PLUGIN_READY := .venv-sglang/.plugin
 SERVED := .venv/.served
 READY := .venv/.ready
 MUTMUT := .venv/.mutmut
@@ -43,10 +44,10 @@ nightly: $(READY)
 	SCHEMA_EXAMPLES=650 $(BIN)/pytest tests/server/test_schema.py
 	$(BIN)/python -m loadtest.hostile --state build/hostile
 
-test-sglang: $(READY) $(SGLANG_READY)
+test-sglang: $(READY) $(PLUGIN_READY)
 	$(BIN)/pytest -m sglang
 
-sglang-env: $(SGLANG_READY)
+sglang-env: $(PLUGIN_READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -102,11 +103,15 @@ $(AUDIT): Makefile
 	touch $@
 
 # SGLang asks for CUDA packages that a CPU has no use for: what it imports there is listed instead.
-# Hedgerow is there for its plug-in.
 $(SGLANG_READY): runtime/sglang/cpu/requirements.txt
 	$(PYTHON) -m venv .venv-sglang
 	$(SGLANG_BIN)/$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(SGLANG_BIN)/$(PIP) -r $<
-	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG) -e .
+	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG)
 	$(SGLANG_BIN)/$(COMPILE) .venv-sglang/lib || true
+	touch $@
+
+# A copy of the plug-in, made anew when it changes: hatchling's editable installs are copies here too.
+$(PLUGIN_READY): $(SGLANG_READY) deploy/sglang-plugin/pyproject.toml $(wildcard hedgerow_sglang/*.py kvpolicy/*.py)
+	$(SGLANG_BIN)/$(PIP) --no-deps --force-reinstall ./deploy/sglang-plugin
 	touch $@

@@ -50,13 +50,13 @@ def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Flo
     """Exact mode: each row a block off the path at some event.
 
     ``reentered``: 1 where it came back onto the path later, else 0; ``tokens``: what it would cost
-    to compute again. A block is worth its chance of re-entry, and dear ones count for more.
+    to compute again. A block is worth its chance of re-entry, and costly ones count for more.
     """
     return Rows(v, u, a, reentered, tokens)
 
 
 def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> Rows:
-    """Paper mode: each row a closed block of a full-retention trajectory.
+    """Extractive mode: each row a closed block of a full-retention trajectory.
 
     ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
     """

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvpolicy.order import Ints, Knobs, merit
+from kvpolicy.eviction_order import EvictionParams, Ints, static_weight
 from kvpolicy.value import Floats, sigmoid
 
 _FIRST = 64
-_VALUED, _SURE, _ATTENDED = 1, 2, 4
-_COLUMNS = ["_value", "_sure", "_mass", "_offset", "_slope", "_depth", "_present", "_scored"]
+_VALUED, _CONFIDENT, _ATTENDED = 1, 2, 4
+_COLUMNS = ["_value", "_confidence", "_mass", "_offset", "_slope", "_depth", "_present", "_scored"]
 
 
 class Signals:
@@ -23,32 +23,32 @@ class Signals:
     u and a in the offset.
     """
 
-    def __init__(self, table: Floats, knobs: Knobs) -> None:
+    def __init__(self, table: Floats, params: EvictionParams) -> None:
         """``table``: ``Theta.table``."""
         self._table: list[list[float]] = table.tolist()
-        self._knobs = knobs
+        self._params = params
         self._rows = 0
-        self._value, self._sure, self._mass = np.zeros((3, _FIRST))
+        self._value, self._confidence, self._mass = np.zeros((3, _FIRST))
         self._offset, self._slope = np.zeros((2, _FIRST))
         self._depth, self._present = np.zeros((2, _FIRST), dtype=np.int64)
         self._scored = np.zeros(_FIRST, dtype=np.bool_)
         self._unvalued: set[int] = set()
 
-    def add(self, node: int, parent: int | None, depth: int, sure: float | None) -> None:
-        """A block, whose value is its parent's until it has one. ``sure``: its u."""
+    def add(self, node: int, parent: int | None, depth: int, confidence: float | None) -> None:
+        """A block, whose value is its parent's until it has one. ``confidence``: its u."""
         self._make_room(node)
         self._depth[node] = depth
         present = 0
-        if sure is not None:
-            present, self._sure[node] = _SURE, sure
+        if confidence is not None:
+            present, self._confidence[node] = _CONFIDENT, confidence
         if parent is None or parent in self._unvalued:
             self._unvalued.add(node)
         else:
             present |= _VALUED
             self._value[node] = self._value[parent]
-        self._settle(node, present)
+        self._update_logit(node, present)
 
-    def rate(self, node: int, value: float) -> None:
+    def set_value(self, node: int, value: float) -> None:
         """A value of its own."""
         self._scored[node] = True
         self._hand_down(node, value)
@@ -61,7 +61,7 @@ class Signals:
         """A block without a value of its own gets another's."""
         self._hand_down(node, float(self._value[giver]))
 
-    def foresee(self, nodes: Ints) -> None:
+    def set_outlook(self, nodes: Ints) -> None:
         """Values of 1, 1/2, 1/3 and so on in this order.
 
         A step's turn alone counts, not how many come after it: what two searches want equally soon
@@ -72,41 +72,41 @@ class Signals:
         for node in self._unvalued.intersection(nodes.tolist()) if self._unvalued else ():
             self._hand_down(node, float(self._value[node]))
 
-    def attend(self, node: int, mass: float) -> None:
+    def set_attention(self, node: int, mass: float) -> None:
         """The attention a that a block gets."""
         self._mass[node] = mass
-        self._settle(node, int(self._present[node]) | _ATTENDED)
+        self._update_logit(node, int(self._present[node]) | _ATTENDED)
 
     def of(self, nodes: Ints) -> Floats:
         """v, u and a of some blocks, (3, n); NaN where one is missing."""
-        known = np.stack([self._value[nodes], self._sure[nodes], self._mass[nodes]])
-        for signal, flag in zip(known, (_VALUED, _SURE, _ATTENDED), strict=True):
+        known = np.stack([self._value[nodes], self._confidence[nodes], self._mass[nodes]])
+        for signal, flag in zip(known, (_VALUED, _CONFIDENT, _ATTENDED), strict=True):
             signal[self._present[nodes] & flag == 0] = np.nan
         return known
 
-    def merits(self) -> Floats:
+    def static_weights(self) -> Floats:
         """s^γ · e^(-λd·d) of each block (rows,)."""
-        return self._merits(slice(self._rows))
+        return self._static_weights(slice(self._rows))
 
-    def merit_of(self, node: int) -> float:
+    def static_weight_of(self, node: int) -> float:
         """The same of one block."""
-        return float(self._merits(slice(node, node + 1))[0])
+        return float(self._static_weights(slice(node, node + 1))[0])
 
-    def _merits(self, rows: slice) -> Floats:
+    def _static_weights(self, rows: slice) -> Floats:
         logits = self._slope[rows] * self._value[rows]
         logits += self._offset[rows]
-        return merit(sigmoid(logits), self._depth[rows], self._knobs)
+        return static_weight(sigmoid(logits), self._depth[rows], self._params)
 
     def _hand_down(self, node: int, value: float) -> None:
         self._unvalued.discard(node)
         self._value[node] = value
-        self._settle(node, int(self._present[node]) | _VALUED)
+        self._update_logit(node, int(self._present[node]) | _VALUED)
 
-    def _settle(self, node: int, present: int) -> None:
+    def _update_logit(self, node: int, present: int) -> None:
         """Which signals a block has, or what they are, has changed. A missing one's coefficient
         is 0."""
-        bias, slope, sure, mass = self._table[present]
-        offset = bias + sure * float(self._sure[node]) + mass * float(self._mass[node])
+        bias, slope, confidence, mass = self._table[present]
+        offset = bias + confidence * float(self._confidence[node]) + mass * float(self._mass[node])
         self._present[node], self._offset[node], self._slope[node] = present, offset, slope
 
     def _make_room(self, node: int) -> None:

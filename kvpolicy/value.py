@@ -148,7 +148,7 @@ def save_theta(theta: Theta, path: str | Path) -> None:
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def certainty(entropy: float, vocab: int) -> float:
+def confidence_of_entropy(entropy: float, vocab: int) -> float:
     """Equation (1): u = 1 - H / log|V| in [0, 1], of an entropy in nats that is known already.
 
     Raises ValueError for a vocabulary of fewer than 2 tokens.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.policies.policy import Round, Scores, by_reward, remaining
-from search.tree import ROOT, Tree
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward
+from search.tree import Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class KeepOne:
+class KeepOne(LevelPolicy):
     """Every round the leaf with the highest reward gets the remaining width; ties: the lower id.
 
     A round then holds one path and the width's candidates, about as little as a policy that spends
@@ -20,13 +20,7 @@ class KeepOne:
     width: int
     scores: ClassVar[Scores] = Scores.ALL
 
-    def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then the best leaf to what remains of it."""
-        leaves = list(tree.leaves())
-        spend = remaining(tree, self.width)
-        if not leaves or not spend:
-            return None
-        if leaves[0].id == ROOT:
-            return Round({ROOT: spend})
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The best leaf, alone."""
         best, *rest = by_reward(leaves, "keep one")
         return Round({best.id: spend}, tuple(sorted(node.id for node in rest)))

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.evaluation import judge
+from cli.shared_samples import SharedSamples
 from loadtest.decisions import Decisions, noting
 from loadtest.kept import Kept
 from loadtest.result import Result
@@ -21,8 +23,6 @@ from search.engine import Engine
 from search.outcome import Outcome
 from search.policies.policy import Round
 from search.stats import SearchStats
-from server.evaluate import judge
-from server.shared_draws import SharedDraws
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ async def compare(
 
     async def one(number: int, item: Item) -> dict[int, Result]:
         async with room:
-            shared = SharedDraws(engine, *costs)
+            shared = SharedSamples(engine, *costs)
             found: dict[int, Result] = {}
             for i in widest_first:
                 known = kept.get(item, methods[i], number < keep_rounds)

@@ -19,10 +19,10 @@ import numpy as np
 
 from loadtest.engine import Decoding
 from loadtest.searches import SPRIG
-from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.model import forward as passes
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.native import Kernel
+from runtime.embedded.sampler import sample
 
 SEQUENCES = (1, 4, 8, 16, 32, 64, 256)
 SCORED = (1, 4, 8, 16, 64)
@@ -91,7 +91,7 @@ def decode_rows(forward: Forward, repeats: int) -> Iterator[dict[str, Any]]:
         logits = forward.run(decoding.spans, decoding.store)
         seeds, places = np.arange(n, dtype=np.uint64), np.full(n, 100)
         found = row("policy", n, decoding.step, repeats)
-        drawn = lower_quartile(lambda x=logits, s=seeds, p=places: draw(x, s, p), repeats)
+        drawn = lower_quartile(lambda x=logits, s=seeds, p=places: sample(x, s, p), repeats)
         yield found | {"draws": round(drawn, 2)}
 
 

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from runtime.embedded.drawing.account import Account
+from runtime.embedded.account import Account
+from runtime.embedded.judge_scorer import JudgeScorer
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.judge import Bench
-from runtime.embedded.scoring.scorers import load_judge
+from runtime.embedded.scorer_loading import load_judge
 from runtime.embedded.worker import scheduler_for
 from runtime.text import Text
 from search.engine import (
@@ -82,7 +82,7 @@ class Way:
         self._scheduler = scheduler_for(options, target, target.forward.config, target.clock)
         judging = load_judge(replace(options, reward_format="generative"), self._scheduler)
         assert judging is not None, "the format asks a judge"
-        self._judge: Bench = judging[0]
+        self._judge: JudgeScorer = judging[0]
         self.capabilities = Capabilities(
             engine="embedded",
             models={"policy": str(options.policy)},

@@ -13,28 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from loadtest.searches import SPRIG
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.stops import Stops, StopTables
-from runtime.twin import Twin, TwinOptions
+from runtime.embedded.sampler import sample
+from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from search.engine import Branch, RewardMissing, Sampling, Step, Trajectory
 from search.tree import Finish
 
 
-class GenerateLoop(Twin):
-    """The naive twin, but batched as scripts batch. It accounts for nothing."""
+class GenerateLoop(ReferenceEngine):
+    """The reference engine, but batched as scripts batch. It accounts for nothing."""
 
     def __init__(self, threads: int) -> None:
         """The bundled models, in this process."""
         super().__init__(
-            TwinOptions(
+            ReferenceOptions(
                 policy=SPRIG.policy,
                 prm=SPRIG.prm,
                 reward_format=SPRIG.reward_format,
                 threads=threads,
             )
         )
-        self._stops = StopTables(self._text.pieces)
+        self._stops = StopStringTables(self._text.pieces)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """One batched generate; rows that have ended stay in the batch until all have."""
@@ -84,9 +84,9 @@ class GenerateLoop(Twin):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         seeds = np.array([b.seed for b in branches], dtype=np.uint64)
         at = [len(b.tokens) + len(d) for b, d in zip(branches, drawn, strict=True)]
-        return draw(logits, seeds, at, sampling.temperature, sampling.top_p)
+        return sample(logits, seeds, at, sampling.temperature, sampling.top_p)
 
-    def _ended(self, tokens: list[int], branch: Branch, stops: Stops) -> Finish | None:
+    def _ended(self, tokens: list[int], branch: Branch, stops: StopStrings) -> Finish | None:
         if tokens[-1] in self._text.eos:
             return Finish.END
         if stops.ended(tokens):

@@ -17,10 +17,9 @@ from loadtest.goodput_pools import Pools, Way
 from loadtest.goodput_rows import BASELINE, PAPER, Run
 from loadtest.in_process import InProcess, Models
 from loadtest.searches import Item, Method, grow
-from runtime.embedded.drawing.visits import Visits
-from runtime.embedded.kv.resplit import Resplit
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.schedule_order import ScheduleOrder
 from search.engine import Branch, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 
@@ -30,22 +29,22 @@ class Variant:
     """An engine with some of FlashTTS's parts.
 
     ``whole_prefix``: every trajectory is scored as a text of its own, from its first token on;
-    nothing of it is kept and nothing shared. ``unison``: what branches draw alike is computed once.
+    nothing of it is kept and nothing shared. ``dedup``: what branches draw alike is computed once.
     """
 
     name: str
-    order: Visits = "fcfs"
+    order: ScheduleOrder = "fcfs"
     split: Way = "even"
     ahead: bool = False
     whole_prefix: bool = False
     kv_policy: KvPolicy = "arborkv"
-    unison: bool = True
+    dedup: bool = True
 
 
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant(PAPER, whole_prefix=True, kv_policy="lru", unison=False),
+        Variant(PAPER, whole_prefix=True, kv_policy="lru", dedup=False),
         Variant(BASELINE),
         Variant("P", order="prefix"),
         Variant("MP", order="prefix", split="roofline"),
@@ -92,13 +91,8 @@ class Bench:
             order=variant.order,
             speculate=variant.ahead,
             lookahead=variant.ahead,
-            unison=variant.unison,
+            dedup=variant.dedup,
         )
-        if variant.split == "roofline" and budget is not None:
-            shared = self.pools.shared(budget, path_tokens)
-            stores = engine.scheduler.batch, engine.scorer.batch
-            step = self.pools.load(spec, path_tokens).new
-            engine.resplit = Resplit(shared, *stores, step=step)
         method = Method(variant.name, spec)
         outcome = await grow(engine, self._models.text, item, method, clock=self._clock)
         held = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak

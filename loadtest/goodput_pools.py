@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvpolicy.split import Device, Load, Model
-from runtime.embedded.kv.split import Shared
+from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad
+from runtime.embedded.kv_split import SharedKv
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.footprint import footprint, measured_peaks
 from search.spec import SearchSpec
@@ -23,9 +23,9 @@ Way = Literal["even", "roofline"]
 class Pools:
     """A generator and a verifier on a device."""
 
-    generator: Model
-    verifier: Model
-    device: Device
+    generator: ModelCosts
+    verifier: ModelCosts
+    device: DevicePeaks
 
     @classmethod
     def of(
@@ -53,13 +53,13 @@ class Pools:
         shared, load = self.shared(budget, path_tokens), self.load(spec, path_tokens)
         return shared.even(load) if way == "even" else shared.tokens(shared.plan(load))
 
-    def shared(self, budget: int, path_tokens: int) -> Shared:
+    def shared(self, budget: int, path_tokens: int) -> SharedKv:
         """So many bytes of both, with room for a path in each."""
         least = path_tokens, path_tokens
-        return Shared(self.generator, self.verifier, self.device, budget, least)
+        return SharedKv(self.generator, self.verifier, self.device, budget, least)
 
     @staticmethod
-    def load(spec: SearchSpec, path_tokens: int) -> Load:
+    def load(spec: SearchSpec, path_tokens: int) -> SplitLoad:
         """What is known of a search before it begins."""
         new = min(spec.max_step_tokens, path_tokens - 1)
-        return Load(spec.width, path_tokens - new, new)
+        return SplitLoad(spec.width, path_tokens - new, new)

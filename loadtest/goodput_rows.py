@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from cli.evaluation import judge
 from loadtest.paired import bootstrap95
 from loadtest.searches import Item
 from models.tasks import TASKS
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.stats import path_length
-from server.evaluate import judge
 
 PAPER, BASELINE = "paper_baseline", "baseline"
 

@@ -34,8 +34,8 @@ from loadtest.on_sglang import (
 from loadtest.searches import Item, Method, grow
 from loadtest.watched import Watched
 from runtime.embedded.model.config import ModelConfig
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import BY_PRIORITY, Server
+from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
+from runtime.sglang.sglang_engine import SglangEngine
 from runtime.text import Text
 from search.spec import SearchSpec
 
@@ -61,7 +61,7 @@ class SglangBench:
         self._clock = clock
         self._ends = AsyncExitStack()
         self._up: tuple[Variant, bool, tuple[int, int]] | None = None
-        self._servers: Sequence[Server] = ()
+        self._servers: Sequence[LaunchedServer] = ()
         self._engine: SglangEngine | None = None
 
     async def run(

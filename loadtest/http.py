@@ -35,11 +35,11 @@ from loadtest.arrivals import paced, poisson
 from loadtest.served import Served
 from models.tasks import TASKS
 from server.app import create_app
-from server.ask import ask_chat
-from server.assemble import KEEP_ALIVE_SECONDS, Parts, listen, running
+from server.assemble import KEEP_ALIVE_SECONDS, RunningModel, listen, running
+from server.request_models import ChatRequest
+from server.request_parsing import parse_chat
 from server.service import Service
 from server.settings import Settings, load_settings
-from server.wire import ChatRequest
 
 CHAT = "/v1/chat/completions"
 SHARES = (0.5, 1.0, 3.0)
@@ -137,8 +137,8 @@ async def by_engine(service: Service, body: dict[str, Any]) -> float:
     """Seconds for one asked of the engine: the chat template and the tree, no HTTP."""
     request = ChatRequest(**body)
     began = time.perf_counter()
-    ask = await ask_chat(request, service, service.keys.anybody)
-    await service.forest.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
+    ask = await parse_chat(request, service, service.keys.anybody)
+    await service.runner.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
     return time.perf_counter() - began
 
 
@@ -279,7 +279,7 @@ async def measure(quick: bool) -> dict[str, Any]:
 
 
 async def _serve(
-    parts: Parts, settings: Settings
+    parts: RunningModel, settings: Settings
 ) -> tuple[Service, str, Callable[[], Awaitable[None]]]:
     """The server in this event loop, answering: its parts, its URL, and how to stop it."""
     service = parts.service(settings)

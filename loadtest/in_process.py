@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.kv.resplit import Resplit
+from runtime.embedded.account import Account
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.report import cost_of
-from runtime.embedded.scoring.scorers import load_reward_model, scorer_for
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scorer_loading import load_reward_model, scorer_for
 from runtime.embedded.worker import scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.text import Text
@@ -110,15 +109,13 @@ class InProcess:
     ) -> None:
         """``changes`` are EngineOptions of this search alone.
 
-        ``rounds``: those drawn; ``longest``: the tokens of its longest path with its next step;
-        ``resplit``: what moves KV between the models, nothing unless it is set.
+        ``rounds``: those drawn; ``longest``: the tokens of its longest path with its next step.
         """
         options = replace(models.options, **changes)  # type: ignore[arg-type]
         self.capabilities = models.capabilities
         self.clocked = Clocked(models.policy, clock)
         self.scheduler = scheduler_for(options, self.clocked, models.policy.config)
         self.scorer = scorer_for(options, models.prm, models.prm.config, models.reader)
-        self.resplit: Resplit | None = None
         self.rounds = 0
         self.longest = 0
         self.seconds = {"expand": 0.0, "score": 0.0}
@@ -133,9 +130,6 @@ class InProcess:
         call = next(self._calls)
         with self._timed("expand"):
             self.scheduler.expand(call, tree, branches, sampling)
-            if self.resplit:
-                self.resplit.asked(tree, branches)
-                self.resplit.settle()
             while True:
                 done = self.scheduler.step()
                 self._watch(self.scheduler)
@@ -143,8 +137,6 @@ class InProcess:
                     break
                 if self.scheduler.starved():
                     raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
-        if self.resplit:
-            self.resplit.drew(tree, done[0].steps)
         self._moved[tree] = done[0].moved
         self.rounds += 1
         self.longest = max([self.longest, *(len(b.tokens) + b.limit for b in branches)])

@@ -38,11 +38,11 @@ from search.controller import search
 from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, TreeCost, Usage
 from search.events import Event
 from search.outcome import Outcome
-from server.metrics import Metrics
+from server.prometheus_metrics import Metrics
+from server.request_models import IgnoredFields
 from server.settings import BUNDLED
-from server.stream import event as framed
-from server.traces import Traces
-from server.wire import IgnoredFields
+from server.streams import event as framed
+from server.tracing import Tracing
 
 LIMIT = 0.01
 TASK = "wordproblem"
@@ -180,7 +180,7 @@ class Watched:
     async def again(self, side: str | None, times: int) -> float:
         """Seconds a search, of so many, watched by a side or by nothing."""
         metrics, encoded = Metrics(IgnoredFields()), Encoded()
-        traces = Traces(BatchSpanProcessor(encoded), "sprig", "")
+        traces = Tracing(BatchSpanProcessor(encoded), "sprig", "")
         run = traces.searching(search) if side in ("traces", "all") else search
         numbers = count()
 

@@ -6,8 +6,8 @@ reads stays even beyond that, beside nothing else. Searches run one at a time, a
 this process (`loadtest.in_process`): KV is looked at after every step, and every search has a
 budget of its own.
 
-`--policy` takes the server's exact policies (full, lru, arborkv), the lossy ones of paper mode
-(`runtime.lossy.policies`; under a policy of streams a path keeps rho of its tokens) and the groups
+`--policy` takes the server's exact policies (full, lru, arborkv), those that evict tokens
+(`loadtest.token_eviction`; under a policy of streams a path keeps rho of its tokens) and the groups
 `paper` and `ablations`. Every budget is by the exact engine's full retention.
 
 `least_tokens` is what the best order there is, which knows the whole search, would have computed
@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from cli.accuracy_plot import check_path
 from loadtest.figure3 import Moment, draw
 from loadtest.kv_plan import (
     CONFIGS,
@@ -49,15 +50,14 @@ from loadtest.kv_rows import COLUMNS, Run, row
 from loadtest.kv_run import Searches, options_of
 from loadtest.kv_sglang import ON_SGLANG, UNTOLD, cells_on_sglang, token_bytes
 from loadtest.on_sglang import to_its_end
-from loadtest.paper_events import event_us as lossy_event_us
 from loadtest.policy_events import event_us
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, items_of
+from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
+from loadtest.token_eviction.token_policy_events import event_us as token_policy_event_us
 from models.tasks import TASKS
 from models.tasks.task import Split
-from runtime.lossy.policies import LOSSY
 from search.policies.registry import POLICIES
-from server.plot import check_path
 
 
 async def measure(
@@ -73,7 +73,7 @@ async def measure(
     searches = Searches(plan, moments)
     worth = searches.models.options.worth()
     events = {
-        name: event_us(EXACT[name], worth=worth) if name in EXACT else lossy_event_us(name)
+        name: event_us(EXACT[name], worth=worth) if name in EXACT else token_policy_event_us(name)
         for name in dict.fromkeys((FULL_RETENTION, *plan.policies))
     }
     signals = {"signals": worth.theta.signals}
@@ -195,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(options: argparse.Namespace) -> Plan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
     plan = replace(QUICK if options.quick else Plan(), engine=options.engine)
-    policies = (*EXACT, *LOSSY, *GROUPS)
+    policies = (*EXACT, *TOKEN_EVICTION, *GROUPS)
     if options.engine == "sglang":
         less = QUICK_ON_SGLANG if options.quick else {}
         plan, policies = replace(plan, policies=ON_SGLANG, **less), ON_SGLANG

@@ -25,7 +25,7 @@ from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side
 from loadtest.turns import in_turns
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome

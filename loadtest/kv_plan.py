@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpolicy.peers import STREAMS
 from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
+from loadtest.token_eviction.token_eviction_baselines import STREAMS
+from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE
 from models.tasks.task import Split
-from runtime.embedded.kv.retention import KvPolicy
-from runtime.lossy.policies import EXTRACTIVE
+from runtime.embedded.eviction import KvPolicy
 from search.spec import SearchSpec
 
 CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 import kvpolicy
+import loadtest.token_eviction
 import runtime.embedded
-import runtime.lossy
 import search
 from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, Models
@@ -21,14 +21,14 @@ from loadtest.kept import KeptLines, code_of
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, Plan
 from loadtest.kv_rows import Run
 from loadtest.least_read import Draw, draws_of, least_read_again
-from loadtest.paper_mode import run_lossy
 from loadtest.searches import SPRIG, Item, Method, grow
-from runtime.embedded.drawing.scheduler import Scheduler
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionModel
+from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
+from loadtest.token_eviction.token_eviction_run import run_token_eviction
+from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.kv.retention import KvPolicy
 from runtime.embedded.options import EngineOptions
-from runtime.lossy.engine import LossyModel
-from runtime.lossy.policies import LOSSY
+from runtime.embedded.scheduler import Scheduler
 
 RUN = TypeAdapter(Run)
 
@@ -47,12 +47,12 @@ class Searches:
         anew for it; None where nobody wants it."""
         options = options_of(plan)
         self.models = Models(options)
-        lossy = any(name in LOSSY for name in plan.policies)
-        self._paper = LossyModel(options.policy) if lossy else None
+        token_eviction = any(name in TOKEN_EVICTION for name in plan.policies)
+        self._paper = TokenEvictionModel(options.policy) if token_eviction else None
         self._moments = moments
         self._active = plan.active
         self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
-        code = code_of(search, kvpolicy, runtime.embedded, runtime.lossy)
+        code = code_of(search, kvpolicy, runtime.embedded, loadtest.token_eviction)
         made_by = f"{fingerprint(options, self.models.policy.attends)} {code}"
         self._kept = KeptLines(plan.kept_in, made_by, RUN)
 
@@ -91,9 +91,9 @@ class Searches:
         pool = max(budget, longest)
         if policy in EXACT:
             return await self._exact(case, item, EXACT[policy], pool, budget)
-        assert self._paper is not None, "loaded where a lossy policy is asked for"
+        assert self._paper is not None, "loaded where a token-eviction policy is asked for"
         share = min(1.0, rho)
-        return await run_lossy(
+        return await run_token_eviction(
             self.models, self._paper, item, case.spec, policy, budget=pool, share=share
         )
 
@@ -125,7 +125,7 @@ class Searches:
             peak=cache.active_peak,
             active=cache.reading_peak,
             again_seconds=engine.clocked.again_seconds,
-            policy_seconds=cache.retention.seconds,
+            policy_seconds=cache.evictor.seconds,
             seconds=seconds,
             longest=engine.longest,
             least_tokens=least_read_again(_as_cached(draws_of([outcome])), cache.active_peak),

@@ -16,11 +16,11 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from hedgerow_sglang.plugin_protocol import plugin_counts
 from loadtest.searches import SPRIG
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server, ServerOptions
-from runtime.sglang.options import SglangOptions
-from runtime.sglang_plugin.wire import figures
+from runtime.sglang.launched_server import LaunchedServer, LaunchOptions
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
 from search.outcome import Outcome
 from search.spec import SearchSpec
 
@@ -53,7 +53,7 @@ def policy_server(
     args: Sequence[str] = (),
     device: Device = "cpu",
     seeds: bool = True,
-) -> Server:
+) -> LaunchedServer:
     """A policy's server, not started. It draws by ``seeds`` unless it drafts."""
     return _server(python, kv_policy, kv_tokens, model, args, device, seeds=seeds)
 
@@ -66,7 +66,7 @@ def reward_server(
     model: str | Path | None = SPRIG.prm,
     args: Sequence[str] = (),
     device: Device = "cpu",
-) -> Server:
+) -> LaunchedServer:
     """A reward model's server, not started; as the launched one of the engine it evicts by age."""
     assert model is not None, "the bundled models have a reward model"
     return _server(python, kv_policy, kv_tokens, model, args, device, seeds=False)
@@ -81,9 +81,9 @@ def _server(
     device: Device,
     *,
     seeds: bool,
-) -> Server:
-    return Server(
-        ServerOptions(
+) -> LaunchedServer:
+    return LaunchedServer(
+        LaunchOptions(
             model=model,
             python=python,
             device=device,
@@ -97,7 +97,7 @@ def _server(
 
 
 @asynccontextmanager
-async def started(servers: Sequence[Server]) -> AsyncIterator[None]:
+async def started(servers: Sequence[LaunchedServer]) -> AsyncIterator[None]:
     """The servers are ready; they end afterwards."""
     try:
         for server in servers:
@@ -110,7 +110,7 @@ async def started(servers: Sequence[Server]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def engine_on(
-    policies: Sequence[Server], rewards: Sequence[Server], **changes: Any
+    policies: Sequence[LaunchedServer], rewards: Sequence[LaunchedServer], **changes: Any
 ) -> AsyncIterator[SglangEngine]:
     """An engine on servers that run. Without a reward server it gives no rewards of its own;
     ``changes`` are SglangOptions."""
@@ -159,28 +159,28 @@ def longest_path(outcome: Outcome, spec: SearchSpec, score_tokens: tuple[int, in
     return longest + spec.max_step_tokens + once + spec.max_depth * each + SPARE_TOKENS
 
 
-async def forget(servers: Sequence[Server]) -> None:
+async def forget(servers: Sequence[LaunchedServer]) -> None:
     """Empty the servers' caches, as if they had just been started."""
     for server in servers:
         async with _client(server) as client:
             (await client.post("/flush_cache", params={"timeout": 60})).raise_for_status()
 
 
-async def at_work(server: Server) -> int:
+async def at_work(server: LaunchedServer) -> int:
     """Requests that a server runs or holds back."""
     async with _client(server) as client:
         loads = (await client.get("/v1/loads")).raise_for_status().json()["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-async def remembered(server: Server) -> int:
+async def remembered(server: LaunchedServer) -> int:
     """Searches that our plug-in there takes for being in flight; 0 without the plug-in."""
     async with _client(server) as client:
-        told = figures((await client.get("/server_info")).raise_for_status().json())
+        told = plugin_counts((await client.get("/server_info")).raise_for_status().json())
     return 0 if told is None else told["searches"]
 
 
-def _client(server: Server) -> httpx.AsyncClient:
+def _client(server: LaunchedServer) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_SECONDS, trust_env=False)
 
 

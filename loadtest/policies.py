@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cli.accuracy_plot import check_path
 from loadtest import budget_weight, cluster_threshold
 from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
@@ -39,7 +40,6 @@ from loadtest.throughput import Engines as MakesEngines
 from models.tasks import TASKS
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.plot import check_path
 
 ENGINES: Mapping[str, MakesEngines] = {"embedded": Engines, "sglang": SglangEngines}
 BASELINE = "rebase"

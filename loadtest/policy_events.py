@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 
 from loadtest.searches import SPRIG
-from runtime.embedded.kv.cache import Cache
-from runtime.embedded.kv.retention import WORTH, KvPolicy, Worth
+from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kv_store import KVStore
+from runtime.embedded.prefix_cache import PrefixCache
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -46,7 +46,7 @@ class Timed(Protocol):
 class Growing:
     """A random best-first search over steps of random tokens in a cache that cannot hold it."""
 
-    cache: Cache
+    cache: PrefixCache
     draw: random.Random
     paths: dict[int, np.ndarray] = field(default_factory=dict)
     depth: dict[int, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Growing:
         prompt = np.array(self.draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64)
         self.paths[ROOT], self.depth[ROOT], self.value[ROOT] = prompt, 0, 0.5
         self.open = {ROOT}
-        self.cache.retention.begin(TREE, prompt)
+        self.cache.evictor.add_tree(TREE, prompt)
 
     def round(self) -> None:
         """Expand the best open nodes, noting what each event takes.
@@ -72,25 +72,25 @@ class Growing:
         ahead = sorted(self.open, key=lambda node: (-self.value[node], node))
         active = ahead[:ACTIVE]
         self.open -= set(active)
-        retention = self.cache.retention
+        evictor = self.cache.evictor
         moving: float | None = self.timed(
-            lambda: retention.hint(TREE, Hint(self.fresh, tuple(active), (), tuple(ahead)))
+            lambda: evictor.hint(TREE, Hint(self.fresh, tuple(active), (), tuple(ahead)))
         )
         self.fresh = {}
         for parent in active:
             for _ in range(BRANCH):
-                trims = retention.trims
+                evictions = evictor.evictions
                 pressing = self.grow(parent)
-                if retention.trims > trims:
+                if evictor.evictions > evictions:
                     first = moving is not None
                     (self.transitions if first else self.pressures).append((moving or 0) + pressing)
                     moving = None
 
     def timed(self, event: Callable[[], object]) -> float:
         """Seconds that the policy takes for an event."""
-        before = self.cache.retention.seconds
+        before = self.cache.evictor.seconds
         event()
-        return self.cache.retention.seconds - before
+        return self.cache.evictor.seconds - before
 
     def grow(self, parent: int) -> float:
         """A step of random tokens below a node; seconds to make room for it."""
@@ -102,9 +102,9 @@ class Growing:
         assert lane.allocated == lane.length, "a path does not fit the pool"
         lane.computed = lane.length
         self.cache.publish(lane)
-        close = self.cache.retention.close
-        sure = node % 7 / 7
-        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, sure)))
+        close = self.cache.evictor.end_step
+        confidence = node % 7 / 7
+        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, confidence)))
         self.depth[node] = self.depth[parent] + 1
         self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
         if self.depth[node] < DEPTH:
@@ -112,7 +112,9 @@ class Growing:
         return pressing
 
 
-def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str, float]:
+def event_us(
+    policy: KvPolicy, seed: int = 0, worth: ValueParams = VALUE_PARAMS
+) -> dict[str, float]:
     """Medians in microseconds: of transitions and pressure events together, and of each kind.
 
     Full retention has no events: it decides nothing. Where ``worth`` asks for attention it is read
@@ -120,11 +122,11 @@ def event_us(policy: KvPolicy, seed: int = 0, worth: Worth = WORTH) -> dict[str,
     """
     share = 2.0 if policy == "full" else SHARE
     capacity = int(share * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
-    cache = Cache(capacity, policy, worth)
-    if cache.retention.attends:
+    cache = PrefixCache(capacity, policy, worth)
+    if cache.evictor.attends:
         store = KVStore(ModelConfig.from_checkpoint(SPRIG.policy), capacity)
         store.watch()
-        cache.retention.listen(store.attention)
+        cache.evictor.use_attention(store.attention)
     search = Growing(cache, random.Random(seed))
     search.begin()
     return medians_us(search)

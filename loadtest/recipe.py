@@ -23,15 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from cli.custom_dataset import DatasetError, read_dataset
+from cli.eval_command import run_evaluation
+from cli.evaluation import Evaluation
 from loadtest.report import publish
 from runtime.profile import PROFILES
 from runtime.reward_format import REWARD_FORMATS
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.checkpoints import checkpoint
-from server.eval_run import run_evaluation
-from server.evaluate import Evaluation
-from server.own_task import TaskFileError, read_task
 from server.settings import Settings, SettingsError, load_settings
 from server.tree_log import TreeLog
 
@@ -128,19 +127,19 @@ def read_recipe(path: Path) -> Recipe:
 async def run(recipe: Recipe, data: Path) -> list[dict[str, Any]]:
     """Run the rows of a recipe of the kind ``eval``: what was published beside what came out.
 
-    Raises RecipeError, SettingsError and TaskFileError.
+    Raises RecipeError, SettingsError and DatasetError.
     """
     if recipe.bench != "eval":
         raise RecipeError(f"{recipe.path}: for python -m {recipe.bench}, not for this command")
     unknown = recipe.unknown()
     if unknown:
         raise RecipeError(f"{recipe.path}: not in this version: {', '.join(sorted(unknown))}")
-    task = read_task(data)
+    task = read_dataset(data)
     specs = [SearchSpec.model_validate(recipe.fields(row)) for row in recipe.rows]
     settings = load_settings(
         engine=recipe.models["engine"],
-        policy_model=checkpoint(recipe.models["model"]),
-        reward_model=checkpoint(recipe.models["reward_model"]),
+        policy_model=recipe.models["model"],
+        reward_model=recipe.models["reward_model"],
         reward_format=recipe.models["reward_format"],
         profile=recipe.models["profile"],
     )
@@ -181,7 +180,7 @@ def main() -> None:
     try:
         recipe = read_recipe(options.recipe)
         rows = asyncio.run(run(recipe, options.data))
-    except (RecipeError, SettingsError, TaskFileError) as error:
+    except (RecipeError, SettingsError, DatasetError) as error:
         sys.exit(f"loadtest.recipe: {error}")
     publish({"rows": rows}, options.json, recipe.title, COLUMNS)
 

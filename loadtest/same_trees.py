@@ -32,14 +32,14 @@ AT_ONCE = 8
 POOL = 1_000
 """KV tokens of a small pool: some paths and their next steps, not eight trees."""
 SHARED = 1_600
-"""KV tokens of each model, where one gives to the other: more than a sequence may have."""
+"""KV tokens of each model, where they are shared anew: more than a sequence may have."""
 COLUMNS = ("change", "policy", "n", "same", "evidence", "amount")
 
 OFF: Mapping[str, object] = {
     "kv_policy": "lru",
     "batch_limit": 64,
     "threads": 1,
-    "unison": False,
+    "dedup": False,
     "strict": True,
 }
 _DRAFT: Mapping[str, object] = {"draft": "scheduled", "draft_model": BUNDLED / "draft"}
@@ -62,19 +62,19 @@ class Change:
 
 
 CHANGES: Mapping[str, Change] = {
-    "unison": Change({"unison": True}, "unison_tokens"),
+    "dedup": Change({"dedup": True}, "deduplicated_tokens"),
     "a small pool, by age": Change({"kv_tokens": POOL}, "rehydrated_tokens"),
     "a small pool, by worth": Change(_SMALL, "rehydrated_tokens"),
     "early work": Change(_AHEAD, "speculated_used"),
-    "a split that moves": Change(_SPLIT, "kv_splits"),
+    "a split by roofline": Change(_SPLIT, "decoded_tokens"),
     "random order": Change({"order": "random", "batch_limit": 4}, "decoded_tokens"),
     "drafts, serial": Change({**_DRAFT, "draft": "serial"}, "accepted_tokens"),
-    "drafts, scheduled": Change({**_DRAFT, "unison": True}, "accepted_tokens"),
+    "drafts, scheduled": Change({**_DRAFT, "dedup": True}, "accepted_tokens"),
     "drafts of two candidates": Change(
         {**_DRAFT, "draft_tokens": 3, "k_config": (2, 2, 1)}, "accepted_tokens"
     ),
     "everything": Change(
-        {**_DRAFT, **_AHEAD, **_SMALL, **_SPLIT, "unison": True, "threads": 2}, "accepted_tokens"
+        {**_DRAFT, **_AHEAD, **_SMALL, **_SPLIT, "dedup": True, "threads": 2}, "accepted_tokens"
     ),
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
@@ -20,8 +21,7 @@ from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.evaluate import item_seed
-from server.room import context_for
+from server.limits import context_for
 from server.settings import BUNDLED
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ class Served:
         """
         given = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server", "serve", "--port", "0", *args],
+            [sys.executable, "-m", "cli", "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | given,

@@ -13,15 +13,15 @@ from pathlib import Path
 from loadtest.on_sglang import engine_on, forget, policy_server, started
 from loadtest.searches import Engines
 from runtime.passed_on import PassedOn
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.sglang_engine import SglangEngine
 from search.engine import Capabilities, Engine, Hint, Trajectory, TreeCost
 
 
 class Drawing(PassedOn):
     """Draws with ``drawer``, which is on ``server``, and scores with ``scorer``."""
 
-    def __init__(self, drawer: SglangEngine, scorer: Engine, server: Server) -> None:
+    def __init__(self, drawer: SglangEngine, scorer: Engine, server: LaunchedServer) -> None:
         super().__init__(drawer)
         self._scorer = scorer
         self._server = server

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
+from hedgerow_sglang.plugin_protocol import plugin_counts, sampling_seed
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, dev_questions
-from runtime.sglang_plugin.wire import figures, sampling_seed
 from runtime.text import Text
 from search.engine import Branch, Engine, Sampling
 from search.seed import node_seed
@@ -53,7 +53,7 @@ class Server:
     async def dtype(self) -> str:
         """What it computes in. Raises ValueError without the plug-in."""
         info = (await self._http.get("/server_info")).raise_for_status().json()
-        told = figures(info)
+        told = plugin_counts(info)
         if told is None or not told["seeds"]:
             raise ValueError("url: the server there does not run our plug-in")
         if info["dtype"] != "auto":

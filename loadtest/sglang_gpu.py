@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from cli.kv_split_plan import draft_args
 from loadtest.budget_weight import spec_for
 from loadtest.on_sglang import (
     PYTHON,
@@ -36,11 +37,10 @@ from loadtest.on_sglang import (
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow_all, items_of
 from models.deepen import WEIGHTS
-from runtime.sglang.launch import BY_PRIORITY, Server, split_args
+from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer, split_args
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
-from server.plan import draft_args
 from server.settings import BUNDLED, load_settings
 
 TASK = "blocksworld"
@@ -139,7 +139,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows, "device": options.device, "at_once": options.at_once}
 
 
-def _servers(models: Models, options: argparse.Namespace, way: str) -> list[Server]:
+def _servers(models: Models, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
     flags = BY_PRIORITY if way == "speculate" else ()
     if way == "draft":

@@ -42,8 +42,8 @@ from loadtest.on_sglang import (
 )
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.sglang_engine import SglangEngine
 from runtime.text import Text
 from search.engine import Engine, EngineError
 from search.outcome import Outcome
@@ -68,7 +68,7 @@ CONNECT_SECONDS = 10.0
 class Killer:
     """Kills a server again and again; ``kills`` so far."""
 
-    victim: Server
+    victim: LaunchedServer
     alive_seconds: float = ALIVE_SECONDS
     kills: int = 0
 
@@ -90,7 +90,7 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-def kill(server: Server) -> None:
+def kill(server: LaunchedServer) -> None:
     """End a server and what it has started without a word."""
     assert server.process is not None, "it was started"
     os.killpg(server.process.pid, signal.SIGKILL)
@@ -195,7 +195,7 @@ async def measure(python: Path, searches: int, at_once: int) -> dict[str, Any]:
 
 
 async def _with_kills(
-    engine: SglangEngine, items: Sequence[Item], at_once: int, victim: Server
+    engine: SglangEngine, items: Sequence[Item], at_once: int, victim: LaunchedServer
 ) -> tuple[Grown, int]:
     """The searches while a killer is at large, and how often it killed."""
     killer, over = Killer(victim), asyncio.Event()
@@ -210,7 +210,9 @@ async def _with_kills(
     return found, killer.kills
 
 
-async def _left(engine: SglangEngine, policies: Sequence[Server], reward: Server) -> dict[str, Any]:
+async def _left(
+    engine: SglangEngine, policies: Sequence[LaunchedServer], reward: LaunchedServer
+) -> dict[str, Any]:
     """What is left of the searches on the servers, all of which are ready."""
     return {
         "moved": engine.moves,

@@ -24,6 +24,8 @@ _ANCHOR = "\n"
 _DATE = "26 Jul 2024"
 _BREAK = "\udc00"
 """Half a character, which no text holds: what stands before and after it is encoded apart."""
+_BRACKETS = frozenset("<[{|")
+"""What is added to a vocabulary and begins with one of these is structure, no word."""
 _THOUGHTS = frozenset({"<think>", "</think>"})
 """Models write these and clients send them back; templates cut the thoughts out."""
 
@@ -106,6 +108,10 @@ class Text:
         text. What is not stays as it is."""
         if self._controls is None:
             return words
+        if self._backend.normalizer is not None:
+            normal = self._backend.normalizer.normalize_str(words)
+            if len(self._controls.findall(normal)) > len(self._controls.findall(words)):
+                words = normal  # wide letters, say, that the tokenizer takes for plain ones
         parts, at = [], 0
         while found := self._controls.search(words, at):
             parts.append(words[at : found.start() + 1])
@@ -154,6 +160,8 @@ class Text:
         as base models are asked. Control tokens are the template's alone. Raises PrefixTooLong for
         what cannot fit the context, before it is tokenised.
         """
+        for message in messages:
+            self._must_fit(message["content"])
         messages = [{**m, "content": self.plain(m["content"])} for m in messages]
         if self.tokenizer.chat_template is None:
             return self._framed("".join(f"{m['content']}\n" for m in messages))
@@ -209,11 +217,15 @@ class Text:
     @cached_property
     def _controls(self) -> re.Pattern[str] | None:
         """Finds what is spelled like a token that is no text: one that the tokenizer says is
-        special, one that ends a reply, or an added one that the chat template writes."""
+        special, one that ends a reply, or an added one that stands in brackets or that the chat
+        template writes."""
         spelled = {
             token.content
             for i, token in self._added.items()
-            if token.special or i in self.eos or token.content in self._template
+            if token.special
+            or i in self.eos
+            or token.content[:1] in _BRACKETS
+            or token.content in self._template
         }
         names = sorted((n for n in spelled - _THOUGHTS if len(n) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names))) if names else None

@@ -1,11 +1,11 @@
-"""The loop that grows a tree: plan, draw, score, grow, until there is an answer to vote for."""
+"""The loop that grows a tree: plan, expand, score, grow, until there is an answer to vote for."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from search.deadline import Deadline, TooLate
@@ -24,24 +24,24 @@ from search.engine import (
     TreeCost,
 )
 from search.events import Answered, Event, Started
-from search.growth import Draft, Growth
-from search.kv_story import KvStory
+from search.kv_events import KvEvents
 from search.logical_kv import LogicalKV
 from search.outcome import Outcome
 from search.policies.policy import (
-    Backtracking,
-    Comparing,
+    BacktrackingPolicy,
+    EmbeddingPolicy,
     Policy,
     Round,
     Scores,
+    expansion_order_of,
     frontier_of,
-    outlook_of,
 )
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
 from search.stop import budget_met, consensus_met, why_done
 from search.tree import ROOT, Node, Tree
+from search.tree_builder import PendingNode, TreeBuilder
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
@@ -122,27 +122,20 @@ async def search(
     if len(problem.prompt) >= context:
         raise PrefixTooLong(f"prompt: {len(problem.prompt)} tokens; the context holds {context}")
     policy, scores = _policy(spec, engine.capabilities, policy_of or POLICIES[spec.policy])
-    tree = Tree(problem.prompt)
-    frontier = frontier_of(policy)
-    growth = Growth(tree, spec, spec.seed, problem.delimiter, context, scores, emit, frontier)
-    growth.outlook = outlook_of(policy)
-    tally = Tally(LogicalKV(len(problem.prompt)), frontier)
-    start, until = clock(), Deadline(clock, deadline)
-    run = _Run(
-        problem,
-        spec,
-        engine,
-        tree_id,
-        policy,
-        growth,
-        tally,
-        Embeddings(tree),
-        AnswerClasses(answer_of, until.heed(same_answer)),
-        AnswerClasses(answer_of),
-        clock,
-        start,
-        until,
-        None if listen is None else KvStory(tree, listen),
+    tree, until = Tree(problem.prompt), Deadline(clock, deadline)
+    run = _SearchLoop(
+        problem=problem,
+        spec=spec,
+        engine=engine,
+        tree_id=tree_id,
+        policy=policy,
+        builder=TreeBuilder(
+            tree, spec, problem.delimiter, context, scores, emit, frontier_of(policy)
+        ),
+        classes=AnswerClasses(answer_of, until.heed(same_answer)),
+        spelled=AnswerClasses(answer_of),
+        until=until,
+        kv_events=None if listen is None else KvEvents(tree, listen),
     )
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost, answers = await run.to_the_end()
@@ -154,7 +147,7 @@ def _policy(
 ) -> tuple[Policy, Scores]:
     """The policy, suited to what the engine can do, and which nodes need a reward."""
     policy = policy_of(spec)
-    if isinstance(policy, Comparing):
+    if isinstance(policy, EmbeddingPolicy):
         policy = policy.suited_to(able.embeds)
     scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
     if scores is not Scores.NONE and not able.scores:
@@ -164,23 +157,32 @@ def _policy(
 
 
 @dataclass(slots=True)
-class _Run:
-    """One search under way."""
+class _SearchLoop:
+    """One search under way.
+
+    ``classes`` compares answers, ``spelled`` tells them apart by their spelling alone.
+    """
 
     problem: Problem
     spec: SearchSpec
     engine: Engine
     tree_id: str
     policy: Policy
-    growth: Growth
-    tally: Tally
-    embeddings: Embeddings
+    builder: TreeBuilder
     classes: AnswerClasses
     spelled: AnswerClasses
-    clock: Callable[[], float]
-    start: float
     until: Deadline
-    story: KvStory | None
+    kv_events: KvEvents | None
+    embeddings: Embeddings = field(init=False)
+    tally: Tally = field(init=False)
+    start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The clock starts."""
+        self.builder.expansion_order = expansion_order_of(self.policy)
+        self.embeddings = Embeddings(self.builder.tree)
+        self.tally = Tally(LogicalKV(len(self.problem.prompt)), frontier_of(self.policy))
+        self.start = self.until.clock()
 
     async def to_the_end(self) -> tuple[StopReason, TreeCost | None, Answers]:
         """Grow, then let go of the engine's tree, whatever happens, while answers are compared."""
@@ -212,7 +214,7 @@ class _Run:
 
     async def rounds(self) -> StopReason:
         """As ``grow``. Raises TooLate at the deadline; the round under way is dropped whole."""
-        tree = self.growth.tree
+        tree = self.builder.tree
         while True:
             await self.embed()
             plan = await within(self.until.left(), self.plan())
@@ -225,46 +227,46 @@ class _Run:
             self.hint(plan)
             self.until.check()
             try:
-                drawn = await within(self.until.left(), self.draw(plan))
+                children_due = await within(self.until.left(), self.expand(plan))
             except KvFull:
                 return StopReason.KV
             self.until.check()
-            children = self.growth.commit(*drawn)
-            self.tally.round(tree, children, self.clock() - self.start)
+            children = self.builder.commit(*children_due)
+            self.tally.round(tree, children, self.until.clock() - self.start)
             self.tell_kv(plan)
             if len(children) < sum(plan.expand.values()):
                 return StopReason.MAX_TOKENS
 
     def hint(self, plan: Round) -> None:
         """Begin a round, and tell the engine and who watches its KV."""
-        hint = self.growth.select(plan)
+        hint = self.builder.select(plan)
         self.engine.hint(self.tree_id, hint)
-        if self.story is not None:
-            self.story.dead(self.growth.round, hint.dead)
+        if self.kv_events is not None:
+            self.kv_events.dead(self.builder.round, hint.dead)
 
     def tell_kv(self, plan: Round) -> None:
         """Tell who watches what became of the KV in this round."""
-        if self.story is None or not isinstance(self.engine, TellsKv):
+        if self.kv_events is None or not isinstance(self.engine, TellsKv):
             return
         moved = self.engine.kv_moved(self.tree_id)
         if moved is not None:
-            self.story.round(self.growth.round, moved, self.tally.kv.tokens(plan.expand))
+            self.kv_events.round(self.builder.round, moved, self.tally.kv.tokens(plan.expand))
 
     async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.
 
         A policy that goes back may in the end grow any node, the root among them.
         """
-        tree = self.growth.tree
+        tree = self.builder.tree
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
-        if isinstance(self.policy, Backtracking):
+        if isinstance(self.policy, BacktrackingPolicy):
             growing.add(ROOT)
         return consensus_met(tree, self.spec, await self.answers(self.until.left()), growing)
 
     async def answers(self, seconds: float | None) -> Answers:
         """The finished trajectories by answer. Raises TooLate where comparing takes longer; from
         then on the spelling decides."""
-        classes, tree = self.classes, self.growth.tree
+        classes, tree = self.classes, self.builder.tree
         if not classes.compares:
             return classes.of(tree)
         try:
@@ -278,19 +280,19 @@ class _Run:
         try:
             return await self.answers(self.until.closing())
         except TooLate:
-            return self.spelled.of(self.growth.tree)
+            return self.spelled.of(self.builder.tree)
 
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
-        policy, tree = self.policy, self.growth.tree
-        before, fell_back = self.clock(), False
-        if isinstance(policy, Comparing):
+        policy, tree = self.policy, self.builder.tree
+        before, fell_back = self.until.clock(), False
+        if isinstance(policy, EmbeddingPolicy):
             fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
             planned = policy.uncompared if fell_back else policy.plan
             plan = await asyncio.to_thread(planned, tree)
         else:
             plan = policy.plan(tree)
-        self.tally.policy_seconds += self.clock() - before
+        self.tally.policy_seconds += self.until.clock() - before
         if plan is not None:
             self.tally.embedder_fallbacks += fell_back
             self.tally.solver_fallbacks += plan.fell_back
@@ -298,9 +300,9 @@ class _Run:
 
     async def embed(self) -> None:
         """Put the embeddings that the policy will ask for on the nodes. Raises TooLate."""
-        if not isinstance(self.policy, Comparing):
+        if not isinstance(self.policy, EmbeddingPolicy):
             return
-        nodes = self.policy.to_embed(self.growth.tree)
+        nodes = self.policy.to_embed(self.builder.tree)
         unknown = self.embeddings.unknown(nodes)
         if self.asks(unknown):
             self.until.check()
@@ -323,21 +325,23 @@ class _Run:
         except EmbeddingMissing as error:
             self.tally.embedder_fault = str(error)
 
-    async def draw(self, plan: Round) -> tuple[list[Draft], dict[int, float]]:
+    async def expand(self, plan: Round) -> tuple[list[PendingNode], dict[int, float]]:
         """A round's steps and rewards. A policy that has compared steps will compare these: they
         are embedded while they are scored."""
-        branches = self.growth.branches(plan)
-        steps = await self.engine.expand(self.tree_id, branches, self.growth.sampling)
-        drafts = self.growth.drafts(branches, steps)
-        fresh = [] if self.embeddings.empty else self.embeddings.new(self.growth.to_compare(drafts))
+        branches = self.builder.branches(plan)
+        steps = await self.engine.expand(self.tree_id, branches, self.builder.sampling)
+        pending = self.builder.pending(branches, steps)
+        fresh = (
+            [] if self.embeddings.empty else self.embeddings.new(self.builder.to_compare(pending))
+        )
         if not self.asks(fresh):
-            return drafts, await self.score(drafts)
-        rewards, _ = await asyncio.gather(self.score(drafts), self.learn(fresh))
-        return drafts, rewards
+            return pending, await self.score(pending)
+        rewards, _ = await asyncio.gather(self.score(pending), self.learn(fresh))
+        return pending, rewards
 
-    async def score(self, drafts: Sequence[Draft]) -> dict[int, float]:
-        """Rewards by draft id, unrounded; one for each distinct path that needs one."""
-        wanted = self.growth.to_score(drafts)
+    async def score(self, pending: Sequence[PendingNode]) -> dict[int, float]:
+        """Rewards by node id, unrounded; one for each distinct path that needs one."""
+        wanted = self.builder.to_score(pending)
         if not wanted:
             return {}
         problem = self.problem
@@ -359,7 +363,7 @@ class _Run:
         emit: Callable[[Event], None],
     ) -> Outcome:
         """Hold the vote and sum up."""
-        tree = self.growth.tree
+        tree = self.builder.tree
         ballot = hold_vote(tree, vote_name(self.spec), answers)
         if self.classes is self.spelled:  # what time has changed is told as such
             stop, ballot = StopReason.DEADLINE, replace(ballot, rule=f"{ballot.rule} {UNCOMPARED}")
@@ -374,7 +378,7 @@ class _Run:
             answers=ballot.answers,
             stop_reason=stop,
             vote=ballot.rule,
-            stats=self.tally.stats(tree, ballot.chosen, self.clock() - self.start, cost),
+            stats=self.tally.stats(tree, ballot.chosen, self.until.clock() - self.start, cost),
             digest=digest,
             spec=self.spec,
             reproducible=self.engine.capabilities.reproducible,

@@ -140,8 +140,8 @@ class TreeCost:
     passes that drew something for a branch, each branch's counted; of ``drafted_tokens`` checked in
     them ``tested_tokens`` were compared with a draw and ``accepted_tokens`` equal to it.
     ``speculated_used`` and ``speculated_wasted``: decoded ahead of a round that asked for them, and
-    that did not. ``unison_tokens``: of the decoded ones, those that branches drew from a row which
-    was computed for another one that had said the same.
+    that did not. ``deduplicated_tokens``: of the decoded ones, those that branches drew from a row
+    which was computed for another one that had said the same.
     """
 
     decoded_tokens: int = 0
@@ -160,7 +160,7 @@ class TreeCost:
     accepted_tokens: int = 0
     speculated_used: int = 0
     speculated_wasted: int = 0
-    unison_tokens: int = 0
+    deduplicated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class Rehydrated(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Event):
+class KvHeld(Event):
     """The engine's KV for this search after a round, in tokens of the policy model.
 
     ``active_tokens``: of the paths that the round grew from; ``inactive_tokens``: of all others.

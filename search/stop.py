@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import comb
 
 from search.digest import UNITS
-from search.policies.policy import Backtracking, Policy, Scores, remaining
+from search.policies.policy import BacktrackingPolicy, Policy, Scores, remaining
 from search.spec import SearchSpec, StopReason, VoteName
 from search.tree import Finish, Node, Tree
 from search.vote import VOTE_SCORES, Standing, joined, path_units, standing, vote_name
@@ -41,7 +41,7 @@ def budget_met(tree: Tree, spec: SearchSpec, held: Callable[[], int]) -> StopRea
 
 def why_done(tree: Tree, spec: SearchSpec, policy: Policy) -> StopReason:
     """Why a policy plans nothing more: answered, depth or width_spent."""
-    if isinstance(policy, Backtracking) and (reason := policy.stopped(tree)) is not None:
+    if isinstance(policy, BacktrackingPolicy) and (reason := policy.stopped(tree)) is not None:
         return reason
     finished = tree.finished()
     cut = [node for node in finished if node.finish is Finish.LIMIT]
@@ -70,7 +70,7 @@ def consensus_met(
     the largest other one.
     """
     out = remaining(tree, spec.width)
-    if spec.consensus is None or not classes or out < 1:
+    if not classes or out < 1:
         return False
     rule = vote_name(spec)
     *rivals, leader = sorted(standing(tree, rule, members) for members in classes.values())
@@ -78,7 +78,9 @@ def consensus_met(
         newcomer = Standing(Fraction(0), 0, -len(tree))
         best = _best_score(tree, spec, rule, growing)
         return all(_joined(rival, rule, out, best) < leader for rival in (*rivals, newcomer))
-    return posterior(leader.members, max((r.members for r in rivals), default=0)) >= spec.consensus
+    assert spec.consensus is not None, "nobody asks for it"
+    second = max((rival.members for rival in rivals), default=0)
+    return posterior(leader.members, second) >= spec.consensus
 
 
 def posterior(first: int, second: int) -> float:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from server.errors import ApiError, unforeseen
-from server.keys import Key
+from server.api_errors import ApiError, unforeseen
+from server.api_keys import ApiKey
 
 T = TypeVar("T")
 
@@ -23,29 +23,31 @@ log = logging.getLogger("hedgerow.admission")
 
 
 @dataclass(slots=True, eq=False)
-class Share:
-    """What one key has open: tickets, trees that run, and tickets that wait in order."""
+class KeyQueue:
+    """What one key has open: slots and the bytes of their bodies, trees that run, who waits."""
 
-    key: Key
+    key: ApiKey
     open: int = 0
+    bytes: int = 0
     running: int = 0
     next_start: float = 0.0
-    waiting: deque[Ticket] = field(default_factory=deque)
+    waiting: deque[QueueSlot] = field(default_factory=deque)
 
 
-class Ticket:
+class QueueSlot:
     """A request's place: taken before anything is spent on it, given back once.
 
     With the work that was started under it, when that has ended; with the request itself where none
     was. So nothing grows that holds no place, whoever leaves when.
     """
 
-    def __init__(self, admission: Admission, share: Share, number: int) -> None:
-        self.key = share.key
+    def __init__(self, admission: Admission, queue: KeyQueue, number: int, size: int) -> None:
+        self.key = queue.key
         self.number = number
+        self.size = size
         self.granted = False
         self._admission = admission
-        self._share = share
+        self._queue = queue
         self._turn: asyncio.Future[None] | None = None
         self._work: asyncio.Task[Any] | None = None
         self._kept = False
@@ -69,7 +71,7 @@ class Ticket:
         assert self._turn is None, "a ticket is for one tree"
         self._turn = asyncio.get_running_loop().create_future()
         began = time.monotonic()
-        self._admission.wait(self, self._share)
+        self._admission.wait(self, self._queue)
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(self._turn)
@@ -91,7 +93,7 @@ class Ticket:
             return
         self._closed = True
         if self._work is None:
-            self._admission.leave(self, self._share)
+            self._admission.leave(self, self._queue)
         elif not self._kept:
             self.cancel()
 
@@ -102,31 +104,35 @@ class Ticket:
             self._work.cancel()
 
     def _ended(self, work: asyncio.Task[Any]) -> None:
-        self._admission.leave(self, self._share)
+        self._admission.leave(self, self._queue)
         error = None if work.cancelled() else work.exception()
         if isinstance(error, Exception) and self._closed and not self._kept and unforeseen(error):
             log.error("what a client left behind failed", exc_info=error)
 
 
 class Admission:
-    """At most ``running`` trees at once and ``queued`` requests beyond them."""
+    """At most ``running`` requests whose trees grow and ``queued`` beyond them, with bodies of at
+    most ``most_bytes`` together, half of them one key's."""
 
     def __init__(
         self,
         running: int,
         queued: int,
         retry_after: int,
+        most_bytes: int = 1 << 62,
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
         """``waited`` is told how many seconds each ticket waited, granted in the end or not."""
         self.waited = waited
         self._most_running = running
         self._most_open = running + queued
+        self._most_bytes = most_bytes
         self._retry_after = retry_after
-        self.shares: dict[str, Share] = {}
+        self.queues: dict[str, KeyQueue] = {}
         self._numbers = 0
         self._now = 0.0
         self.open = 0
+        self.bytes = 0
         self.running = 0
 
     @property
@@ -134,47 +140,57 @@ class Admission:
         """Tickets whose tree may not grow yet."""
         return self.open - self.running
 
-    def take(self, key: Key) -> Ticket:
-        """A ticket. Raises ApiError (429) when all are taken, or all that this key may have."""
-        share = self.shares.setdefault(key.name, Share(key))
+    def take(self, key: ApiKey, size: int = 0) -> QueueSlot:
+        """A place for a request with a body of so many bytes. Raises ApiError (429) when all are
+        taken, or all that this key may have."""
+        queue = self.queues.setdefault(key.name, KeyQueue(key))
         if self.open >= self._most_open:
             raise self._refused("queue_full", "the queue is full")
-        if share.open >= min(key.running, self._most_running) + key.queued:
+        if queue.open >= min(key.running, self._most_running) + key.queued:
             raise self._refused("rate_limit_exceeded", "this key has too many requests open")
+        if self.bytes + size > self._most_bytes:
+            raise self._refused("queue_full", "the bodies of open requests are too large together")
+        if queue.bytes + size > max(self._most_bytes // 2, size):
+            why = "the bodies of this key's open requests are too large together"
+            raise self._refused("rate_limit_exceeded", why)
         self.open += 1
-        share.open += 1
+        self.bytes += size
+        queue.open += 1
+        queue.bytes += size
         self._numbers += 1
-        return Ticket(self, share, self._numbers)
+        return QueueSlot(self, queue, self._numbers, size)
 
-    def wait(self, ticket: Ticket, share: Share) -> None:
+    def wait(self, slot: QueueSlot, queue: KeyQueue) -> None:
         """Put a ticket in its key's line."""
-        if not share.waiting:
-            share.next_start = max(share.next_start, self._now)
-        share.waiting.append(ticket)
+        if not queue.waiting:
+            queue.next_start = max(queue.next_start, self._now)
+        queue.waiting.append(slot)
         self._serve()
 
-    def leave(self, ticket: Ticket, share: Share) -> None:
+    def leave(self, slot: QueueSlot, queue: KeyQueue) -> None:
         """A ticket is given back, wherever it was."""
         self.open -= 1
-        share.open -= 1
-        if ticket.granted:
+        self.bytes -= slot.size
+        queue.open -= 1
+        queue.bytes -= slot.size
+        if slot.granted:
             self.running -= 1
-            share.running -= 1
+            queue.running -= 1
             self._serve()
-        elif ticket in share.waiting:
-            share.waiting.remove(ticket)
+        elif slot in queue.waiting:
+            queue.waiting.remove(slot)
 
     def _serve(self) -> None:
         while self.running < self._most_running:
-            ready = [s for s in self.shares.values() if s.waiting and s.running < s.key.running]
+            ready = [s for s in self.queues.values() if s.waiting and s.running < s.key.running]
             if not ready:
                 return
-            share = min(ready, key=lambda s: (s.next_start, s.waiting[0].number))
-            self._now = max(self._now, share.next_start)
-            share.next_start += 1 / share.key.weight
-            share.running += 1
+            queue = min(ready, key=lambda s: (s.next_start, s.waiting[0].number))
+            self._now = max(self._now, queue.next_start)
+            queue.next_start += 1 / queue.key.weight
+            queue.running += 1
             self.running += 1
-            share.waiting.popleft().grant()
+            queue.waiting.popleft().grant()
 
     def _refused(self, code: str, why: str) -> ApiError:
         headers = {"retry-after": str(self._retry_after)}
@@ -188,10 +204,10 @@ def waited_too_long(seconds: float) -> ApiError:
     return ApiError(504, "deadline_exceeded", message, headers={"x-should-retry": "false"})
 
 
-async def seconds_after_turn(ticket: Ticket | None, seconds: float) -> float:
+async def seconds_after_turn(slot: QueueSlot | None, seconds: float) -> float:
     """Wait for the ticket's turn; what is then left of ``seconds``. No ticket: no queue."""
-    if ticket is None:
+    if slot is None:
         return seconds
     began = time.monotonic()
-    await ticket.turn(seconds)
+    await slot.turn(seconds)
     return max(0.0, seconds - (time.monotonic() - began))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from server.maths import Maths
 
 ANSWER_SENTENCE = re.compile(
-    r"\banswer\s*(?:is\s*:?|:)\s*((?:(?!\banswer\b)[^\n])+)", re.IGNORECASE
+    r"\banswer\s*+(?:is\s*+:?+|:)\s*+((?:(?!\banswer\b)[^\n])+)", re.IGNORECASE
 )
 WRAPPED = re.compile(
     r"^(?:\\(?:text|mathrm|mathbf|boxed)\{(.*)\}|\$(.*)\$|\\\((.*)\\\)|\*\*(.*)\*\*)$"

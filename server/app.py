@@ -13,32 +13,31 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from search.controller import search
 from search.engine import Engine
-from server import errors
+from server import api_errors
 from server.admission import Admission
-from server.bodies import Bodies
-from server.chat import chat_routes
-from server.completion import complete
-from server.edge import Edge
-from server.experience import Experience
-from server.forest import Forest
-from server.gate import Gate
-from server.kept_routes import kept_routes
-from server.keys import Keyring
-from server.ledger import Ledger
-from server.metrics import Metrics
+from server.api_keys import ApiKeys
+from server.auth_middleware import AuthMiddleware
+from server.body_limits import BodyLimits
+from server.chat_routes import chat_routes
+from server.kept_searches import SearchStore
+from server.limits import TypicalCost
 from server.openapi import describe
-from server.ops import ops_routes
-from server.page import page_routes
-from server.search_routes import search_routes
-from server.search_store import SearchStore
+from server.operator_routes import ops_routes
+from server.plain_completion import complete
+from server.playground_routes import page_routes
+from server.prometheus_metrics import Metrics
+from server.quotas import Quotas
+from server.request_middleware import RequestMiddleware
+from server.request_models import IgnoredFields
+from server.search_routes import kept_routes, search_routes
+from server.search_runner import SearchRunner
 from server.service import ChatText, Service, own_version
 from server.settings import Settings
 from server.tokenizing import Tokenizing
 from server.tree_log import TreeLog
-from server.wire import IgnoredFields
 
 if TYPE_CHECKING:  # OpenTelemetry costs its import where it is configured only
-    from server.traces import Traces
+    from server.tracing import Tracing
 
 
 def create_service(
@@ -47,7 +46,7 @@ def create_service(
     text: ChatText,
     delimiter: str = "\n\n",
     trees: TreeLog | None = None,
-    traces: Traces | None = None,
+    traces: Tracing | None = None,
 ) -> Service:
     """A server's parts over a running engine, which stays its caller's to close, as do traces.
 
@@ -57,24 +56,25 @@ def create_service(
     metrics = Metrics(ignored)
     can = engine.capabilities
     metrics.serves(settings.model, can.engine, own_version(), can.kernel)
-    keys = Keyring.load(settings)
+    keys = ApiKeys.load(settings)
     admission = Admission(
         settings.max_running,
         settings.max_queued,
         settings.retry_after_seconds,
+        settings.max_bodies_bytes,
         metrics.queue_wait.observe,
     )
     metrics.queue.set_function(lambda: admission.waiting)
     return Service(
         settings=settings,
-        forest=_forest(engine, metrics, settings, traces),
+        runner=_runner(engine, metrics, settings, traces),
         text=text,
         metrics=metrics,
         ignored=ignored,
         store=SearchStore(settings, time.monotonic),
         trees=trees or TreeLog(None),
         keys=keys,
-        ledger=Ledger(keys.names, metrics),
+        quotas=Quotas(keys.names, metrics),
         admission=admission,
         delimiter=delimiter,
         traces=traces,
@@ -90,20 +90,22 @@ def add_model(
     service.others[settings.model] = replace(
         service,
         settings=settings,
-        forest=_forest(engine, service.metrics, settings, service.traces),
+        runner=_runner(engine, service.metrics, settings, service.traces),
         text=text,
         delimiter=delimiter,
-        experience=Experience(),
+        typical_cost=TypicalCost(),
         tokenizing=Tokenizing(),
         others={},
     )
 
 
-def _forest(engine: Engine, metrics: Metrics, settings: Settings, traces: Traces | None) -> Forest:
+def _runner(
+    engine: Engine, metrics: Metrics, settings: Settings, traces: Tracing | None
+) -> SearchRunner:
     if traces is None:
-        return Forest(engine, metrics, settings.answers)
+        return SearchRunner(engine, metrics, settings.answers)
     grow, reply = traces.searching(search), traces.completing(complete)
-    return Forest(engine, metrics, settings.answers, grow, reply)
+    return SearchRunner(engine, metrics, settings.answers, grow, reply)
 
 
 async def _nothing() -> None:
@@ -120,7 +122,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         await at_end()
 
     settings = service.settings
-    bodies = Bodies(settings)
+    bodies = BodyLimits(settings)
     service.metrics.arriving.set_function(lambda: len(bodies))
     app = FastAPI(
         title="Hedgerow",
@@ -129,14 +131,14 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    errors.install(app, settings.retry_after_seconds)
+    api_errors.install(app, settings.retry_after_seconds)
     app.add_middleware(
-        Gate,
+        AuthMiddleware,
         settings=settings,
         keys=service.keys,
         admission=service.admission,
         bodies=bodies,
-        ledger=service.ledger,
+        quotas=service.quotas,
         draining=service.draining,
     )
     if settings.cors_origins:
@@ -148,7 +150,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
             expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(
-        Edge,
+        RequestMiddleware,
         metrics=service.metrics,
         retry_seconds=settings.retry_seconds,
         root_path=settings.root_path,

@@ -8,35 +8,40 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from kvpolicy.split import Load
+from kvpolicy.roofline import SplitLoad
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
+from runtime.flops import Flops, no_flops
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import Engine
+from server.api_keys import ApiKeys
 from server.app import add_model, create_app, create_service
-from server.drain import DrainingServer
-from server.embedding import endpoint_options
+from server.connections import (
+    Connections,
+    accepted_at_once,
+    raised_handle_limit,
+    within_handles,
+)
 from server.further_models import further_models
-from server.heads import heads_within
-from server.keeper import Restartable, keep_up
+from server.header_timeout import guarded
+from server.lifecycle import GracefulServer, Restartable, watch_engine
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
 from server.settings import Settings, SettingsError
-from server.sglang import sglang_engine
-from server.shared_draws import Flops, free
+from server.sglang_setup import endpoint_options, sglang_engine
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
-    from server.traces import Traces
+    from server.tracing import Tracing
 
 log = logging.getLogger("hedgerow")
 
@@ -48,7 +53,7 @@ CLOSE_SECONDS = 2
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunningModel:
     """A running engine and what belongs to its models.
 
     ``flops``: what forward passes of the policy, of the reward model and for embedding cost.
@@ -58,18 +63,18 @@ class Parts:
     engine: Engine
     text: ChatText
     delimiter: str
-    flops: tuple[Flops, ...] = (free, free)
+    flops: tuple[Flops, ...] = (no_flops, no_flops)
     restartable: Restartable | None = None
 
     def service(
-        self, settings: Settings, trees: TreeLog | None = None, traces: Traces | None = None
+        self, settings: Settings, trees: TreeLog | None = None, traces: Tracing | None = None
     ) -> Service:
         """A service over these parts."""
         return create_service(settings, self.engine, self.text, self.delimiter, trees, traces)
 
 
 @asynccontextmanager
-async def running(settings: Settings, *, attention: bool = False) -> AsyncIterator[Parts]:
+async def running(settings: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
     """Start the engine that the settings ask for, and stop it afterwards.
 
     ``attention``: the embedded engine tells what steps attend to with them. Raises
@@ -96,7 +101,7 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
     try:
-        yield Parts(engine, text, PROFILES[settings.profile].delimiter, flops, restartable)
+        yield RunningModel(engine, text, PROFILES[settings.profile].delimiter, flops, restartable)
     finally:
         await started.__aexit__(None, None, None)
 
@@ -126,36 +131,15 @@ def engine_options(settings: Settings) -> EngineOptions:
     prm = settings.reward_model if needed else None
     if needed and prm is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
+    own = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
+    values = {name: getattr(settings, name) for name in own - {"reward_format", "kv_load"}}
     return EngineOptions(
+        **{name: str(v) if isinstance(v, Path) else v for name, v in values.items()},
         policy=str(settings.policy_model),
         prm=str(prm) if prm else None,
         reward_format=settings.reward_format if prm or not needed else "none",
-        kv_tokens=settings.kv_tokens,
-        kv_policy=settings.kv_policy,
-        kv_theta=settings.kv_theta,
-        prm_kv_tokens=settings.prm_kv_tokens,
-        kv_split=settings.kv_split,
-        kv_load=Load(*settings.kv_load),
-        batch_limit=settings.batch_limit,
-        draft=settings.draft,
-        draft_model=str(settings.draft_model) if settings.draft_model else None,
-        draft_rule=settings.draft_rule,
-        draft_tokens=settings.draft_tokens,
-        k_config=settings.k_config,
-        draft_kv_tokens=settings.draft_kv_tokens,
-        verify_batch=settings.verify_batch,
-        speculate=settings.speculate,
-        lookahead=settings.lookahead,
-        unison=settings.unison,
-        order=settings.order,
-        threads=settings.threads,
-        stall_seconds=settings.stall_seconds,
-        exact=settings.exact,
-        kernel=settings.kernel,
+        kv_load=SplitLoad(*settings.kv_load),
         version=own_version(),
-        embedder=settings.embedder,
-        embedder_layer=settings.embedder_layer,
-        encoder=str(settings.encoder) if settings.encoder else None,
         endpoint=endpoint_options(settings),
     )
 
@@ -163,9 +147,9 @@ def engine_options(settings: Settings) -> EngineOptions:
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """What forward passes of the policy, of the reward model and for embedding cost."""
     if settings.engine == "sglang":
-        return _known_flops(settings.policy_model), _known_flops(settings.reward_model), free
+        return _known_flops(settings.policy_model), _known_flops(settings.reward_model), no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
-    prm, embedding = free, free
+    prm, embedding = no_flops, no_flops
     if settings.reward_model is not None and reward_format(settings.reward_format).needs_model:
         prm = ModelConfig.from_checkpoint(settings.reward_model).flops
     if settings.embedder == "hidden":
@@ -177,9 +161,9 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
 def _known_flops(checkpoint: Path | None) -> Flops:
     """Of a model that SGLang runs, whose shape may be none that is known here."""
     try:
-        return free if checkpoint is None else ModelConfig.from_checkpoint(checkpoint).flops
+        return no_flops if checkpoint is None else ModelConfig.from_checkpoint(checkpoint).flops
     except UnsupportedModel:
-        return free
+        return no_flops
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -198,22 +182,24 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def traces_of(settings: Settings) -> Traces | None:
+def traces_of(settings: Settings) -> Tracing | None:
     """What makes spans, where they have somewhere to go. Raises SettingsError."""
     if settings.otlp_endpoint is None:
         return None
     try:
-        traces = import_module("server.traces")
+        traces = import_module("server.tracing")
     except ModuleNotFoundError as error:
         wanted = f"HEDGEROW_OTLP_ENDPOINT needs {error.name}: install hedgerow[traces]"
         raise SettingsError(wanted) from None
     sent = traces.by_otlp(settings.otlp_endpoint)
-    return traces.Traces(sent, settings.model, own_version())
+    return traces.Tracing(sent, settings.model, own_version())
 
 
 async def serve(settings: Settings, trees: TreeLog) -> None:
     """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
     start_logging(settings.log_level, settings.log_format)
+    handles = raised_handle_limit()
+    settings = within_handles(settings, handles)
     config = uvicorn.Config(
         "",
         log_config=None,
@@ -221,10 +207,13 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        http=heads_within(settings.head_seconds),
+        http=guarded(Connections(settings.max_connections), settings.head_seconds),
+        ws="none",
+        backlog=accepted_at_once(settings.max_connections, handles),
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
+    ApiKeys.load(settings)  # what is wrong with them is said before models are loaded
     listener = listen(settings.host, settings.port)
     if settings.answers != "text":
         await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
@@ -235,14 +224,14 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         service = grown[0].service(settings, trees, traces)
         for own, parts in zip(further, grown[1:], strict=True):
             add_model(service, own, parts.engine, parts.text, parts.delimiter)
-        keepers = [
+        watchdogs = [
             asyncio.create_task(_keep(parts, served))
             for parts, served in zip(grown, service.models, strict=True)
         ]
 
         async def end() -> None:
-            for keeper, parts in zip(keepers, grown, strict=True):
-                keeper.cancel()
+            for watchdog, parts in zip(watchdogs, grown, strict=True):
+                watchdog.cancel()
                 await parts.engine.close()
             if traces is not None:
                 await traces.close()
@@ -259,11 +248,11 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
         for own in further:
             log.info("serving %s too", own.model)
-        await DrainingServer(config, service).serve(sockets=[listener])
+        await GracefulServer(config, service).serve(sockets=[listener])
 
 
-async def _keep(parts: Parts, served: Service) -> None:
+async def _keep(parts: RunningModel, served: Service) -> None:
     if parts.restartable is not None:
         settings = served.settings
         restarts = served.metrics.engine_restarts.labels(settings.model)
-        await keep_up(parts.restartable, settings.keeper_seconds, restarts, settings.model)
+        await watch_engine(parts.restartable, settings.watchdog_seconds, restarts, settings.model)

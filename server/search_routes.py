@@ -1,10 +1,11 @@
-"""``POST /v1/search`` and its branches: whole trees and their events."""
+"""``/v1/search``: whole trees, their events, their branches, and kept searches by their ids."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -13,23 +14,24 @@ from fastapi.responses import JSONResponse
 
 from search.events import Event
 from search.spec import SearchSpec
-from server.admission import Ticket, seconds_after_turn
-from server.ask import Ask, ask_branch, ask_search
-from server.background import in_background
-from server.disconnect import run_for
-from server.errors import (
+from server.admission import QueueSlot, seconds_after_turn
+from server.api_errors import (
     StreamAborted,
+    bad_value,
+    no_events,
     nothing_finished,
     search_running,
+    search_unknown,
     translate,
 )
+from server.client_disconnect import forget_body, run_for
 from server.estimate import estimate
-from server.feed import HEARTBEAT, Feed
-from server.kept_routes import find, running
-from server.reply import search_document
+from server.kept_searches import HEARTBEAT, EventLog, KeptSearch
+from server.replies import search_document
+from server.request_models import BranchRequest, SearchRequest
+from server.request_parsing import ParsedRequest, parse_branch, parse_search
 from server.service import Service
-from server.stream import Events, Result, Silence, event, follow
-from server.wire import BranchRequest, SearchRequest
+from server.streams import EventStream, Silence, WorkDone, event, follow
 
 PUBLIC_NAMES = {"answered": "answer"}
 
@@ -41,95 +43,101 @@ def search_routes(service: Service) -> APIRouter:
     @router.post("/v1/search")
     async def start(body: SearchRequest, request: Request) -> Response:
         own = service.serving(body.model)
-        ask, spec = await ask_search(body, own, request.state.key)
+        parsed, spec = await parse_search(body, own, request.state.key)
         if body.dry_run:
-            return JSONResponse(estimate(ask, own))
-        return await answer(ask, spec, body, request)
+            return JSONResponse(estimate(parsed, own))
+        return await answer(parsed, spec, body, request)
 
     @router.post("/v1/search/{search_id}/branch")
     async def branch(search_id: str, body: BranchRequest, request: Request) -> Response:
         kept = find(service, search_id, request)
         if kept.task is not None:
             raise search_running(search_id)
-        ask, spec = ask_branch(body, kept.document, service, request.state.key)
-        return await answer(ask, spec, body, request)
+        parsed, spec = await parse_branch(body, kept.document, service, request.state.key)
+        return await answer(parsed, spec, body, request)
 
     async def answer(
-        ask: Ask, spec: SearchSpec, body: SearchRequest | BranchRequest, request: Request
+        parsed: ParsedRequest,
+        spec: SearchSpec,
+        body: SearchRequest | BranchRequest,
+        request: Request,
     ) -> Response:
-        ticket, own = request.state.ticket, service.serving(ask.model)
+        forget_body(request)
+        slot, own = request.state.slot, service.serving(parsed.model)
         if body.background:
-            feed = Feed()
-            work = grow(ask, spec, own, partial(_record, feed, ask), ticket, feed)
-            in_background(work, ask, own, ticket, feed)
+            event_log = EventLog()
+            work = grow(parsed, spec, own, partial(_record, event_log, parsed), slot, event_log)
+            in_background(work, parsed, own, slot, event_log)
             if body.stream:
-                return Events(feed.read(-1, service.settings.keepalive_seconds))
-            return JSONResponse(running(ask.id, ask.created), 202)
+                return EventStream(event_log.read(-1, service.settings.keepalive_seconds))
+            return JSONResponse(running(parsed.id, parsed.created), 202)
         if body.stream:
-            return Events(_events(ask, spec, own, ticket))
-        work = grow(ask, spec, own, lambda _: None, ticket)
-        return JSONResponse(await run_for(ticket, own.forest, work))
+            return EventStream(_events(parsed, spec, own, slot))
+        work = grow(parsed, spec, own, lambda _: None, slot)
+        return JSONResponse(await run_for(slot, own.runner, work))
 
     return router
 
 
 async def grow(
-    ask: Ask,
+    parsed: ParsedRequest,
     spec: SearchSpec,
     service: Service,
     tell: Callable[[Event], None],
-    ticket: Ticket | None = None,
-    feed: Feed | None = None,
+    slot: QueueSlot | None = None,
+    event_log: EventLog | None = None,
 ) -> dict[str, Any]:
     """Search when it is its turn, and keep the document under the search's id."""
-    service.store.begin(ask.id, ask.key.name, ask.created, ticket or asyncio.current_task(), feed)
+    service.store.begin(
+        parsed.id, parsed.key.name, parsed.created, slot or asyncio.current_task(), event_log
+    )
     try:
-        seconds = await seconds_after_turn(ticket, ask.seconds)
-        prompt = len(ask.problem.prompt)
-        with service.ledger.booking(ask.key, prompt, searched=True) as spent:
+        seconds = await seconds_after_turn(slot, parsed.seconds)
+        prompt = len(parsed.problem.prompt)
+        with service.quotas.booking(parsed.key, prompt, searched=True) as spent:
 
             def hear(event: Event) -> None:
                 spent.hear(event)
                 tell(event)
 
-            outcome = await service.forest.search(
-                ask.tree,
-                ask.problem,
+            outcome = await service.runner.search(
+                parsed.tree,
+                parsed.problem,
                 spec,
                 seconds=seconds,
                 listen=hear,
-                begun=ask.begun,
-                in_thought=bool(ask.in_thought),
+                continuation=parsed.continuation,
+                in_reasoning=bool(parsed.in_reasoning),
             )
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, spec.policy)
-        document = search_document(ask, outcome, service.fingerprint)
+        document = search_document(parsed, outcome, service.fingerprint)
         kept = json.dumps(document).encode()
     except BaseException:
-        if feed is None:
-            service.store.remove(ask.id)
+        if event_log is None:
+            service.store.remove(parsed.id)
         raise
-    if feed is not None:
-        feed.add("done", _without_tree(document), last=True)
-    service.store.finish(ask.id, kept)
-    service.experience.note(outcome)
-    service.log_tree(document)
+    if event_log is not None:
+        event_log.add("done", _without_tree(document), last=True)
+    service.store.finish(parsed.id, kept)
+    service.typical_cost.note(outcome)
+    await service.log_tree(document)
     return document
 
 
 async def _events(
-    ask: Ask, spec: SearchSpec, service: Service, ticket: Ticket
+    parsed: ParsedRequest, spec: SearchSpec, service: Service, slot: QueueSlot
 ) -> AsyncGenerator[bytes, None]:
     """Tree events numbered from 0, then ``done`` with everything but the tree, or ``error``."""
     settings = service.settings
     number = 0
     try:
-        work = partial(grow, ask, spec, service, ticket=ticket)
-        async for item in follow(ticket, service.forest, work, settings.keepalive_seconds):
+        work = partial(grow, parsed, spec, service, slot=slot)
+        async for item in follow(slot, service.runner, work, settings.keepalive_seconds):
             if isinstance(item, Silence):
                 yield HEARTBEAT
                 continue
-            name, data = _told(item, ask)
+            name, data = _told(item, parsed)
             yield event(data, name, number)
             number += 1
     except Exception as error:  # the HTTP boundary: told to the client, then cut
@@ -138,17 +146,104 @@ async def _events(
         raise StreamAborted from error
 
 
-def _record(feed: Feed, ask: Ask, item: Event) -> None:
-    feed.add(*_told(item, ask))
+def _record(event_log: EventLog, parsed: ParsedRequest, item: Event) -> None:
+    event_log.add(*_told(item, parsed))
 
 
-def _told(item: Event | Result[dict[str, Any]], ask: Ask) -> tuple[str, dict[str, Any]]:
+def _told(
+    item: Event | WorkDone[dict[str, Any]], parsed: ParsedRequest
+) -> tuple[str, dict[str, Any]]:
     """An event's public name and data."""
-    if isinstance(item, Result):
+    if isinstance(item, WorkDone):
         return "done", _without_tree(item.value)
     name = PUBLIC_NAMES.get(item.name, item.name)
-    return name, item.to_dict() | {"event": name, "id": ask.id}
+    return name, item.to_dict() | {"event": name, "id": parsed.id}
 
 
 def _without_tree(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "tree"}
+
+
+def kept_routes(service: Service) -> APIRouter:
+    """The routes, bound to a service."""
+    router = APIRouter()
+
+    @router.get("/v1/search/{search_id}")
+    async def read(search_id: str, request: Request) -> Response:
+        kept = find(service, search_id, request)
+        if kept.task is not None:
+            return JSONResponse(running(search_id, kept.created))
+        return Response(kept.document, media_type="application/json")
+
+    @router.get("/v1/search/{search_id}/events")
+    async def events(search_id: str, request: Request) -> Response:
+        event_log = find(service, search_id, request).event_log
+        if event_log is None:
+            raise no_events(search_id)
+        return EventStream(event_log.read(last_event(request), service.settings.keepalive_seconds))
+
+    @router.delete("/v1/search/{search_id}")
+    async def delete(search_id: str, request: Request) -> Response:
+        find(service, search_id, request)
+        service.store.remove(search_id)
+        return JSONResponse({"id": search_id, "object": "search.deleted", "deleted": True})
+
+    return router
+
+
+def find(service: Service, search_id: str, request: Request) -> KeptSearch:
+    """A search of the request's own key. Raises ApiError (404) for any other."""
+    kept = service.store.get(search_id, request.state.key.name)
+    if kept is None:
+        raise search_unknown(search_id)
+    return kept
+
+
+def running(search_id: str, created: int) -> dict[str, Any]:
+    """What is said of a search that is not done."""
+    return {"id": search_id, "object": "search", "created": created, "status": "running"}
+
+
+def last_event(request: Request) -> int:
+    """The number after which events are wanted; -1 for all. Raises ApiError."""
+    sent = request.headers.get("last-event-id", "").strip()
+    if not sent:
+        return -1
+    if not (sent.isascii() and sent.isdecimal() and len(sent) <= len(str(2**63))):
+        raise bad_value("Last-Event-ID", f"must be the id of an event, got {sent[:40]!r}")
+    return int(sent)
+
+
+log = logging.getLogger("hedgerow.background")
+
+
+def in_background(
+    work: Coroutine[Any, Any, Any],
+    parsed: ParsedRequest,
+    service: Service,
+    slot: QueueSlot,
+    event_log: EventLog,
+) -> None:
+    """Run ``work`` to its end; what goes wrong is kept under its id and told its readers."""
+    task = service.runner.start(work, slot, kept=True)
+    service.store.begin(parsed.id, parsed.key.name, parsed.created, slot, event_log)
+
+    def end(task: asyncio.Task[Any]) -> None:
+        error = service.runner.cancelled() if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if not isinstance(error, Exception):
+            raise error
+        said = translate(error, service.settings.retry_after_seconds)
+        if said.code == "internal_error":
+            log.error("a background search failed", exc_info=error)
+        event_log.add("error", said.body(), last=True)
+        failed = {
+            "id": parsed.id,
+            "object": "search",
+            "created": parsed.created,
+            "status": "failed",
+        }
+        service.store.finish(parsed.id, json.dumps(failed | said.body()).encode())
+
+    task.add_done_callback(end)

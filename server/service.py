@@ -11,20 +11,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from server.admission import Admission
-from server.experience import Experience
-from server.forest import Forest
-from server.keys import Keyring
-from server.ledger import Ledger
-from server.metrics import Metrics
-from server.search_store import SearchStore
+from server.api_keys import ApiKeys
+from server.kept_searches import SearchStore
+from server.limits import TypicalCost
+from server.prometheus_metrics import Metrics
+from server.quotas import Quotas
+from server.reply_formats import opens_reasoning
+from server.request_models import IgnoredFields
+from server.search_runner import SearchRunner
 from server.settings import Settings
-from server.thoughts import has_begun
 from server.tokenizing import Tokenizing
 from server.tree_log import TreeLog
-from server.wire import IgnoredFields
 
 if TYPE_CHECKING:
-    from server.traces import Traces
+    from server.tracing import Tracing
 
 DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
 """Another version of these may break ties of an optimum, or class answers, differently."""
@@ -55,25 +55,27 @@ class Service:
     """One server's parts.
 
     ``delimiter`` ends a step of the policy model's replies. ``draining`` is set once the server has
-    been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when. ``others``:
+    been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when; ``reading``:
+    kept documents are read one after the other. ``others``:
     further models by name, each with an engine and a text of its own; all else they share.
     """
 
     settings: Settings
-    forest: Forest
+    runner: SearchRunner
     text: ChatText
     metrics: Metrics
     ignored: IgnoredFields
     store: SearchStore
     trees: TreeLog
-    keys: Keyring
-    ledger: Ledger
+    keys: ApiKeys
+    quotas: Quotas
     admission: Admission
-    traces: Traces | None = None
-    experience: Experience = field(default_factory=Experience)
+    traces: Tracing | None = None
+    typical_cost: TypicalCost = field(default_factory=TypicalCost)
     delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     others: dict[str, Service] = field(default_factory=dict)
 
     def serving(self, model: str | None) -> Service:
@@ -85,25 +87,24 @@ class Service:
         """This service, and those of the further models."""
         return [self, *self.others.values()]
 
-    def log_tree(self, document: dict[str, Any]) -> None:
+    async def log_tree(self, document: dict[str, Any]) -> None:
         """Write a search's document to the file of trees; counted where that does not go."""
-        if not self.trees.write(document):
-            self.metrics.unwritten_trees.inc()
+        await self.trees.write_beside(document, self.metrics.unwritten_trees.inc)
 
     async def close(self) -> None:
         """Cancel what is under way, on any model, and wait until it has let go of its trees."""
-        await asyncio.gather(*(service.forest.close() for service in self.models))
+        await asyncio.gather(*(service.runner.close() for service in self.models))
 
     @cached_property
     def thinks(self) -> bool:
         """Whether the chat template itself opens the reply's thought."""
         asked = self.text.encode_chat([{"role": "user", "content": "?"}])
-        return has_begun(asked, self.text.encode)
+        return opens_reasoning(asked, self.text.encode)
 
     @cached_property
     def fingerprint(self) -> str:
         """``system_fingerprint``: version, model, answer rule, libraries, the engine's own."""
-        engine = self.forest.engine.capabilities.fingerprint
+        engine = self.runner.engine.capabilities.fingerprint
         settings = self.settings
         parts = f"hedgerow-{own_version()}", settings.model, settings.answers, libraries(), engine
         return "/".join(parts)

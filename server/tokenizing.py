@@ -50,6 +50,8 @@ async def _beside(lock: asyncio.Lock, work: Callable[[], list[int]]) -> list[int
             return await asyncio.shield(thread)
         finally:  # whoever leaves meanwhile does not let the next one in beside the thread
             await asyncio.wait({thread})
+            if not thread.cancelled():
+                thread.exception()  # where nobody waits for the ids, nobody hears of an error
 
 
 def give_back() -> None:

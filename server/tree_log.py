@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
 log = logging.getLogger("hedgerow.trees")
+
+PATIENCE = 0.1
+"""Seconds that an answer waits for its tree to be in the file."""
+MOST_WAITING = 64 << 20
+"""Bytes of lines that may wait for a file that stands still."""
+CLOSE_SECONDS = 5.0
+"""For what still waits at the end."""
+
+Heard = Callable[[bool], None]
 
 
 class TreeLog:
@@ -20,6 +34,10 @@ class TreeLog:
         self._file: FileIO | None = path.open("ab", buffering=0) if path else None
         self._torn = False
         self._told = False
+        self._lines: SimpleQueue[tuple[bytes, Heard] | None] = SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._waiting = 0
+        self._behind = False
 
     def __enter__(self) -> Self:
         return self
@@ -30,6 +48,12 @@ class TreeLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._writer is not None:
+            self._lines.put(None)
+            self._writer.join(CLOSE_SECONDS)
+            if self._writer.is_alive():
+                log.error("trees are lost: %d bytes of them still wait", self._waiting)
+                return  # the file is the thread's
         if self._file is not None:
             self._file.close()
 
@@ -43,17 +67,71 @@ class TreeLog:
 
         That is logged once. What was written of its line is no part of the next one's.
         """
+        return self._file is None or self._write(self._file, _line(document))
+
+    async def write_beside(self, document: dict[str, Any], lost: Callable[[], None]) -> None:
+        """One tree, by a thread that bears with a file that stands still, as a pipe nobody reads.
+
+        As a rule it is in the file when this returns; nobody waits for one that is behind. ``lost``
+        is called, in any thread, for a tree that could not be written, or for which there is no
+        room to wait.
+        """
         if self._file is None:
-            return True
-        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+            return
+        line, loop = _line(document), asyncio.get_running_loop()
+        if self._waiting + len(line) > MOST_WAITING:
+            self._tell(self._file, "it stands still")
+            lost()
+            return
+        written: asyncio.Future[None] = loop.create_future()
+
+        def heard() -> None:
+            self._waiting -= len(line)
+            self._behind = self._waiting > 0
+            if not written.done():
+                written.set_result(None)
+
+        def hear(fine: bool) -> None:
+            if not fine:
+                lost()
+            with suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(heard)
+
+        self._waiting += len(line)
+        self._lines.put((line, hear))
+        if self._writer is None:
+            target = self._write_lines
+            self._writer = threading.Thread(target=target, name="hedgerow-trees", daemon=True)
+            self._writer.start()
+        if not self._behind:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await written
+            except TimeoutError:
+                self._behind = True
+
+    def _write_lines(self) -> None:
+        while (item := self._lines.get()) is not None:
+            line, hear = item
+            assert self._file is not None, "lines wait for a file"
+            hear(self._write(self._file, line))
+
+    def _write(self, file: FileIO, line: bytes) -> bool:
         left = memoryview(b"\n" + line if self._torn else line)
         try:
             while left:
-                left = left[self._file.write(left) :]
+                left = left[file.write(left) :]
                 self._torn = bool(left)
         except OSError as error:
-            if not self._told:
-                log.error("trees are lost: %s cannot be written: %s", self._file.name, error)
-            self._told = True
+            self._tell(file, str(error))
             return False
         return True
+
+    def _tell(self, file: FileIO, why: str) -> None:
+        if not self._told:
+            log.error("trees are lost: %s cannot be written: %s", file.name, why)
+        self._told = True
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"

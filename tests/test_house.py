@@ -17,7 +17,16 @@ from hypothesis import HealthCheck, core, settings
 import search
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "search", "kvpolicy", "runtime", "models", "loadtest")
+PACKAGES = (
+    "cli",
+    "server",
+    "search",
+    "kvpolicy",
+    "hedgerow_sglang",
+    "runtime",
+    "models",
+    "loadtest",
+)
 SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60

@@ -16,7 +16,7 @@ import pytest
 
 from models.tasks import TASKS
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search
 from search.outcome import Outcome
@@ -33,7 +33,7 @@ OFF = EngineOptions(
     batch_limit=1,
     threads=1,
     exact=True,
-    unison=False,
+    dedup=False,
     strict=True,
 )
 DRAFT = {"draft": "scheduled", "draft_model": f"{SPRIG}/draft"}
@@ -115,17 +115,17 @@ async def digests(run: Run, options: EngineOptions) -> list[str]:
 ALL_SIGNALS = "tests/kvpolicy/all_signals.json"
 """Coefficients that ask for every signal: attention is read."""
 AHEAD = {"speculate": True, "lookahead": True, "batch_limit": 64}
-UNISON = {"unison": True}
+DEDUP = {"dedup": True}
 
 CHANGES: dict[str, tuple[Run, dict]] = {
     "batch limit 64": (one_by_one, {"batch_limit": 64}),
-    "in unison, a few places": (among_others, UNISON | {"batch_limit": 4}),
-    "two threads": (one_by_one, UNISON | {"threads": 2, "batch_limit": 64}),
-    "beside seven others": (among_others, UNISON | {"batch_limit": 64}),
-    "warm cache": (warm, UNISON),
-    "engine restarted": (restarted, UNISON),
-    "a small pool by age": (among_others, UNISON | {"batch_limit": 16, "kv_tokens": 450}),
-    "a small pool by worth": (among_others, UNISON | {"kv_policy": "arborkv", "kv_tokens": 380}),
+    "deduplicated, a few places": (among_others, DEDUP | {"batch_limit": 4}),
+    "two threads": (one_by_one, DEDUP | {"threads": 2, "batch_limit": 64}),
+    "beside seven others": (among_others, DEDUP | {"batch_limit": 64}),
+    "warm cache": (warm, DEDUP),
+    "engine restarted": (restarted, DEDUP),
+    "a small pool by age": (among_others, DEDUP | {"batch_limit": 16, "kv_tokens": 450}),
+    "a small pool by worth": (among_others, DEDUP | {"kv_policy": "arborkv", "kv_tokens": 380}),
     "a small pool by all signals": (
         among_others,
         {"kv_policy": "arborkv", "kv_tokens": 380, "kv_theta": ALL_SIGNALS},
@@ -136,21 +136,21 @@ CHANGES: dict[str, tuple[Run, dict]] = {
         DRAFT | {"verify_batch": 2, "batch_limit": 64, "kv_tokens": 450, "draft_kv_tokens": 450},
     ),
     "two candidates a draft": (among_others, DRAFT | {"k_config": (2, 2, 1), "batch_limit": 64}),
-    "drafts in unison": (among_others, DRAFT | UNISON | {"draft_tokens": 4, "batch_limit": 64}),
-    "two candidates a draft, in unison, in a small pool": (
+    "drafts, deduplicated": (among_others, DRAFT | DEDUP | {"draft_tokens": 4, "batch_limit": 64}),
+    "two candidates a draft, deduplicated, in a small pool": (
         among_others,
         DRAFT
-        | UNISON
+        | DEDUP
         | {"k_config": (2, 2, 1), "draft_tokens": 3, "batch_limit": 16}
         | {"kv_tokens": 450, "draft_kv_tokens": 450},
     ),
     "speculative expansion": (one_by_one, AHEAD | {"batch_limit": 16}),
-    "speculative expansion in a small pool": (among_others, AHEAD | UNISON | {"kv_tokens": 450}),
+    "speculative expansion in a small pool": (among_others, AHEAD | DEDUP | {"kv_tokens": 450}),
     "everything": (
         among_others,
         DRAFT
         | AHEAD
-        | UNISON
+        | DEDUP
         | {"batch_limit": 64, "threads": 2, "kv_policy": "arborkv", "kv_tokens": 380}
         | {"kv_theta": ALL_SIGNALS},
     ),
@@ -183,7 +183,7 @@ SLOW = {
     "a small pool by worth",
     "a small pool by all signals",
     "two candidates a draft",
-    "two candidates a draft, in unison, in a small pool",
+    "two candidates a draft, deduplicated, in a small pool",
     "drafts one after another",
     "speculative expansion in a small pool",
 }

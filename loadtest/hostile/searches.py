@@ -27,7 +27,7 @@ STOPPED = {3: STALL_SECONDS / 2, 4: STALL_SECONDS * 2}
 """For how many seconds the engine is stopped, not killed, at these of five times."""
 FLAGS: Sequence[dict[str, Any]] = (
     {},
-    {"speculate": "on", "unison": "off", "kv_tokens": 8192},
+    {"speculate": "on", "dedup": "off", "kv_tokens": 8192},
     {"draft": "scheduled", "order": "random", "batch_limit": 7, "kv_tokens": 8192},
 )
 """Servers beside the plain one: settings that may change the time a tree takes, never the tree."""
@@ -117,7 +117,7 @@ def killed(kept: Kept, count: int, kills: int) -> list[Asked]:
     """Searches among which the engine dies or stands still, and all of them again in peace."""
     history = kept.read()
     if not history:
-        with Served(keeper_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
+        with Served(watchdog_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
             found = asyncio.run(_with_kills(served, range(count), kills))
             kept.add(found)
             again = asyncio.run(in_company(served.url, range(count), 4))

@@ -24,7 +24,7 @@ from runtime.embedded.messages import (
     Score,
     tokens_of,
 )
-from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.step_embedder import Words
 from search.engine import EngineError, Hint, Trajectory
 
 T = TypeVar("T")

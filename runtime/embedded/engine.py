@@ -30,7 +30,7 @@ from runtime.embedded.messages import (
     rounds,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.step_embedder import Words
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from search.engine import (
@@ -104,10 +104,9 @@ class EmbeddedEngine:
         ``held_evicted_tokens``: of the evicted ones, those of searches in flight; ``trims``: how
         often room was made, ``kv_policy_us``: time spent to decide and do so; ``retractions``:
         branches that gave way; ``tested_tokens``: drafted ones that were compared with a draw,
-        ``draft_pauses``: how often drafting did not pay; ``unison_tokens``: drawn from a row that
-        another branch had computed; ``prm_evicted_tokens``; ``verdicts`` of a judge, and
-        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks;
-        ``kv_splits``: how often KV went from one model to the other.
+        ``draft_pauses``: how often drafting did not pay; ``deduplicated_tokens``: sampled from a
+        row that another branch had computed; ``prm_evicted_tokens``; ``verdicts`` of a judge, and
+        ``unparsed_verdicts`` among them that held no number; ``wrong_books``: failed checks.
         """
         return dict(self._report.counters) if self._report else {}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from runtime.embedded.scoring.embedder import Vector, Words
+from runtime.embedded.step_embedder import Vector, Words
 from search.engine import (
     Branch,
     Capabilities,

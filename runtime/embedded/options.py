@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
-from kvpolicy.split import Load
+from kvpolicy.roofline import SplitLoad
 from kvpolicy.value import ThetaError, load_theta
-from runtime.embedded.drafting.pace import LONGEST
-from runtime.embedded.drawing.visits import Visits
-from runtime.embedded.kv.retention import KvPolicy, Worth
+from runtime.embedded.draft_length import LONGEST
+from runtime.embedded.eviction import KvPolicy, ValueParams
 from runtime.embedded.model.native import Kernel
 from runtime.embedded.model.threads import thread_counts
+from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
 WIDEST = 4
 """Candidates at a depth of ``k_config``."""
 
-LOAD = Load(sequences=64, length=256, new=64)
+LOAD = SplitLoad(sequences=64, length=256, new=64)
 """What KV is shared for where nothing else is said."""
 
 KvSplit = Literal["given", "even", "roofline"]
@@ -49,15 +49,14 @@ class EngineOptions:
     needs no model can score.
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
-    ``kv_split``: how the bytes of both are shared instead, at first for the load ``kv_load``;
-    ``roofline`` shares them again as the load changes.
+    ``kv_split``: how the bytes of both are shared instead, for the load ``kv_load``.
     ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest);
     ``kv_theta``: a file with the coefficients by which ``arborkv`` values a block, None for none
     fitted; ``attention``: what steps attend to is told with them, although these do not ask for it.
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
     scored along with the one before it; ``order``: in which a round's branches are let in;
-    ``unison``: what several branches have drawn alike is computed once (not under ``leviathan``,
+    ``dedup``: what several branches have drawn alike is computed once (not under ``leviathan``,
     whose candidates must be each branch's own).
     ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
     ``exact``: batch-invariant arithmetic; ``kernel``: what attends.
@@ -66,7 +65,7 @@ class EngineOptions:
     counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
-    ``runtime.embedded.drafting.speculation``; under the ``draft_rule`` ``coupled`` it changes time
+    ``runtime.embedded.speculative_decoding``; under the ``draft_rule`` ``coupled`` it changes time
     alone, under ``leviathan`` trees keep their distribution but not their digests.
     ``draft_tokens``: how far, 0 to follow what was measured; ``k_config``: how many tokens at each
     depth after each one before it (deeper it is one); ``draft_kv_tokens``: the capacity of its KV
@@ -83,7 +82,7 @@ class EngineOptions:
     kv_tokens: int = 32_768
     prm_kv_tokens: int = 32_768
     kv_split: KvSplit = "given"
-    kv_load: Load = LOAD
+    kv_load: SplitLoad = LOAD
     kv_policy: KvPolicy = "arborkv"
     kv_theta: str | Path | None = None
     attention: bool = False
@@ -97,8 +96,8 @@ class EngineOptions:
     verify_batch: int = 0
     speculate: bool = False
     lookahead: bool = True
-    unison: bool = True
-    order: Visits = "prefix"
+    dedup: bool = True
+    order: ScheduleOrder = "prefix"
     threads: int = 0
     exact: bool = True
     kernel: Kernel = "auto"
@@ -119,7 +118,7 @@ class EngineOptions:
             "kv_policy": KvPolicy,
             "draft": DraftMode,
             "draft_rule": DraftRule,
-            "order": Visits,
+            "order": ScheduleOrder,
             "kernel": Kernel,
         }
         for field, known in modes.items():
@@ -156,10 +155,10 @@ class EngineOptions:
         if self.draft != "off" and self.draft_model is None:
             raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
 
-    def worth(self) -> Worth:
+    def worth(self) -> ValueParams:
         """How ``arborkv`` values a block. Raises ValueError naming file, field and value."""
         if self.kv_theta is None:
-            return Worth(attends=self.attention)
+            return ValueParams(attends=self.attention)
         try:
             theta = load_theta(self.kv_theta)
         except ThetaError as error:
@@ -173,13 +172,13 @@ class EngineOptions:
                 f"kv_theta: {self.kv_theta}: mode: {theta.mode!r}; 'exact' is needed with "
                 f"kv_policy {self.kv_policy!r}"
             )
-        return Worth(theta, attends=self.attention)
+        return ValueParams(theta, attends=self.attention)
 
     @property
     def same_trees(self) -> bool:
         """Whether trees follow from their requests, bit for bit."""
-        lossy = self.draft != "off" and self.draft_rule == "leviathan"
-        return self.exact and self.embedder != "endpoint" and not lossy
+        token_eviction = self.draft != "off" and self.draft_rule == "leviathan"
+        return self.exact and self.embedder != "endpoint" and not token_eviction
 
     @property
     def arithmetic(self) -> Arithmetic:

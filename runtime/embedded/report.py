@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.account import Account
+from runtime.embedded.judge_scorer import JudgeScorer
 from runtime.embedded.messages import Report
-from runtime.embedded.scoring.judge import Bench
-from runtime.embedded.scoring.scorer import Scorer
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.embedded.scheduler import Scheduler
 from search.engine import TreeCost, Usage
 
 
 def report_of(
     scheduler: Scheduler,
-    scorer: Scorer | None,
-    judge: Bench | None,
+    scorer: RewardScorer | None,
+    judge: JudgeScorer | None,
     *,
     wrong_books: int,
     call_faults: int,
-    kv_splits: int,
 ) -> Report:
-    """The state by now. ``wrong_books``, ``call_faults``, ``kv_splits``: how often so far."""
+    """The state by now. ``wrong_books``, ``call_faults``: how often so far."""
     policy, prm = scheduler.totals(), scorer.totals() if scorer else Account(0)
     judged = judge.totals() if judge else Account(0)
     cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
@@ -44,7 +43,7 @@ def report_of(
         held_evicted_tokens_total=cache.radix.held_evicted,
         prm_evicted_tokens_total=prm_cache.evicted_tokens if prm_cache else 0,
         prm_held_evicted_tokens_total=prm_cache.radix.held_evicted if prm_cache else 0,
-        kv_policy_seconds_total=cache.retention.seconds,
+        kv_policy_seconds_total=cache.evictor.seconds,
         retractions_total=scheduler.retractions,
         wrong_books_total=wrong_books,
         target_passes_total=policy.target_passes,
@@ -55,19 +54,18 @@ def report_of(
         call_faults_total=call_faults,
     )
     counters = {
-        "trims": cache.retention.trims,
-        "kv_policy_us": int(1e6 * cache.retention.seconds),
+        "trims": cache.evictor.evictions,
+        "kv_policy_us": int(1e6 * cache.evictor.seconds),
         "held_evicted_tokens": cache.radix.held_evicted,
         "retractions": scheduler.retractions,
         "tested_tokens": policy.tested_tokens,
         "draft_pauses": scheduler.speculation.pace.pauses if scheduler.speculation else 0,
-        "unison_tokens": policy.unison_tokens,
+        "deduplicated_tokens": policy.deduplicated_tokens,
         "prm_evicted_tokens": prm_cache.evicted_tokens if prm_cache else 0,
         "verdicts": judge.verdicts if judge else 0,
         "unparsed_verdicts": judge.unparsed_verdicts if judge else 0,
         "call_faults": call_faults,
         "wrong_books": wrong_books,
-        "kv_splits": kv_splits,
     }
     return Report(usage, counters)
 
@@ -90,5 +88,5 @@ def cost_of(policy: Account, prm: Account, judged: Account) -> TreeCost:
         accepted_tokens=policy.accepted_tokens,
         speculated_used=policy.speculated_used,
         speculated_wasted=policy.speculated_wasted,
-        unison_tokens=policy.unison_tokens,
+        deduplicated_tokens=policy.deduplicated_tokens,
     )

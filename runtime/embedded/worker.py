@@ -15,17 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from runtime.embedded.account import Account
+from runtime.embedded.batch import Forwards
 from runtime.embedded.checks import check, each
-from runtime.embedded.drafting.draft import load_speculation
-from runtime.embedded.drawing.account import Account
-from runtime.embedded.drawing.batch import Forwards
-from runtime.embedded.drawing.branches import Drawn
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.scheduler import Scheduler
+from runtime.embedded.expand_call import ExpandResult
 from runtime.embedded.faults import Fault, Faults
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.kv.resplit import Resplit
-from runtime.embedded.kv.split import Shared, split_pools
+from runtime.embedded.judge_scorer import owner
+from runtime.embedded.kv_split import SharedKv, split_pools
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -48,8 +45,10 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
 from runtime.embedded.report import cost_of, report_of
-from runtime.embedded.scoring.judge import owner
-from runtime.embedded.scoring.scorers import load_embedder, load_judge, load_scorer
+from runtime.embedded.sampler import sample
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scorer_loading import load_embedder, load_judge, load_scorer
+from runtime.embedded.speculative_loading import load_speculative_decoder
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.engine import (
@@ -100,8 +99,7 @@ class Worker:
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(options.policy, threads=options.pass_threads, **options.arithmetic)
-        by_roofline, shared = options.kv_split == "roofline", Shared.of(options)
-        options = split_pools(options, shared)
+        options = split_pools(options, SharedKv.of(options))
         self._pipe = pipe
         self._options = options
         self._scheduler = scheduler_for(options, forward, forward.config)
@@ -109,10 +107,6 @@ class Worker:
         self._scorer = scorer[0] if scorer else None
         self._judge = judge[0] if judge else None
         scoring = scorer or judge
-        self._resplit: Resplit | None = None
-        if shared and by_roofline and self._scorer:
-            stores = self._scheduler.batch, self._scorer.batch
-            self._resplit = Resplit(shared, *stores, step=options.kv_load.new)
         self._embedder = load_embedder(options, forward, self._scheduler.accounts)
         self._reported = 0.0
         self._wrong_books = self._call_faults = 0
@@ -141,8 +135,6 @@ class Worker:
         """Take the messages that are there and do one iteration of each part; False to stop."""
         if not self._listen():
             return False
-        if self._resplit:
-            self._resplit.settle()
         if self._scheduler.busy:
             self._draw()
         if self._scorer is not None and self._scorer.busy:
@@ -173,10 +165,8 @@ class Worker:
         for faults in (self._faults, self._scheduler.faults):
             self._let_go_of(faults)
 
-    def _drew(self, drawn: Drawn) -> None:
+    def _drew(self, drawn: ExpandResult) -> None:
         """Answer a finished round, or with what it comes to if it was the judge's."""
-        if self._resplit:
-            self._resplit.drew(drawn.tree, drawn.steps)
         ruled = self._judge.rule(drawn) if self._judge else None
         if ruled is not None:
             self._answer(drawn.call, ruled.rewards)
@@ -222,8 +212,6 @@ class Worker:
             case Expand(call, tree, branches, sampling):
                 each("branches", branches, Branch)
                 self._scheduler.expand(call, tree, branches, sampling)
-                if self._resplit:
-                    self._resplit.asked(tree, branches)
             case Score():
                 self._score(message)
             case Embed(call, tree, steps):
@@ -305,8 +293,6 @@ class Worker:
     def _drop(self, tree: str) -> tuple[list[int], TreeCost]:
         """Let go of everything of a tree; its calls that get no answer now, and what it cost."""
         stopped = self._scheduler.abort(tree)
-        if self._resplit:
-            self._resplit.ended(tree)
         if self._embedder is not None:
             stopped += self._embedder.abort(tree)
         prm, judged, unparsed = None, None, 0
@@ -341,7 +327,6 @@ class Worker:
             self._judge,
             wrong_books=self._wrong_books,
             call_faults=self._call_faults,
-            kv_splits=self._resplit.moves if self._resplit else 0,
         )
 
     def _check_books(self, *, fatal: bool = False) -> None:
@@ -371,7 +356,7 @@ def scheduler_for(
     text = Text(options.policy)
     return Scheduler(
         model,
-        draw,
+        sample,
         text,
         context=text.context,
         vocab=config.vocab,
@@ -379,9 +364,9 @@ def scheduler_for(
         batch_limit=options.batch_limit,
         flops=config.flops,
         kv_policy=options.kv_policy,
-        worth=options.worth(),
-        speculation=load_speculation(options, text, clock),
+        values=options.worth(),
+        speculation=load_speculative_decoder(options, text, clock),
         speculate=options.speculate,
         visits=options.order,
-        unison=options.unison,
+        dedup=options.dedup,
     )

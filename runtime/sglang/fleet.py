@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from runtime.sglang.notes import farewell
+from runtime.sglang.plugin_notes import farewell
 from runtime.sglang.replica import Replica, ReplicaLost
 from search.engine import EngineDown
 
@@ -58,6 +58,11 @@ class Fleet:
     def urls(self) -> list[str]:
         """Where the servers are."""
         return [replica.url for replica in self.replicas]
+
+    @property
+    def kv_tokens(self) -> int:
+        """The capacity of their KV together."""
+        return sum(replica.kv_tokens for replica in self.replicas)
 
     async def ask(
         self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Awaitable[T]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.policies.policy import Round, Scores, beams_of, by_reward, remaining, share_evenly
+from search.policies.policy import LevelPolicy, Round, Scores, beams_of, by_reward, share_evenly
 from search.spec import SearchSpec
-from search.tree import ROOT, Tree
+from search.tree import Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Beam:
+class Beam(LevelPolicy):
     """Keeps ``beams`` leaves a round and expands them to the remaining width together.
 
     The published code rounds each beam's share up and so exceeds its width; here the shares add up
@@ -27,14 +27,8 @@ class Beam:
         """The policy as the spec sets it; ``beams`` defaults to the rounded-up root of width."""
         return cls(spec.width, beams_of(spec))
 
-    def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then the best leaves to what remains of it."""
-        leaves = list(tree.leaves())
-        spend = remaining(tree, self.width)
-        if not leaves or not spend:
-            return None
-        if leaves[0].id == ROOT:
-            return Round({ROOT: spend})
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The best leaves, evenly."""
         ranked = [node.id for node in by_reward(leaves, "beam")]
         keep = min(self.beams, spend)
         return Round(share_evenly(spend, ranked[:keep]), tuple(sorted(ranked[keep:])))

@@ -7,7 +7,7 @@ from math import fsum, sqrt
 from typing import ClassVar
 
 from search.policies.policy import Round, Scores, remaining
-from search.policies.visits import Visits, expansions_below, hand_out, heads, leads
+from search.policies.visit_counts import ExpansionBudget, VisitCounts, hand_out, heads, leads
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Finish, Node, NodeState, Tree
 
@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class BestFirst:
+class BestFirst(ExpansionBudget):
     """Grows up to ``parallel`` open leaves a round, wherever they stand; nothing is pruned.
 
     A path *goes on*: once a leaf is expanded, the best of its children is next, as long as none of
@@ -43,10 +43,6 @@ class BestFirst:
     a parameter.
     """
 
-    width: int
-    branch: int = 3
-    parallel: int = 4
-    expansions: int = 64
     early_stop: float = 0.8
     deep_seek: float = 0.8
     enough: int = 5
@@ -57,10 +53,7 @@ class BestFirst:
     def from_spec(cls, spec: SearchSpec) -> BestFirst:
         """The policy as the spec sets it."""
         return cls(
-            spec.width,
-            spec.branch,
-            spec.parallel,
-            spec.expansions,
+            *cls.of(spec),
             spec.early_stop,
             spec.deep_seek,
             spec.enough_answers,
@@ -70,11 +63,9 @@ class BestFirst:
     def plan(self, tree: Tree) -> Round | None:
         """The paths that go on, then the leaves worth exploring."""
         visits = self._visits(tree)
-        left = self.expansions - expansions_below(tree, self.branch)[ROOT]
-        width = remaining(tree, self.width)
-        if left <= 0 or width <= 0 or self._satisfied(tree):
+        slots, width = self.room(tree)
+        if slots <= 0 or width <= 0 or self._satisfied(tree):
             return None
-        slots = min(self.parallel, left)
         chosen = self._going_on(tree)[:slots]
         chosen += self._explored(tree, visits, chosen)[: slots - len(chosen)]
         return Round(hand_out(chosen, self.branch, width))
@@ -83,7 +74,7 @@ class BestFirst:
         """The open leaves; without any, the root."""
         return list(tree.leaves()) or [tree[ROOT]]
 
-    def outlook(self, tree: Tree) -> list[Node]:
+    def expansion_order(self, tree: Tree) -> list[Node]:
         """The paths that go on, then the leaves worth exploring."""
         going_on = self._going_on(tree)
         return going_on + self._explored(tree, self._visits(tree), going_on)
@@ -94,8 +85,8 @@ class BestFirst:
             return None
         return StopReason.ANSWERED if self._satisfied(tree) else StopReason.WIDTH_SPENT
 
-    def _visits(self, tree: Tree) -> Visits:
-        return Visits.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
+    def _visits(self, tree: Tree) -> VisitCounts:
+        return VisitCounts.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
 
     def _satisfied(self, tree: Tree) -> bool:
         ended = [node.reward or 0.0 for node in tree.finished() if node.finish is Finish.END]
@@ -115,7 +106,7 @@ class BestFirst:
         share = self.early_stop if leads(tree, tree[head.parent]) else self.deep_seek
         return (head.reward or 0.0) >= share * mean - ROUNDING
 
-    def _explored(self, tree: Tree, visits: Visits, chosen: list[Node]) -> list[Node]:
+    def _explored(self, tree: Tree, visits: VisitCounts, chosen: list[Node]) -> list[Node]:
         """The leaves that are not ``chosen`` yet: new ones first, then by the formula above."""
         taken = {node.id for node in chosen}
         leaves = [node for node in self.frontier(tree) if node.id not in taken]
@@ -124,7 +115,7 @@ class BestFirst:
             key=lambda leaf: (leaf.first != leaf.id, -self.score(visits, leaf), leaf.id),
         )
 
-    def score(self, visits: Visits, leaf: Node) -> float:
+    def score(self, visits: VisitCounts, leaf: Node) -> float:
         """What exploring an open leaf is worth; the root has no rival."""
         if leaf.id == ROOT:
             return 0.0

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from search.policies.policy import Round, Scores, beams_of, by_reward, remaining, share_evenly
+from search.policies.policy import LevelPolicy, Round, Scores, beams_of, by_reward, share_evenly
 from search.spec import SearchSpec
-from search.tree import ROOT, Node, Tree
+from search.tree import Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Dvts:
+class Dvts(LevelPolicy):
     """Diverse verifier tree search (Beeching et al. 2024; ETS paper, section 5.1).
 
     The root's children fall, in order, into ``subtrees`` runs whose lengths differ by at most one,
@@ -36,14 +36,8 @@ class Dvts:
         """The policy as the spec sets it; at most ``width`` subtrees."""
         return cls(spec.width, min(beams_of(spec), spec.width))
 
-    def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then the best leaf of every living subtree."""
-        leaves = list(tree.leaves())
-        spend = remaining(tree, self.width)
-        if not leaves or not spend:
-            return None
-        if leaves[0].id == ROOT:
-            return Round({ROOT: spend})
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The best leaf of every living subtree."""
         best: dict[int, Node] = {}
         for leaf in by_reward(leaves, "dvts"):
             best.setdefault(self.subtree(leaf), leaf)

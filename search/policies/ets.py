@@ -8,22 +8,22 @@ from typing import ClassVar
 
 from search.clusters import PAPER_THRESHOLD, THRESHOLDS, cluster
 from search.engine import EngineError
-from search.kv_blocks import step_blocks, token_blocks
-from search.policies.policy import Round, Scores, by_reward, remaining
+from search.leaf_kv_blocks import step_blocks, token_blocks
+from search.leaf_selection import NODE_LIMIT, Program, optimum
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.rebase import served
-from search.retention import NODE_LIMIT, Program, optimum
 from search.spec import CostName, SearchSpec, SolverName
-from search.tree import ROOT, Node, Tree
+from search.tree import Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Ets:
+class Ets(LevelPolicy):
     """Efficient tree search (ETS paper, sections 4 and B).
 
     REBASE weighs the open leaves; an integer program keeps those that are worth their share of the
-    tree's KV and cover unlike steps (``search.retention``, objective (7)); REBASE then deals the
-    whole remaining width to the kept ones. What it keeps depends on ``budget_weight`` (0: all, so
-    that ETS is REBASE) and ``diversity_weight`` (0: steps are not compared, the paper's ETS-KV).
+    tree's KV and cover unlike steps (``search.leaf_selection``, objective (7)); REBASE then deals
+    the whole remaining width to the kept ones. What it keeps depends on ``budget_weight`` (0: all,
+    so that ETS is REBASE) and ``diversity_weight`` (0: steps are not compared, the paper's ETS-KV).
 
     Ties: in REBASE the lower id; between equal optima of a small program the lower ids, of a large
     one the solver's own, which is the same for the same tree. Leaves with the same token path share
@@ -79,14 +79,8 @@ class Ets:
         """REBASE's round: without its diversity term the program would keep twins."""
         return replace(self, budget_weight=0.0).plan(tree)
 
-    def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then the kept leaves to what remains of it."""
-        leaves = list(tree.leaves())
-        spend = remaining(tree, self.width)
-        if not leaves or not spend:
-            return None
-        if leaves[0].id == ROOT:
-            return Round({ROOT: spend})
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The leaves worth keeping, by their rewards."""
         ranked = by_reward(leaves, "ets")
         kept = self._worth_keeping(tree, ranked, spend)
         given = served([n for n in ranked if kept is None or n.id in kept], spend, self.temperature)

@@ -7,7 +7,14 @@ from math import sqrt
 from typing import ClassVar
 
 from search.policies.policy import Round, Scores, remaining
-from search.policies.visits import Visits, expansions, expansions_below, hand_out, heads
+from search.policies.visit_counts import (
+    ExpansionBudget,
+    VisitCounts,
+    expansions,
+    expansions_below,
+    hand_out,
+    heads,
+)
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Node, NodeState, Tree
 
@@ -15,7 +22,7 @@ EXPLORATION = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Mcts:
+class Mcts(ExpansionBudget):
     """Walks from the root to a node to grow, ``parallel`` walks at once; nothing is pruned.
 
     At every node a walk takes the child with the highest Q/N + c * P * sqrt(N_parent) / (1 + N),
@@ -38,33 +45,22 @@ class Mcts:
     vote. Depth is the spec's ``max_depth``.
     """
 
-    width: int
-    branch: int = 3
-    parallel: int = 4
-    expansions: int = 64
     exploration: float = EXPLORATION
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Mcts:
         """The policy as the spec sets it."""
-        return cls(
-            spec.width,
-            spec.branch,
-            spec.parallel,
-            spec.expansions,
-            EXPLORATION if spec.exploration is None else spec.exploration,
-        )
+        return cls(*cls.of(spec), EXPLORATION if spec.exploration is None else spec.exploration)
 
     def plan(self, tree: Tree) -> Round | None:
         """As many walks as the round has room for."""
-        visits = Visits.of(tree, "mcts", lambda _: True)
-        left = self.expansions - expansions_below(tree, self.branch)[ROOT]
-        width = remaining(tree, self.width)
-        if left <= 0 or width <= 0:
+        visits = VisitCounts.of(tree, "mcts", lambda _: True)
+        slots, width = self.room(tree)
+        if slots <= 0 or width <= 0:
             return None
         may_grow = {node.id for node in self.frontier(tree)}
-        chosen = self._chosen(visits, may_grow, min(self.parallel, left))
+        chosen = self._chosen(visits, may_grow, slots)
         return Round(hand_out(chosen, self.branch, width))
 
     def frontier(self, tree: Tree) -> list[Node]:
@@ -78,14 +74,14 @@ class Mcts:
             and self._may_grow(node, below[node.id])
         ] or [tree[ROOT]]
 
-    def outlook(self, tree: Tree) -> list[Node]:
+    def expansion_order(self, tree: Tree) -> list[Node]:
         """The next round, the walks under way that it has no room for, then what may grow by the
         least that one child on the way there is worth less than the best beside it.
 
         A walk that goes elsewhere lowers what lies on its way: first in turn is who is nearest to
         being the best.
         """
-        visits = Visits.of(tree, "mcts", lambda _: True)
+        visits = VisitCounts.of(tree, "mcts", lambda _: True)
         may_grow = {node.id for node in self.frontier(tree)}
         chosen = self._chosen(visits, may_grow, self.parallel)
         waiting = heads(tree, self.branch)[self.parallel :]
@@ -98,7 +94,7 @@ class Mcts:
         """``width_spent`` if its expansions are spent."""
         return StopReason.WIDTH_SPENT if remaining(tree, self.width) > 0 else None
 
-    def value(self, visits: Visits, child: Node) -> float:
+    def value(self, visits: VisitCounts, child: Node) -> float:
         """What it is worth to walk on to ``child``."""
         tree = visits.tree
         parent = tree[child.parent]
@@ -110,7 +106,7 @@ class Mcts:
     def _may_grow(self, node: Node, below: int) -> bool:
         return not node.children or (expansions(node, self.branch) + 1) ** 2 <= below
 
-    def _chosen(self, visits: Visits, may_grow: set[int], slots: int) -> list[Node]:
+    def _chosen(self, visits: VisitCounts, may_grow: set[int], slots: int) -> list[Node]:
         """The nodes of a round, taken out of ``may_grow``; each is a visit for the next."""
         chosen = heads(visits.tree, self.branch)[:slots]
         for node in chosen:
@@ -123,7 +119,7 @@ class Mcts:
             chosen.append(node)
         return chosen
 
-    def _gaps(self, visits: Visits, may_grow: set[int]) -> dict[int, float]:
+    def _gaps(self, visits: VisitCounts, may_grow: set[int]) -> dict[int, float]:
         """For each node on the way to one that may grow, the largest amount by which it or one
         above is worth less than the best of the children beside it that lead there."""
         tree = visits.tree
@@ -139,7 +135,7 @@ class Mcts:
             gaps |= {child: max(gaps[node], best - value) for child, value in values.items()}
         return gaps
 
-    def _walk(self, visits: Visits, may_grow: set[int]) -> Node:
+    def _walk(self, visits: VisitCounts, may_grow: set[int]) -> Node:
         """From the root to the first node that may grow."""
         tree = visits.tree
         ways = tree.above(tree[node] for node in may_grow)

@@ -9,17 +9,17 @@ from math import ceil
 from typing import ClassVar
 
 from search.digest import UNITS
-from search.policies.policy import Round, Scores, remaining, rewards_of
+from search.policies.policy import LevelPolicy, Round, Scores, rewards_of
 from search.seed import node_seed
 from search.spec import SearchSpec
-from search.tree import ROOT, Tree
+from search.tree import Node, Tree
 
 SURE = 0.5 / UNITS
 """Rewards are taken to lie this far within (0, 1): half of what rounding hides."""
 
 
 @dataclass(frozen=True, slots=True)
-class ParticleFilter:
+class ParticleFilter(LevelPolicy):
     """Systematic resampling of the open leaves by the logit of their rewards (Puri et al. 2025).
 
     A leaf weighs softmax(logit(reward)), which is its odds r / (1 - r) over the sum of all odds.
@@ -38,14 +38,8 @@ class ParticleFilter:
         """The policy as the spec sets it; a search always has a seed, a mere question has 0."""
         return cls(spec.width, spec.seed or 0)
 
-    def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then as many children a leaf as it is drawn."""
-        leaves = list(tree.leaves())
-        spend = remaining(tree, self.width)
-        if not leaves or not spend:
-            return None
-        if leaves[0].id == ROOT:
-            return Round({ROOT: spend})
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """As many children a leaf as it is drawn."""
         odds = [odds_of(reward) for reward in rewards_of(leaves, "particle_filter")]
         copies = systematic(odds, spend, offset(self.seed, leaves[0].depth))
         drawn = {leaf.id: n for leaf, n in zip(leaves, copies, strict=True) if n}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,7 +11,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from search.engine import RewardMissing
 from search.spec import SearchSpec, StopReason
-from search.tree import Node, Tree
+from search.tree import ROOT, Node, Tree
 
 
 class Scores(IntEnum):
@@ -49,7 +50,7 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Comparing(Policy, Protocol):
+class EmbeddingPolicy(Policy, Protocol):
     """A policy that looks at what steps mean, and takes its time: it is asked in a thread."""
 
     def suited_to(self, embedder: str | None) -> Policy:
@@ -69,7 +70,7 @@ class Comparing(Policy, Protocol):
 
 
 @runtime_checkable
-class Backtracking(Policy, Protocol):
+class BacktrackingPolicy(Policy, Protocol):
     """A policy that returns to nodes of any depth, and may leave some open when it is done."""
 
     def frontier(self, tree: Tree) -> Iterable[Node]:
@@ -85,24 +86,24 @@ class Backtracking(Policy, Protocol):
 
 
 @runtime_checkable
-class Foreseeing(Policy, Protocol):
-    """A policy that knows where it would turn next if no reward changed."""
+class OrderedPolicy(Policy, Protocol):
+    """A policy that knows what it would expand next if no reward changed."""
 
-    def outlook(self, tree: Tree) -> Sequence[Node]:
+    def expansion_order(self, tree: Tree) -> Sequence[Node]:
         """Nodes it may expand, the next one first: a round takes its nodes from the front."""
         ...
 
 
-Outlook = Callable[[Tree], Sequence[Node]]
-"""Where a search would turn, the next node first; nothing if that is not known."""
+ExpansionOrder = Callable[[Tree], Sequence[Node]]
+"""The nodes a search would expand, the next one first; nothing if that is not known."""
 
 
-def outlook_of(policy: Policy) -> Outlook:
-    """Where a policy would turn, if it knows."""
-    return policy.outlook if isinstance(policy, Foreseeing) else unknown_outlook
+def expansion_order_of(policy: Policy) -> ExpansionOrder:
+    """A policy's order of expansion, if it knows one."""
+    return policy.expansion_order if isinstance(policy, OrderedPolicy) else no_order
 
 
-def unknown_outlook(tree: Tree) -> Sequence[Node]:
+def no_order(tree: Tree) -> Sequence[Node]:
     """Nothing."""
     return ()
 
@@ -113,7 +114,30 @@ Frontier = Callable[[Tree], Iterable[Node]]
 
 def frontier_of(policy: Policy) -> Frontier:
     """What a policy may still expand: the open leaves, unless it says otherwise."""
-    return policy.frontier if isinstance(policy, Backtracking) else Tree.leaves
+    return policy.frontier if isinstance(policy, BacktrackingPolicy) else Tree.leaves
+
+
+class LevelPolicy(ABC):
+    """A policy that expands the open leaves of a level together and spends its whole width."""
+
+    __slots__ = ()
+    width: int
+
+    def plan(self, tree: Tree) -> Round | None:
+        """The root to the whole width, then the leaves to what remains of it."""
+        leaves, spend = list(tree.leaves()), remaining(tree, self.width)
+        if not leaves or not spend:
+            return None
+        if leaves[0].id == ROOT:
+            return Round({ROOT: spend})
+        return self.share(tree, leaves, spend)
+
+    @abstractmethod
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The round that deals ``spend`` children to ``leaves``, all open; there is one of each.
+
+        Raises RewardMissing when a leaf that must be compared has no reward.
+        """
 
 
 def remaining(tree: Tree, width: int) -> int:

@@ -8,13 +8,13 @@ from itertools import accumulate
 from math import ceil, exp
 from typing import ClassVar
 
-from search.policies.policy import Round, Scores, by_reward, remaining
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.spec import SearchSpec
-from search.tree import ROOT, Node, Tree
+from search.tree import Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Rebase:
+class Rebase(LevelPolicy):
     """Balanced tree search by equation (1) of the ETS paper.
 
     Leaves are served by falling reward, equal rewards by rising id, so that a remainder goes to the
@@ -30,14 +30,8 @@ class Rebase:
         """The policy as the spec sets it."""
         return cls(spec.width, spec.reward_temperature)
 
-    def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then the leaves to what remains of it, by their rewards."""
-        leaves = list(tree.leaves())
-        spend = remaining(tree, self.width)
-        if not leaves or not spend:
-            return None
-        if leaves[0].id == ROOT:
-            return Round({ROOT: spend})
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
         given = served(ranked, spend, self.temperature)
         return Round(

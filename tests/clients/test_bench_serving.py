@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.sglang.launch import ServerOptions
+from runtime.sglang.launched_server import LaunchOptions
 from server.settings import BUNDLED
-from tests.runtime.sglang.yard import PYTHON
+from tests.runtime.sglang.support import PYTHON
 from tests.server.test_process import Server
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -23,7 +23,7 @@ def test_bench_serving(tmp_path: Path) -> None:
     streams fill their silence, which its parser has to get over."""
     server = Server(keepalive_seconds="0.001")
     told = tmp_path / "told.jsonl"
-    options = ServerOptions(model=BUNDLED / "policy", python=PYTHON, device="cpu")
+    options = LaunchOptions(model=BUNDLED / "policy", python=PYTHON, device="cpu")
     command = [PYTHON, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"]
     command += ["--base-url", server.url, "--model", BUNDLED / "policy"]
     command += ["--served-model-name", "sprig", "--dataset-name", "random-ids"]

@@ -85,7 +85,7 @@ def test_hedgerow_is_started_with_what_it_knows(name: str) -> None:
     grace = int(hedgerow["stop_grace_period"].removesuffix("s"))
     assert grace > given["drain_seconds"]
     help_text = subprocess.run(
-        [sys.executable, "-m", "server", "serve", "--help"],
+        [sys.executable, "-m", "cli", "serve", "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -86,7 +86,7 @@ def test_dear_blocks_count_for_more() -> None:
 
 
 def test_an_accuracy_gain_counts_as_no_loss() -> None:
-    """Paper mode: a block whose removal helps is worth nothing, not less than nothing."""
+    """Extractive mode: a block whose removal helps is worth nothing, not less than nothing."""
     rows = accuracy_rows(np.array([0.1, 0.9]), NONE[:2], NONE[:2], np.array([-0.2, 0.3]))
     assert rows.target.tolist() == [0.0, 0.3]
 

@@ -16,8 +16,8 @@ from kvpolicy.value import (
     Theta,
     ThetaError,
     attention_shares,
-    certainty,
     confidence,
+    confidence_of_entropy,
     load_theta,
     parse_theta,
     save_theta,
@@ -96,14 +96,17 @@ def test_confidence_from_the_likeliest_tokens_and_one_bucket() -> None:
 
 def test_certainty_is_the_confidence_of_a_known_entropy() -> None:
     """Half of the largest entropy is 0.5; rounding never leads out of [0, 1]."""
-    assert certainty(math.log(2), 4) == pytest.approx(0.5)
-    assert certainty(math.log(2) / 4, 2) == pytest.approx(0.75)
+    assert confidence_of_entropy(math.log(2), 4) == pytest.approx(0.5)
+    assert confidence_of_entropy(math.log(2) / 4, 2) == pytest.approx(0.75)
     row = np.log([0.125, 0.5, 0.125, 0.25])
     entropy = -math.fsum(math.exp(x) * x for x in row)
-    assert certainty(entropy, 4) == pytest.approx(float(confidence(row)))
-    assert (certainty(-1e-9, 4), certainty(math.log(4) + 1e-9, 4)) == (1.0, 0.0)
+    assert confidence_of_entropy(entropy, 4) == pytest.approx(float(confidence(row)))
+    assert (confidence_of_entropy(-1e-9, 4), confidence_of_entropy(math.log(4) + 1e-9, 4)) == (
+        1.0,
+        0.0,
+    )
     with pytest.raises(ValueError, match="vocab: 1; at least 2"):
-        certainty(0.0, 1)
+        confidence_of_entropy(0.0, 1)
 
 
 def test_an_estimator_may_read_fewer_signals_than_it_has() -> None:

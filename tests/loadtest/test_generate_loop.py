@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from loadtest.generate_loop import GenerateLoop
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from loadtest.searches import SPRIG
-from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, Sampling, Trajectory
 
 
@@ -16,19 +16,19 @@ def loop() -> GenerateLoop:
 
 
 @pytest.fixture(scope="module")
-def twin() -> Twin:
-    return Twin(TwinOptions(SPRIG.policy, SPRIG.prm, SPRIG.reward_format))
+def reference() -> ReferenceEngine:
+    return ReferenceEngine(ReferenceOptions(SPRIG.policy, SPRIG.prm, SPRIG.reward_format))
 
 
-def test_a_padded_batch_draws_and_scores_as_the_twin_does(loop, twin):
+def test_a_padded_batch_draws_and_scores_as_the_reference_engine_does(loop, reference):
     """Prefixes of three lengths in one left-padded batch: the steps and rewards of each alone."""
     prompts = [tuple(range(20, 20 + length)) for length in (5, 17, 11)]
     branches = [Branch(0, i, tokens, 7 + i, 24, i + 1) for i, tokens in enumerate(prompts)]
-    drawn = [asyncio.run(engine.expand("t", branches, Sampling())) for engine in (loop, twin)]
+    drawn = [asyncio.run(engine.expand("t", branches, Sampling())) for engine in (loop, reference)]
     assert [(s.tokens, s.text, s.finish) for s in drawn[0]] == [
         (s.tokens, s.text, s.finish) for s in drawn[1]
     ]
     steps = [s.tokens for s in drawn[0]]
     paths = [Trajectory(i, tuple(steps[: i + 1]), ("",) * (i + 1)) for i in range(3)]
-    rewards = [asyncio.run(e.score("t", prompts[0], "", paths)) for e in (loop, twin)]
+    rewards = [asyncio.run(e.score("t", prompts[0], "", paths)) for e in (loop, reference)]
     assert rewards[0] == pytest.approx(rewards[1], abs=1e-4)

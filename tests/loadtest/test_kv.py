@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from kvpolicy.extractive import Floors
+from kvpolicy.token_allocation import Floors
 from kvpolicy.value import UNFITTED
 from loadtest.figure3 import Moment, draw
 from loadtest.kv import _parser, _plan, measure
 from loadtest.kv_plan import QUICK, Plan, cases_of
 from loadtest.kv_rows import COLUMNS, Run, row
 from loadtest.kv_run import Searches
-from loadtest.paper_events import event_us as lossy_event_us
-from loadtest.paper_mode import floors_for
 from loadtest.policy_events import event_us
-from runtime.embedded.kv.retention import Worth
+from loadtest.token_eviction.token_eviction_run import floors_for
+from loadtest.token_eviction.token_policy_events import event_us as token_policy_event_us
+from runtime.embedded.eviction import ValueParams
 from tests.loadtest.command import refused
 
 KEYS = {
@@ -118,15 +118,15 @@ def test_events_at_1000_blocks_are_timed(policy: str) -> None:
 
 def test_events_are_timed_with_all_signals_read() -> None:
     """Attention is read where steps end, and nowhere else."""
-    found = event_us("arborkv", worth=Worth(UNFITTED))
+    found = event_us("arborkv", worth=ValueParams(UNFITTED))
     assert found["boundary_us_p50"] > 0
     assert found["policy_us_p50"] > 0
 
 
 @pytest.mark.parametrize("policy", ["extractive", "extractive_never", "h2o"])
-def test_lossy_events_at_1000_blocks_are_timed(policy: str) -> None:
+def test_token_eviction_events_at_1000_blocks_are_timed(policy: str) -> None:
     """Every kind of event happens, and takes some time."""
-    found = lossy_event_us(policy)
+    found = token_policy_event_us(policy)
     assert found["policy_us_p50"] > 0
     assert found["transition_us_p50"] > 0
     assert found["pressure_us_p50"] > 0
@@ -255,7 +255,7 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_small_run_in_paper_mode() -> None:
+def test_a_small_run_with_token_eviction() -> None:
     """Every key; budgets kept; made whole again it is the tree of full retention in the exact
     engine, whose budget's share it has; peers compute nothing again."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))

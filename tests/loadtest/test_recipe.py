@@ -9,12 +9,12 @@ import pytest
 import loadtest
 from loadtest.kv_plan import EXACT
 from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
-from runtime.lossy.policies import LOSSY
+from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 
 FOLDER = Path(loadtest.__file__ or ".").parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
 
-KV_POLICIES = {*EXACT, *LOSSY}
+KV_POLICIES = {*EXACT, *TOKEN_EVICTION}
 VARIANTS = {"paper_baseline", "baseline", "P", "MP", "SMP"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadtest.on_sglang import policy_server
 from loadtest.sglang_kills import Grown, Killer, compared, grow_each, held, items_for
-from runtime.sglang.launch import Server
+from runtime.sglang.launched_server import LaunchedServer
 from search.engine import Branch, EngineDown, Sampling, Step
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
@@ -69,7 +69,7 @@ async def test_a_search_that_fails_is_noted_and_the_others_go_on() -> None:
 
 
 @dataclass(eq=False, slots=True)
-class Sleeper(Server):
+class Sleeper(LaunchedServer):
     """A server that is ready at once and does nothing."""
 
     async def ready(self, seconds: float) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from runtime.embedded.drawing.sampler import draw
 from runtime.embedded.model.forward import Span
+from runtime.embedded.sampler import sample
 from search.engine import Branch, Sampling, Step
 from search.tree import Finish
 
@@ -44,11 +44,6 @@ class HashStore:
 
     def __init__(self, slots: int) -> None:
         self.hashes = np.zeros(slots, dtype=np.uint64)
-
-    def resize(self, slots: int, old: np.ndarray, new: np.ndarray) -> None:
-        """As ``KVStore.resize``."""
-        before, self.hashes = self.hashes, np.zeros(slots, dtype=np.uint64)
-        self.hashes[new] = before[old]
 
 
 class HashModel:
@@ -99,7 +94,7 @@ def naive_step(branch: Branch, sampling: Sampling) -> Step:
     logprobs: list[float] = []
     while True:
         path = [*branch.tokens, *drawn]
-        draws = draw(
+        draws = sample(
             torch.from_numpy(logits_after(path))[None],
             np.array([branch.seed], dtype=np.uint64),
             np.array([len(path)]),

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.embedded.drawing.visits import Visits
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.schedule_order import ScheduleOrder
 from search.controller import Problem, search
 from search.engine import (
     Branch,
@@ -23,8 +23,8 @@ from search.engine import (
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT
+from tests.runtime.test_reward_scorer import scorer
 from tests.runtime.test_scheduler import scheduler
-from tests.runtime.test_scorer import scorer
 
 
 class InlineEngine:
@@ -38,7 +38,7 @@ class InlineEngine:
         kv_tokens: int = 8000,
         batch_limit: int = 64,
         kv_policy: KvPolicy = "arborkv",
-        order: Visits = "prefix",
+        order: ScheduleOrder = "prefix",
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy, self.model = scheduler(

@@ -22,7 +22,7 @@ from runtime.embedded.messages import (
 )
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
-from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.step_embedder import Words
 from runtime.embedded.worker import Worker
 from search.engine import (
     Branch,

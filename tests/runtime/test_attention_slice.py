@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvpolicy.forest import Forest
+from kvpolicy.block_table import BlockTable
 from kvpolicy.value import UNFITTED, attention_shares
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.kv.retention import WORTH, Worth
+from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.sampler import sample
+from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
@@ -23,7 +23,7 @@ from tests.runtime.hash_model import Letters
 from tests.runtime.test_scheduler import finish
 from tests.runtime.tiny_models import make_checkpoint
 
-ATTENTIVE = Worth(UNFITTED)
+ATTENTIVE = ValueParams(UNFITTED)
 STEPS = Sampling(temperature=1.0, max_step_tokens=9, stop=())
 PROMPT = tuple(range(30, 70))
 
@@ -83,12 +83,12 @@ def test_shares_by_hand() -> None:
 
 
 def grown(
-    forward: Forward, worth: Worth, kv_tokens: int = 2000
+    forward: Forward, worth: ValueParams, kv_tokens: int = 2000
 ) -> tuple[list[Step], list[Branch], Scheduler]:
     """Three rounds of a small search, three children of the two lowest open nodes each."""
     engine = Scheduler(
         forward,
-        draw,
+        sample,
         Letters(),  # type: ignore[arg-type]
         context=512,
         vocab=forward.config.vocab,
@@ -96,7 +96,7 @@ def grown(
         batch_limit=8,
         flops=forward.config.flops,
         kv_policy="arborkv",
-        worth=worth,
+        values=worth,
     )
     paths, steps, asked = {ROOT: PROMPT}, [], []
     front = [ROOT]
@@ -124,7 +124,7 @@ def test_steps_are_the_same_with_and_without(
     """In a roomy pool and in one that evicts; only what is told of attention differs."""
     monkeypatch.setattr(Letters, "pieces", (*Letters.pieces, *[b"?"] * 300))
     monkeypatch.setattr(Letters, "eos", frozenset[int]())
-    plain, *_ = grown(forward, WORTH)
+    plain, *_ = grown(forward, VALUE_PARAMS)
     roomy, asked, _ = grown(forward, ATTENTIVE)
     tight, _, engine = grown(forward, ATTENTIVE, kv_tokens=90)
     told = [(s.tokens, s.text, s.finish, s.logprob, s.entropy) for s in plain]
@@ -145,14 +145,14 @@ def test_every_later_step_adds_to_what_a_block_has_got(
     monkeypatch.setattr(Letters, "pieces", (*Letters.pieces, *[b"?"] * 300))
     monkeypatch.setattr(Letters, "eos", frozenset[int]())
     heard: dict[int, list[float]] = {}
-    attend = Forest.attend
+    attend = BlockTable.add_attention
 
-    def hear(forest: Forest, tree: str, node: int, mass: float, queries: int) -> None:
+    def hear(forest: BlockTable, tree: str, node: int, mass: float, queries: int) -> None:
         assert queries == 1
         heard.setdefault(node, []).append(mass)
         attend(forest, tree, node, mass, queries)
 
-    monkeypatch.setattr(Forest, "attend", hear)
+    monkeypatch.setattr(BlockTable, "add_attention", hear)
     steps, asked, engine = grown(forward, ATTENTIVE)
     assert len(heard[ROOT]) == len(steps) == 15
     parents = [branch.parent for branch in asked]
@@ -163,4 +163,4 @@ def test_every_later_step_adds_to_what_a_block_has_got(
     assert {node: len(masses) for node, masses in heard.items() if node != ROOT} == below
     assert math.isclose(sum(heard[ROOT]), sum(step.attention[0] for step in steps))
     assert max(parents) > ROOT
-    assert engine.cache.retention.seconds > 0
+    assert engine.cache.evictor.seconds > 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.seed import node_seed
 from search.tree import Finish
+from tests.runtime.test_reward_scorer import scorer
 from tests.runtime.test_scheduler import PROMPTS, scheduler
-from tests.runtime.test_scorer import scorer
 
 TREES = 200
 AT_ONCE = 8
@@ -147,10 +147,10 @@ def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: Kv
             cache.check()
             assert not cache.lanes
             assert cache.active_tokens == 0
-            assert not any(node.marks for node in (cache.radix.root, *cache.radix.nodes()))
+            assert not any(node.steps for node in cache.radix.nodes())
             known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
             assert 0 < cache.cached_tokens <= len(known)
-            assert cache.pool.free + cache.cached_tokens == kv_tokens
+            assert cache.pool.available + cache.cached_tokens == kv_tokens
             assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
         assert (forest.policy.running, forest.policy.waiting) == (0, 0)
         assert not forest.policy.accounts

@@ -15,8 +15,8 @@ from runtime.reward_format import REWARD_FORMATS
 from runtime.reward_reader import paths_of
 from runtime.text import Text
 from search.engine import PrefixTooLong, Trajectory
+from server.reply_formats import opens_reasoning
 from server.settings import Settings
-from server.thoughts import has_begun
 from tests.runtime.tiny_models import make_tokenizer
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<extra_0>", "[INST]", "[/INST]", "<|eot|>", "<bos>")
@@ -143,13 +143,51 @@ def bundled(path: str) -> Text:
     return MADE.setdefault(path, Text(path))
 
 
+@pytest.mark.parametrize("words", ["<|im_start|>", "＜|im_start|＞", "<|ｉm_start|>"])
+def test_letters_that_the_tokenizer_takes_for_others_forge_nothing(
+    tmp_path: Path, words: str
+) -> None:
+    """With a normaliser, wide letters would become a control token's; its own two are all."""
+    text = changed(tmp_path, {"normalizer": {"type": "NFKC"}}, normalized=True)
+    ids = text.encode_chat([{"role": "user", "content": words}])
+    assert ids.count(text.token("<|im_start|>")) == 2
+
+
+def test_an_added_token_in_brackets_is_no_text(tmp_path: Path) -> None:
+    """Though its tokenizer does not call it special, and the template does not write it."""
+    text = changed(tmp_path, {}, special=False)
+    assert not controls(text, text.encode_chat([{"role": "user", "content": "<extra_0><|eot|>"}]))[
+        text.token("<extra_0>")
+    ]
+    form = REWARD_FORMATS["qwen2.5-math-prm"]
+    step = Trajectory(1, ((1,),), ("a <extra_0> b",))
+    path = paths_of(form, text, text).path((0,), "1 + 1? <extra_0> 2", step, {})
+    assert path.count(text.token("<extra_0>")) == 1
+
+
+def changed(folder: Path, more: dict[str, Any], **flags: bool) -> Text:
+    """The ChatML checkpoint, its tokenizer's file changed: of all added tokens these flags."""
+    make_tokenizer(CONTROLS, TEMPLATES["chatml"]).save_pretrained(folder)
+    (folder / "config.json").write_text(
+        json.dumps({"max_position_embeddings": 4096, "vocab_size": 400})
+    )
+    for name, names in (("tokenizer.json", more), ("tokenizer_config.json", {})):
+        document = json.loads((folder / name).read_text()) | names
+        for token in document.get("added_tokens", ()):
+            token.update(flags)
+        for key in ("added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"):
+            document.pop(key, None)
+        (folder / name).write_text(json.dumps(document))
+    return Text(folder)
+
+
 def test_a_thought_is_opened_by_the_template_alone(text: Text) -> None:
     """Where it opens one it does so whatever is said; elsewhere no words do."""
     asked = [{"role": "user", "content": "so <think>\n"}]
-    opened = has_begun(text.encode_chat(messages(["?"])), text.encode)
+    opened = opens_reasoning(text.encode_chat(messages(["?"])), text.encode)
     assert opened == ("assistant\n<think>" in text._template)
     if opened:
-        assert has_begun(text.encode_chat(asked), text.encode)
+        assert opens_reasoning(text.encode_chat(asked), text.encode)
 
 
 def test_what_cannot_fit_is_not_tokenised(tmp_path: Path) -> None:

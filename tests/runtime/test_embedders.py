@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from runtime.embedded.hidden_states import HiddenStates
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.scoring.embedder import PIECE_TOKENS, Embedder, Words
-from runtime.embedded.scoring.hidden import HiddenStates
+from runtime.embedded.step_embedder import PIECE_TOKENS, StepEmbedder, Words
 from runtime.embedders.encoder import Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
 from runtime.embedders.lexical import SIZE, embed_texts
@@ -140,7 +140,7 @@ def test_calls_are_worked_off_in_pieces() -> None:
             raise EngineError("bad")
         return [(float(len(step.tokens)),) for step in steps]
 
-    work = Embedder(embed, lambda tree, steps: charged.append((tree, len(steps))))
+    work = StepEmbedder(embed, lambda tree, steps: charged.append((tree, len(steps))))
     half, long = Words((1,) * (PIECE_TOKENS // 2), ""), Words((1,) * (PIECE_TOKENS + 1), "")
     work.embed(1, "oak", [half, half, long, half])
     work.embed(2, "elm", [Words((1,), "bad")])

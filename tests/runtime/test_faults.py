@@ -29,7 +29,7 @@ from runtime.embedded.messages import (
     in_parts,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.embedder import Words
+from runtime.embedded.step_embedder import Words
 from search.controller import Problem, search
 from search.engine import (
     Ahead,
@@ -187,11 +187,11 @@ def breaks(engine: InlineWorker, stage: str, monkeypatch: pytest.MonkeyPatch) ->
     worker = engine.worker
     scheduler, scorer, embedder = worker._scheduler, worker._scorer, worker._embedder
     part: object = {
-        "hint": scheduler.cache.retention,
-        "close": scheduler.cache.retention,
+        "hint": scheduler.cache.evictor,
+        "end_step": scheduler.cache.evictor,
         "finish": scheduler._steps,
         "step": scheduler._steps,
-        "moved": scheduler.cache.radix,
+        "changed_steps": scheduler.cache.radix,
         "_read": scorer,
         "_settle": scorer,
         "_charge": embedder,
@@ -277,11 +277,11 @@ def test_wrong_books_end_the_process(engine: InlineWorker, monkeypatch: pytest.M
     """What all share is broken then: a slot is lost along with a call."""
     breaks(engine, "step", monkeypatch)
     pool = engine.worker._scheduler.cache.pool
-    lost = pool.take(1)
+    lost = pool.allocate(1)
     engine.pipe.inbox.append(SOUND[0])
     with pytest.raises(AssertionError, match="a slot is lost"):
         engine.work()
-    pool.give(lost)
+    pool.free(lost)
     must_hold_nothing(engine)
 
 

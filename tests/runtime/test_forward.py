@@ -65,33 +65,6 @@ def test_greedy_is_generate(checkpoint):
     assert drawn == expected[0, 30:].tolist()
 
 
-@pytest.mark.parametrize("slots", [41, 300])
-def test_a_store_that_is_resized_gives_the_same_bits(checkpoint, slots):
-    """Fewer slots or more: 40 tokens lie elsewhere, keys, values and watched queries, and no bit of
-    what is computed from them is another; the room for padding stays zero."""
-    forward, ids = Forward(checkpoint, threads=1), prompt(60)
-    found = []
-    for resized in (False, True):
-        store, where = forward.new_store(120), np.random.default_rng(3).permutation(120)[:60]
-        store.watch()
-        forward.run([Span(ids[:40], 0, where[:40], 40)], store)
-        if resized:
-            there = np.random.default_rng(4).permutation(slots)[:40]
-            store.resize(slots, where[:40], there)
-            assert store.slots == store.padding == slots == store.rows - 1
-            assert not store.both[0].view(-1, slots + 1, store.both[0].shape[1])[:, slots].any()
-            where = there
-        attention = store.attention(where[:40])
-        if slots < 60:
-            found.append((store.keys[1][where[:40]], store.values[1][where[:40]], attention))
-            continue
-        more = np.setdiff1d(np.arange(min(slots, 120)), where[:40])[:20]
-        last = Span(ids[40:], 40, np.concatenate([where[:40], more]), 0)
-        found.append((forward.run([last], store), store.attention(last.slots), attention))
-    for before, after in zip(*found, strict=True):
-        assert np.array_equal(before, after)
-
-
 def test_logits_come_for_the_rows_asked_in_span_order(llama):
     """n asks for none, n - 1 for the last; longer spans do not come first."""
     forward = Forward(llama, threads=1)

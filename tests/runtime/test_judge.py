@@ -1,4 +1,4 @@
-"""The policy as judge: prompt, votes, numbers; in the engine beside other work, and in the twin."""
+"""The policy as judge: prompt, votes, numbers; beside other work and in the reference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from models.train.judge import judge_prompt
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.judge import Judge
 from runtime.reward_format import REWARD_FORMATS
 from runtime.text import Text
-from runtime.twin import Twin, TwinOptions
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
 from search.seed import node_seed
 from search.tree import ROOT
@@ -130,7 +130,9 @@ def paths(count: int = 6) -> list[Trajectory]:
     ]
 
 
-async def test_the_same_verdicts_in_company_and_in_the_twin(options: EngineOptions) -> None:
+async def test_the_same_verdicts_in_company_and_in_the_reference(
+    options: EngineOptions,
+) -> None:
     """One at a time, all at once beside steps being drawn, and on plain transformers: equal
     rewards. A judge's tokens are counted apart from the tree's, and nothing stays held."""
     alone = await EmbeddedEngine.start(options)
@@ -165,9 +167,11 @@ async def test_the_same_verdicts_in_company_and_in_the_twin(options: EngineOptio
         assert usage.rehydrated_tokens_total == 0
     finally:
         await crowd.close()
-    twin = Twin(TwinOptions(options.policy, reward_format=options.reward_format))
-    assert await twin.score("oak", PROMPT, "Q", paths()) == pytest.approx(rewards)
-    again = await twin.release("oak")
+    reference = ReferenceEngine(
+        ReferenceOptions(options.policy, reward_format=options.reward_format)
+    )
+    assert await reference.score("oak", PROMPT, "Q", paths()) == pytest.approx(rewards)
+    again = await reference.release("oak")
     assert again.decoded_tokens == 0
     assert again.unparsed_verdicts == cost.unparsed_verdicts
 

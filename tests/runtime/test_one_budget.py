@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
-from tests.runtime.test_retention import Endless
+from tests.runtime.test_eviction import Endless
 from tests.runtime.test_scheduler import scheduler
 
 LIMIT = 8
@@ -163,17 +163,6 @@ class Searches(RuleBasedStateMachine):
                 if not search.ask(self.engine, drawn.call, leaves):
                     self.end(drawn.call)
             assert self.engine.cache.active_tokens <= self.engine.cache.capacity
-
-    @rule(kv_tokens=st.integers(LONGEST + LIMIT, 300))
-    def resize(self, kv_tokens: int) -> None:
-        """The store gets more slots or fewer, wherever the searches are; what they read stays."""
-        cache = self.engine.cache
-        reading, full = cache.reading_tokens, cache.budget == cache.capacity
-        self.engine.batch.resize(kv_tokens)
-        assert cache.capacity == max(kv_tokens, reading)
-        assert cache.reading_tokens == reading
-        assert cache.budget == cache.capacity if full else cache.budget <= cache.capacity
-        cache.active_peak, cache.reading_peak = 0, reading
 
     @precondition(lambda self: self.searches)
     @rule(data=st.data())

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, pre_tokenizers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scoring.scorer import Scorer
-from runtime.embedded.scoring.scorers import load_scorer
-from runtime.twin import Twin, TwinOptions
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.embedded.scorer_loading import load_scorer
 from search.engine import Branch, RewardMissing, Sampling, Trajectory
 from search.tree import ROOT
 from tests.runtime.tiny_models import make_checkpoint, make_reward_model, make_tokenizer
@@ -244,7 +244,7 @@ def trajectory(length: int) -> Trajectory:
     return Trajectory(length, IDS[:length], STEPS[:length])
 
 
-def read(scorer: Scorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
+def read(scorer: RewardScorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
     """The rewards of the trajectories of these lengths."""
     scorer.score(call, tree, PROMPT, QUESTION, [trajectory(n) for n in lengths])
     while scorer.busy:
@@ -283,20 +283,20 @@ def test_rewards_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("form", CASES)
-async def test_the_twin_reads_the_same(
+async def test_the_reference_engine_reads_the_same(
     form: str, policy: Path, models: Callable[[str], Path]
 ) -> None:
     """Every format on plain transformers too."""
     prm = models(form)
-    twin = Twin(TwinOptions(policy, prm, form))
-    rewards = await twin.score("oak", PROMPT, QUESTION, [trajectory(n) for n in (1, 2, 3)])
+    reference = ReferenceEngine(ReferenceOptions(policy, prm, form))
+    rewards = await reference.score("oak", PROMPT, QUESTION, [trajectory(n) for n in (1, 2, 3)])
     assert rewards == pytest.approx(CASES[form].expected(prm), abs=2e-6)
 
 
 async def test_the_engines_process_reads_another_tokenizer(
     policy: Path, models: Callable[[str], Path]
 ) -> None:
-    """Steps of one model, scored by another with its own words: as the twin scores them.
+    """Steps of one model, scored by another with its own words: as the reference scores them.
 
     The engine says beforehand what scoring takes of the context.
     """
@@ -312,9 +312,9 @@ async def test_the_engines_process_reads_another_tokenizer(
         cost = await engine.release("oak")
     finally:
         await engine.close()
-    twin = Twin(TwinOptions(policy, prm, "rlhflow"))
-    assert twin.capabilities.score_tokens == able.score_tokens
-    assert rewards == pytest.approx(await twin.score("oak", PROMPT, QUESTION, paths), abs=2e-6)
+    reference = ReferenceEngine(ReferenceOptions(policy, prm, "rlhflow"))
+    assert reference.capabilities.score_tokens == able.score_tokens
+    assert rewards == pytest.approx(await reference.score("oak", PROMPT, QUESTION, paths), abs=2e-6)
     assert len(set(rewards)) == 4
     assert cost.prm_tokens > 0
     # + <eot>, <start> u s e r <end> \\n\\n, <eot>, <start> a s s i s t a n t <end> \\n\\n

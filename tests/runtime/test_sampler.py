@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.drawing.sampler import draw
-from runtime.noise import gumbel
+from hedgerow_sglang.noise import gumbel
+from runtime.embedded.sampler import sample
 
 HALVES = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float32))
 
@@ -19,12 +19,12 @@ def test_token_is_the_argmax_of_logprob_plus_noise():
     for temperature in (1.0, 2.0):
         for seed in range(50):
             expected = (HALVES[0] / temperature + gumbel([seed], [3], 4)[0]).argmax()
-            assert draw(HALVES, [seed], [3], temperature).tokens[0] == expected
+            assert sample(HALVES, [seed], [3], temperature).tokens[0] == expected
 
 
 def test_logprob_and_entropy_by_hand():
     """Of 1/2 1/4 1/8 1/8 the entropy is 1.75 bits; both are of the untempered distribution."""
-    drawn = draw(HALVES, [1], [0], temperature=0.3, top_p=0.6)
+    drawn = sample(HALVES, [1], [0], temperature=0.3, top_p=0.6)
     assert drawn.entropies[0] == pytest.approx(1.75 * math.log(2), abs=1e-7)
     assert drawn.logprobs[0] == pytest.approx(HALVES[0, drawn.tokens[0]], abs=1e-7)
 
@@ -32,7 +32,7 @@ def test_logprob_and_entropy_by_hand():
 def test_greedy_takes_the_lower_id_of_a_tie():
     """Temperature 0 is the likeliest token; equal logits go to the lower id, noise or not."""
     logits = np.array([[0.0, 2.0, 2.0, 1.0]], dtype=np.float32)
-    assert {int(draw(logits, [s], [0], temperature=0.0).tokens[0]) for s in range(20)} == {1}
+    assert {int(sample(logits, [s], [0], temperature=0.0).tokens[0]) for s in range(20)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_greedy_takes_the_lower_id_of_a_tie():
 def test_top_p_keeps_the_fewest_that_reach_it(top_p, kept):
     """1/2 1/4 1/8 1/8: the kept set grows as top_p passes the running sums; ties go by id."""
     logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float64)).astype(np.float32)
-    tokens = draw(np.repeat(logits, 400, 0), range(400), [0] * 400, top_p=top_p).tokens
+    tokens = sample(np.repeat(logits, 400, 0), range(400), [0] * 400, top_p=top_p).tokens
     assert set(tokens.tolist()) == kept
 
 
@@ -60,15 +60,15 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p, kept):
 def test_top_p_counts_what_is_left_after_the_temperature(temperature, top_p, kept):
     """1/2 1/4 1/8 1/8: heat levels them before the nucleus is cut, cold does the contrary."""
     logits = np.repeat(HALVES, 400, 0)
-    tokens = draw(logits, range(400), [0] * 400, temperature, top_p).tokens
+    tokens = sample(logits, range(400), [0] * 400, temperature, top_p).tokens
     assert set(tokens.tolist()) == kept
 
 
 def test_top_p_draws_what_plain_sampling_would_draw_inside_the_nucleus():
     """The column of the noise is the token id: truncation never renumbers it."""
     logits = np.repeat(HALVES, 200, 0)
-    plain = draw(logits, range(200), [5] * 200).tokens
-    cut = draw(logits, range(200), [5] * 200, top_p=0.7).tokens
+    plain = sample(logits, range(200), [5] * 200).tokens
+    cut = sample(logits, range(200), [5] * 200, top_p=0.7).tokens
     inside = plain <= 1
     assert 100 < inside.sum() < 190
     assert np.array_equal(plain[inside], cut[inside])
@@ -76,7 +76,7 @@ def test_top_p_draws_what_plain_sampling_would_draw_inside_the_nucleus():
 
 def test_frequencies_are_the_probabilities():
     """10,000 seeds draw 1/2 1/4 1/8 1/8 within two points."""
-    tokens = draw(np.repeat(HALVES, 10_000, 0), range(10_000), [17] * 10_000).tokens
+    tokens = sample(np.repeat(HALVES, 10_000, 0), range(10_000), [17] * 10_000).tokens
     assert np.bincount(tokens) / 10_000 == pytest.approx(np.exp(HALVES[0]), abs=0.02)
 
 
@@ -90,15 +90,15 @@ def test_a_row_never_depends_on_others(data, rows, vocab):
     positions = generator.integers(0, 4096, rows)
     heat = generator.choice([0.0, 0.7, 1.0, 1.3], rows)
     nucleus = generator.choice([0.3, 0.9, 1.0], rows)
-    together = draw(torch.from_numpy(logits), seeds, positions, heat, nucleus)
+    together = sample(torch.from_numpy(logits), seeds, positions, heat, nucleus)
     order = generator.permutation(rows)[: max(1, rows // 2)]
-    some = draw(
+    some = sample(
         torch.from_numpy(logits[order]), seeds[order], positions[order], heat[order], nucleus[order]
     )
     for ours, theirs in zip(some, together, strict=True):
         assert ours.tobytes() == theirs[order].tobytes()
     i = int(order[0])
-    alone = draw(logits[i : i + 1], seeds[i : i + 1], positions[i : i + 1], heat[i], nucleus[i])
+    alone = sample(logits[i : i + 1], seeds[i : i + 1], positions[i : i + 1], heat[i], nucleus[i])
     for ours, theirs in zip(alone, together, strict=True):
         assert ours.tobytes() == theirs[i : i + 1].tobytes()
 
@@ -111,8 +111,8 @@ def test_draws_from_one_row_are_draws_from_its_copies():
     seeds, positions = generator.integers(0, 2**63, 8, dtype=np.uint64), np.arange(8)
     heat = np.array([1.0, 0.7, 1.0, 0.0, 1.3, 1.0, 1.0, 1.0])
     mass = np.array([1.0, 0.9, 0.5, 1.0, 1.0, 0.9, 1.0, 0.3])
-    shared = draw(logits, seeds, positions, heat, mass, rows)
-    copied = draw(logits[rows], seeds, positions, heat, mass)
+    shared = sample(logits, seeds, positions, heat, mass, rows)
+    copied = sample(logits[rows], seeds, positions, heat, mass)
     for ours, theirs in zip(shared, copied, strict=True):
         assert ours.tobytes() == theirs.tobytes()
 
@@ -129,10 +129,10 @@ def test_draws_from_one_row_are_draws_from_its_copies():
 def test_values_out_of_range_are_named(field, settings):
     """A bad value is refused with the field's name."""
     with pytest.raises(ValueError, match=field):
-        draw(HALVES, [0], [0], **settings)
+        sample(HALVES, [0], [0], **settings)
 
 
 def test_broken_logits_are_an_error():
     """Logits that are not finite never turn into a token."""
     with pytest.raises(FloatingPointError, match="row 1"):
-        draw(np.array([[0.0, 1.0], [0.0, np.nan]], dtype=np.float32), [0, 0], [0, 0])
+        sample(np.array([[0.0, 1.0], [0.0, np.nan]], dtype=np.float32), [0, 0], [0, 0])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.embedded.drawing.sampler import draw
-from runtime.embedded.drawing.scheduler import Scheduler
-from runtime.embedded.drawing.visits import Visits
-from runtime.embedded.kv.retention import KvPolicy
+from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.sampler import sample
+from runtime.embedded.schedule_order import ScheduleOrder
+from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
@@ -37,14 +37,14 @@ def scheduler(
     kv_policy: KvPolicy = "arborkv",
     model: HashModel | None = None,
     speculate: bool = False,
-    visits: Visits = "prefix",
-    unison: bool = True,
+    visits: ScheduleOrder = "prefix",
+    dedup: bool = True,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
     made = Scheduler(
         model,
-        draw,
+        sample,
         Letters(),  # type: ignore[arg-type]
         context=CONTEXT,
         vocab=VOCAB,
@@ -54,7 +54,7 @@ def scheduler(
         kv_policy=kv_policy,
         speculate=speculate,
         visits=visits,
-        unison=unison,
+        dedup=dedup,
     )
     return made, model
 
@@ -178,13 +178,13 @@ def unique_tokens(paths: list[tuple[int, ...]]) -> int:
     return len({path[:n] for path in paths for n in range(1, len(path) + 1)})
 
 
-@pytest.mark.parametrize("unison", [False, True])
-def test_forks_copy_nothing(unison: bool) -> None:
+@pytest.mark.parametrize("dedup", [False, True])
+def test_forks_copy_nothing(dedup: bool) -> None:
     """Sixteen children of one prefix: it is computed once, held once, and so is what they share.
 
-    In unison what they draw alike is computed once too. Nothing is held of replies that have ended.
+    In dedup what they draw alike is computed once too. Nothing is held of replies that have ended.
     """
-    engine, model = scheduler(unison=unison)
+    engine, model = scheduler(dedup=dedup)
     prompt = PROMPTS["tree5"]
     steps = Grower(engine).round({"oak": children(prompt, 16)})["oak"]
     assert any(step.finish is Finish.END for step in steps)
@@ -192,7 +192,7 @@ def test_forks_copy_nothing(unison: bool) -> None:
     assert engine.cache.active_tokens == unique_tokens(computed)
     drawn = [(*prompt, *step.tokens[:-1]) for step in steps]
     each = len(prompt) + sum(len(step.tokens) - 1 for step in steps)
-    assert model.rows == (unique_tokens(drawn) if unison else each)
+    assert model.rows == (unique_tokens(drawn) if dedup else each)
     account = engine.accounts["oak"]
     assert account.prefilled_tokens == len(prompt)
     assert account.cached_tokens == 15 * len(prompt)

@@ -7,41 +7,41 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.value import UNFITTED, Theta, save_theta
-from runtime.embedded.kv.radix import RadixTree
-from runtime.embedded.kv.retention import WORTH, KvPolicy, Retention, Worth
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.radix_tree import RadixTree
 
 ALL_SIGNALS = Path("tests/kvpolicy/all_signals.json")
 
 
 def test_without_a_file_the_value_decides_alone() -> None:
     """Calibration reads attention all the same."""
-    assert EngineOptions("policy").worth() == WORTH
-    assert WORTH.theta.signals == "v"
-    assert EngineOptions("policy", attention=True).worth() == WORTH._replace(attends=True)
+    assert EngineOptions("policy").worth() == VALUE_PARAMS
+    assert VALUE_PARAMS.theta.signals == "v"
+    assert EngineOptions("policy", attention=True).worth() == VALUE_PARAMS._replace(attends=True)
 
 
 def test_a_file_is_what_blocks_are_valued_by() -> None:
     """Its coefficients with the engine's own constants."""
-    assert EngineOptions("policy", kv_theta=ALL_SIGNALS).worth() == Worth(UNFITTED)
+    assert EngineOptions("policy", kv_theta=ALL_SIGNALS).worth() == ValueParams(UNFITTED)
 
 
 @pytest.mark.parametrize(
     ("policy", "worth", "attends"),
     [
-        ("arborkv", WORTH, False),
-        ("arborkv", Worth(UNFITTED.only("vu")), False),
-        ("arborkv", Worth(UNFITTED.only("va")), True),
-        ("arborkv", WORTH._replace(attends=True), True),
-        ("lru", Worth(UNFITTED), False),
-        ("full", Worth(UNFITTED), False),
+        ("arborkv", VALUE_PARAMS, False),
+        ("arborkv", ValueParams(UNFITTED.only("vu")), False),
+        ("arborkv", ValueParams(UNFITTED.only("va")), True),
+        ("arborkv", VALUE_PARAMS._replace(attends=True), True),
+        ("lru", ValueParams(UNFITTED), False),
+        ("full", ValueParams(UNFITTED), False),
     ],
 )
 def test_attention_is_read_where_it_counts_alone(
-    policy: KvPolicy, worth: Worth, attends: bool
+    policy: KvPolicy, worth: ValueParams, attends: bool
 ) -> None:
     """It costs a little at every step's end."""
-    assert Retention(RadixTree(), policy, 100, worth).attends is attends
+    assert EVICTORS[policy](RadixTree(), 100, worth).attends is attends
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_wrong_file_is_one_clear_error(
         assert word in str(told.value)
 
 
-def test_coefficients_of_paper_mode_are_refused(tmp_path: Path) -> None:
+def test_coefficients_of_the_extractive_mode_are_refused(tmp_path: Path) -> None:
     """They say what accuracy a block is worth, not whether the search comes back to it."""
     path = tmp_path / "theta.json"
     save_theta(Theta("paper", {"": (0.0,)}), path)

@@ -20,9 +20,9 @@ IMPORTS = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
-from search.policies.policy import Round, Scores, by_reward, remaining
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.spec import SearchSpec
-from search.tree import ROOT, Tree
+from search.tree import Node, Tree
 """
 
 

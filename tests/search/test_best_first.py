@@ -9,7 +9,7 @@ import pytest
 
 from search.policies.best_first import BestFirst
 from search.policies.policy import Round
-from search.policies.visits import Visits
+from search.policies.visit_counts import VisitCounts
 from search.spec import SearchSpec, StopReason
 from search.tree import Finish, NodeState, Tree
 from tests.search.trees import END, LIMIT, STEP, drawn, row
@@ -18,9 +18,9 @@ C = 1 / sqrt(2)
 ONE = BestFirst(64, parallel=1)
 
 
-def visits_of(tree: Tree) -> Visits:
+def visits_of(tree: Tree) -> VisitCounts:
     """Its statistics."""
-    return Visits.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
+    return VisitCounts.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
 
 
 def test_the_dials_come_from_the_spec() -> None:
@@ -64,7 +64,7 @@ def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
 def test_a_round_is_the_front_of_the_outlook(rewards: tuple[float, ...]) -> None:
     """However many leaves a round takes, they are the next ones that were foreseen."""
     tree = row(*rewards)
-    ahead = [node.id for node in BestFirst(64).outlook(tree)]
+    ahead = [node.id for node in BestFirst(64).expansion_order(tree)]
     assert sorted(ahead) == [leaf.id for leaf in tree.leaves()]
     for parallel in range(1, len(rewards) + 1):
         plan = BestFirst(64, parallel=parallel).plan(tree)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from search.controller import Problem, search
 from search.engine import Branch, Sampling, Step
-from search.growth import Growth
 from search.outcome import Outcome
 from search.policies.policy import Round, Scores
 from search.policies.registry import POLICIES
 from search.seed import node_seed
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import Finish, Node, NodeState, Tree
+from search.tree_builder import TreeBuilder
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
 
 PROBLEM = Problem(encode("Q: "), "the question")
@@ -115,13 +115,13 @@ def test_a_node_that_grows_again_goes_on_counting() -> None:
     """Later children of a node have indices, and so seeds, that no earlier one had."""
     tree = Tree(PROBLEM.prompt)
     spec = SearchSpec(seed=7)
-    growth = Growth(tree, spec, 7, "\n\n", 100, Scores.NONE, lambda _: None)
+    builder = TreeBuilder(tree, spec, "\n\n", 100, Scores.NONE, lambda _: None)
     for first in (0, 2):
-        branches = growth.branches(Round({0: 2}))
+        branches = builder.branches(Round({0: 2}))
         assert [b.child for b in branches] == [first, first + 1]
         assert [b.seed for b in branches] == [node_seed(7, "step", (first + i,)) for i in (0, 1)]
         step = Step((1,), "s", Finish.STEP, 0.0, 0.0)
-        growth.commit(growth.drafts(branches, [step, step]), {})
+        builder.commit(builder.pending(branches, [step, step]), {})
 
 
 @pytest.mark.parametrize(("again", "dead"), [(False, (1, 3)), (True, (3,))])
@@ -133,13 +133,15 @@ def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]
 
     frontier = open_nodes if again else Tree.leaves
     tree = Tree(PROBLEM.prompt)
-    growth = Growth(tree, SearchSpec(seed=7), 7, "\n\n", 100, Scores.NONE, lambda _: None, frontier)
+    builder = TreeBuilder(
+        tree, SearchSpec(seed=7), "\n\n", 100, Scores.NONE, lambda _: None, frontier
+    )
     for plan, finish in ((Round({0: 2}), Finish.STEP), (Round({1: 1}), Finish.END)):
-        assert growth.select(plan).dead == ()
-        branches = growth.branches(plan)
+        assert builder.select(plan).dead == ()
+        branches = builder.branches(plan)
         steps = [Step((b.node,), "s", finish, 0.0, 0.0) for b in branches]
-        growth.commit(growth.drafts(branches, steps), {})
-    assert growth.select(Round({2: 1})).dead == dead
+        builder.commit(builder.pending(branches, steps), {})
+    assert builder.select(Round({2: 1})).dead == dead
 
 
 async def test_past_the_end() -> None:

@@ -14,7 +14,7 @@ from search.clusters import THRESHOLDS
 from search.engine import Branch, EmbeddingMissing, EngineDown, EngineError, RewardMissing
 from search.outcome import Outcome
 from search.policies.ets import Ets
-from search.policies.policy import Comparing, Round
+from search.policies.policy import EmbeddingPolicy, Round
 from search.policies.rebase import Rebase
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
@@ -97,7 +97,7 @@ def test_first_and_last_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_cbc_keeps_the_same(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is one optimum both solvers find it, asked for however few leaves."""
-    monkeypatch.setattr("search.retention.FEW", 0)
+    monkeypatch.setattr("search.leaf_selection.FEW", 0)
     plan = replace(KV, solver=solver).plan(two_stems(0.9, 0.8, 0.8))
     assert plan == Round({3: 10, 4: 6}, (5,))
 
@@ -137,7 +137,7 @@ def test_what_is_embedded() -> None:
 def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
     """A name that is not known has the paper's; without any embedder only ETS-KV can run."""
     plain = Ets.from_spec(SearchSpec(policy="ets"))
-    assert isinstance(plain, Comparing)
+    assert isinstance(plain, EmbeddingPolicy)
     for name, threshold in THRESHOLDS.items():
         assert plain.suited_to(name).threshold == threshold
     assert plain.suited_to("script").threshold == 0.05
@@ -147,7 +147,7 @@ def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
         plain.suited_to(None)
     kv = POLICIES["ets_kv"](SearchSpec(policy="ets_kv"))
     assert kv == Ets.from_spec(SearchSpec(policy="ets", diversity_weight=0.0))
-    assert isinstance(kv, Comparing)
+    assert isinstance(kv, EmbeddingPolicy)
     assert kv.suited_to(None) == kv
 
 

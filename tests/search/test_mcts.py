@@ -8,7 +8,7 @@ import pytest
 
 from search.policies.mcts import Mcts
 from search.policies.policy import Round
-from search.policies.visits import Visits, expansions_below
+from search.policies.visit_counts import VisitCounts, expansions_below
 from search.spec import SearchSpec, StopReason
 from search.tree import Finish, Tree
 from tests.search.trees import END, STEP, drawn, row
@@ -45,7 +45,7 @@ def test_values_worked_by_hand() -> None:
     1: 2.9/4 + 1.25/3 * sqrt(6)/5 = 0.929; 2: 0.4 + 1.25/3 * sqrt(6)/2 = 0.910; 3: 1.110.
     """
     tree, policy = grown(), Mcts(64)
-    visits = Visits.of(tree, "mcts", lambda _: True)
+    visits = VisitCounts.of(tree, "mcts", lambda _: True)
     assert visits.count[:4] == [6, 4, 1, 1]
     u = 1.25 / 3 * sqrt(6)
     values = [policy.value(visits, tree[i]) for i in (1, 2, 3)]
@@ -68,20 +68,20 @@ def test_the_outlook_is_the_next_round_then_who_is_nearest_to_being_the_best() -
 
     However many leaves a round takes, they are the next ones that were foreseen.
     """
-    ahead = [node.id for node in Mcts(64, parallel=1).outlook(grown())]
+    ahead = [node.id for node in Mcts(64, parallel=1).expansion_order(grown())]
     assert ahead == [3, 2, 6, 5]
     for parallel in (1, 2, 3):
         policy = Mcts(64, parallel=parallel)
         plan = policy.plan(grown())
         assert plan is not None
-        assert list(plan.expand) == [node.id for node in policy.outlook(grown())][:parallel]
+        assert list(plan.expand) == [node.id for node in policy.expansion_order(grown())][:parallel]
 
 
 def test_walks_that_have_no_room_in_a_round_come_before_new_ones() -> None:
     """4 and 3 are on their way. Where the root may grow again, a walk ends there."""
     tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.7), (2, "d", STEP, 0.9))
-    assert [node.id for node in Mcts(64, 2, 1).outlook(tree)] == [4, 3]
-    assert [node.id for node in Mcts(64, 2, 1).outlook(twice())] == [0, 6]
+    assert [node.id for node in Mcts(64, 2, 1).expansion_order(tree)] == [4, 3]
+    assert [node.id for node in Mcts(64, 2, 1).expansion_order(twice())] == [0, 6]
 
 
 def test_a_walk_is_played_to_its_end() -> None:
@@ -110,7 +110,7 @@ def test_what_has_ended_is_no_rival_in_the_outlook() -> None:
         (1, "d", END, 0.9),
         (1, "e", STEP, 0.5),
     )
-    assert [node.id for node in Mcts(64, parallel=1).outlook(tree)] == [2, 5, 3]
+    assert [node.id for node in Mcts(64, parallel=1).expansion_order(tree)] == [2, 5, 3]
 
 
 def test_who_stands_below_a_lesser_step_is_as_far_behind() -> None:
@@ -125,21 +125,21 @@ def test_who_stands_below_a_lesser_step_is_as_far_behind() -> None:
         (2, "e", STEP, 0.9),
         (2, "f", STEP, 0.8),
     )
-    assert [node.id for node in Mcts(64, 2, 1).outlook(tree)] == [5, 6, 3]
+    assert [node.id for node in Mcts(64, 2, 1).expansion_order(tree)] == [5, 6, 3]
 
 
 def test_ties_go_to_the_lower_id() -> None:
     """Equal children: the walk under way is 1's, new ones take 2 and 3."""
     tree = row(0.5, 0.5, 0.5, 0.5)
     assert Mcts(64, 4, 3).plan(tree) == Round({1: 4, 2: 4, 3: 4})
-    assert [node.id for node in Mcts(64, 4, 1).outlook(tree)] == [1, 2, 3, 4]
+    assert [node.id for node in Mcts(64, 4, 1).expansion_order(tree)] == [1, 2, 3, 4]
 
 
 def test_siblings_that_say_the_same_are_one_move() -> None:
     """1 and 2 are alike: their move has P = 2/3, that of 3 has 1/3; 2 never grows."""
     tree = drawn((0, "a", STEP, 0.3), (0, "a", STEP, 0.3), (0, "b", STEP, 0.5))
     policy = Mcts(64)
-    visits = Visits.of(tree, "mcts", lambda _: True)
+    visits = VisitCounts.of(tree, "mcts", lambda _: True)
     u = 1.25 * sqrt(3) / 2
     values = [policy.value(visits, tree[i]) for i in (1, 3)]
     assert values == pytest.approx([0.3 + 2 / 3 * u, 0.5 + u / 3])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search.engine import Branch
 from search.events import Event, Expanded, Finished, Selected
 from search.outcome import Outcome
-from search.policies.policy import Backtracking
+from search.policies.policy import BacktrackingPolicy
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import NodeState
@@ -21,7 +21,7 @@ from tests.search.trees import END, STEP, drawn
 LEVEL_BY_LEVEL = sorted(
     name
     for name, policy in POLICIES.items()
-    if not isinstance(policy(SearchSpec(policy=name)), Backtracking)
+    if not isinstance(policy(SearchSpec(policy=name)), BacktrackingPolicy)
 )
 ALL = pytest.mark.parametrize("policy", LEVEL_BY_LEVEL)
 BY_BREADTH = {"tot_bfs"}

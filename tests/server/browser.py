@@ -108,7 +108,7 @@ def visit(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light
     return page
 
 
-def ask(page: Page, question: str = "What?", **dials: str) -> None:
+def parsed(page: Page, question: str = "What?", **dials: str) -> None:
     """Fill in the form and press the button."""
     page.fill("#question", question)
     for name, value in dials.items():

@@ -19,7 +19,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from search.engine import Branch
 from server.app import create_app, create_service
 from server.assemble import listen
-from server.heads import heads_within
+from server.connections import Connections
+from server.header_timeout import guarded
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, encode
 
@@ -99,7 +100,8 @@ def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
 async def serving(app: FastAPI) -> AsyncIterator[int]:
     """The app behind a socket of this machine, as the server has it; its port."""
     listener = listen("127.0.0.1", 0)
-    heads = heads_within(app.state.service.settings.head_seconds)
+    settings = app.state.service.settings
+    heads = guarded(Connections(settings.max_connections), settings.head_seconds)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=heads))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.engine import EngineDown
-from server.admission import Admission, Share, Ticket, seconds_after_turn
-from server.errors import ApiError
-from server.keys import Key
+from server.admission import Admission, KeyQueue, QueueSlot, seconds_after_turn
+from server.api_errors import ApiError
+from server.api_keys import ApiKey
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question
 
@@ -23,28 +23,28 @@ BODY: dict[str, Any] = {"model": "sprig", "messages": question()}
 CHAT = "/v1/chat/completions"
 
 
-def key(name: str, **limits: Any) -> Key:
+def key(name: str, **limits: Any) -> ApiKey:
     """A key that may ask for anything, but for ``limits``."""
     room = {"running": 99, "queued": 99, "width": 9, "depth": 9}
-    return Key(name=name, **(room | {"prompt_tokens": 9, "tree_tokens": 9} | limits))
+    return ApiKey(name=name, **(room | {"prompt_tokens": 9, "tree_tokens": 9} | limits))
 
 
-async def in_line(admission: Admission, owner: Key) -> Ticket:
+async def in_line(admission: Admission, owner: ApiKey) -> QueueSlot:
     """A ticket that waits for its turn, or has got it."""
-    ticket = admission.take(owner)
-    task = asyncio.create_task(ticket.turn(60))
+    slot = admission.take(owner)
+    task = asyncio.create_task(slot.turn(60))
     await asyncio.sleep(0)
     task.cancel()  # nobody needs to hear of the turn; the ticket keeps its place
-    return ticket
+    return slot
 
 
-async def served(admission: Admission, tickets: list[Ticket]) -> list[str]:
+async def served(admission: Admission, slots: list[QueueSlot]) -> list[str]:
     """The keys' names in the order in which their trees get their turn, one place at a time."""
     order = []
-    while running := [t for t in tickets if t.granted]:
+    while running := [t for t in slots if t.granted]:
         (first,) = running
         order.append(first.key.name)
-        tickets.remove(first)
+        slots.remove(first)
         first.close()
     assert (admission.open, admission.running) == (0, 0)
     return order
@@ -54,16 +54,34 @@ async def test_trees_start_in_turn_between_keys_not_in_order_of_arrival() -> Non
     """By hand: six of Ann's came first, yet Bob's two wait for one of hers each."""
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann"), key("bob")
-    tickets = [await in_line(admission, owner) for owner in [ann] * 6 + [bob] * 2]
-    assert await served(admission, tickets) == ["ann", "bob", "ann", "bob"] + ["ann"] * 4
+    slots = [await in_line(admission, owner) for owner in [ann] * 6 + [bob] * 2]
+    assert await served(admission, slots) == ["ann", "bob", "ann", "bob"] + ["ann"] * 4
+
+
+def test_open_requests_hold_so_many_bytes() -> None:
+    """By hand, 1,000 in all and 500 of a key; one body alone may have more than its key's half."""
+    admission = Admission(running=9, queued=9, retry_after=1, most_bytes=1000)
+    ann, bob = key("ann"), key("bob")
+    first = admission.take(ann, 400)
+    with pytest.raises(ApiError) as hers:
+        admission.take(ann, 200)
+    assert hers.value.code == "rate_limit_exceeded"
+    large = admission.take(bob, 600)
+    with pytest.raises(ApiError) as full:
+        admission.take(ann, 1)
+    assert full.value.code == "queue_full"
+    for slot in (first, large):
+        slot.close()
+    assert admission.bytes == 0
+    admission.take(ann, 500)
 
 
 async def test_weights_share_the_places() -> None:
     """Weight 3 against 1: three trees for one, while both have some waiting."""
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann", weight=3.0), key("bob")
-    tickets = [await in_line(admission, owner) for owner in [ann] * 9 + [bob] * 9]
-    order = await served(admission, tickets)
+    slots = [await in_line(admission, owner) for owner in [ann] * 9 + [bob] * 9]
+    order = await served(admission, slots)
     assert order[:12].count("ann") == 9
 
 
@@ -72,21 +90,21 @@ async def test_who_was_away_has_saved_nothing_up() -> None:
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann"), key("bob")
     early = [await in_line(admission, ann) for _ in range(5)]
-    for ticket in early:
-        assert ticket.granted
-        ticket.close()
-    tickets = [await in_line(admission, owner) for owner in [bob] * 4 + [ann] * 4]
-    assert (await served(admission, tickets))[:4].count("ann") >= 1
+    for slot in early:
+        assert slot.granted
+        slot.close()
+    slots = [await in_line(admission, owner) for owner in [bob] * 4 + [ann] * 4]
+    assert (await served(admission, slots))[:4].count("ann") >= 1
 
 
 async def test_a_keys_own_trees_at_once_are_bounded() -> None:
     """The third waits although there is room; another key's goes past it."""
     admission = Admission(running=9, queued=99, retry_after=1)
     ann = key("ann", running=2)
-    tickets = [await in_line(admission, owner) for owner in (ann, ann, ann, key("bob"))]
-    assert [t.granted for t in tickets] == [True, True, False, True]
-    tickets[0].close()
-    assert tickets[2].granted
+    slots = [await in_line(admission, owner) for owner in (ann, ann, ann, key("bob"))]
+    assert [t.granted for t in slots] == [True, True, False, True]
+    slots[0].close()
+    assert slots[2].granted
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
@@ -115,27 +133,27 @@ class House:
 
     def __init__(self) -> None:
         self.admission = Admission(running=2, queued=3, retry_after=1)
-        self.tickets: list[Ticket] = []
-        self.works: dict[Ticket, asyncio.Task[None]] = {}
-        self.over: set[Ticket] = set()
+        self.slots: list[QueueSlot] = []
+        self.works: dict[QueueSlot, asyncio.Task[None]] = {}
+        self.over: set[QueueSlot] = set()
         self.growing = self.letting_go = 0
         self._owners = [key("ann", running=1), key("bob", weight=2.0)]
 
     async def act(self, what: str, which: int) -> None:
         """Do something, to one of the tickets; nothing if it cannot be."""
         if what == "take" and self.admission.open < 5:
-            self.tickets.append(self.admission.take(self._owners[which % 2]))
-        elif what == "step" or not self.tickets:
+            self.slots.append(self.admission.take(self._owners[which % 2]))
+        elif what == "step" or not self.slots:
             await self.step()
             return
-        ticket = self.tickets[which % len(self.tickets)]
-        if what in ("start", "keep") and ticket not in self.works.keys() | self.over:
-            self.works[ticket] = ticket.start(self._grow(ticket), kept=what == "keep")
+        slot = self.slots[which % len(self.slots)]
+        if what in ("start", "keep") and slot not in self.works.keys() | self.over:
+            self.works[slot] = slot.start(self._grow(slot), kept=what == "keep")
         elif what == "cancel":
-            ticket.cancel()
+            slot.cancel()
         elif what == "over":
-            ticket.close()
-            self.over.add(ticket)
+            slot.close()
+            self.over.add(slot)
 
     async def step(self) -> None:
         """One step of the event loop: what grows has a place."""
@@ -143,8 +161,8 @@ class House:
         assert self.growing <= self.admission.running <= 2
         assert self.admission.running <= self.admission.open <= 5
 
-    async def _grow(self, ticket: Ticket) -> None:
-        await ticket.turn(60)
+    async def _grow(self, slot: QueueSlot) -> None:
+        await slot.turn(60)
         self.growing += 1
         try:
             await asyncio.sleep(0)
@@ -171,13 +189,13 @@ def test_no_place_is_ever_lost_or_shared(acts: list[tuple[str, int]]) -> None:
         house = House()
         for what, which in acts:
             await house.act(what, which)
-        for ticket in house.tickets:
-            ticket.close()
+        for slot in house.slots:
+            slot.close()
         while house.admission.open:
             await house.step()
         assert (house.admission.running, house.growing, house.letting_go) == (0, 0, 0)
-        for share in house.admission.shares.values():
-            assert (share.open, share.running, len(share.waiting)) == (0, 0, 0)
+        for queue in house.admission.queues.values():
+            assert (queue.open, queue.running, len(queue.waiting)) == (0, 0, 0)
 
     asyncio.run(run())
 
@@ -188,12 +206,12 @@ async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
     first, second, third = (admission.take(key("ann")) for _ in range(3))
     grown: list[int] = []
 
-    async def grow(ticket: Ticket) -> None:
-        await ticket.turn(60)
-        grown.append(ticket.number)
+    async def grow(slot: QueueSlot) -> None:
+        await slot.turn(60)
+        grown.append(slot.number)
         await asyncio.sleep(0)
 
-    works = [ticket.start(grow(ticket)) for ticket in (first, second, third)]
+    works = [slot.start(grow(slot)) for slot in (first, second, third)]
     while not second.granted:
         await asyncio.sleep(0)
     second.close()
@@ -216,10 +234,10 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
             raise error
 
     for error in (ZeroDivisionError(), EngineDown("down")):
-        ticket = admission.take(key("ann"))
-        ticket.start(fail(error))
+        slot = admission.take(key("ann"))
+        slot.start(fail(error))
         await asyncio.sleep(0)
-        ticket.close()
+        slot.close()
     while admission.open:
         await asyncio.sleep(0)
     (record,) = caplog.records
@@ -233,13 +251,13 @@ async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.Monke
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("server.admission.time", clock)
 
-    class Waiting(Ticket):
+    class Waiting(QueueSlot):
         async def turn(self, seconds: float) -> None:
             assert seconds == 5.0
             clock.now += self.number
 
     admission = Admission(running=1, queued=9, retry_after=1)
-    share = Share(key("ann"))
+    share = KeyQueue(key("ann"))
     left = [await seconds_after_turn(Waiting(admission, share, took), 5.0) for took in (2, 9)]
     assert left == [3.0, 0.0]
     assert await seconds_after_turn(None, 5.0) == 5.0

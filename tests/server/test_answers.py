@@ -32,6 +32,12 @@ def test_the_generic_extractor_by_hand(reply: str, answer: str | None) -> None:
     assert generic_answer(reply) == answer
 
 
+def test_an_answer_that_does_not_come_is_not_looked_for_for_long() -> None:
+    """Nothing but white space follows; each of it is looked at once."""
+    assert generic_answer("The answer is" + "\n " * 50_000) is None
+    assert generic_answer("The answer is" + " " * 50_000 + ": 7.") == "7"
+
+
 @given(st.text())
 def test_normalising_twice_is_normalising_once(text: str) -> None:
     """A canonical form is its own canonical form."""

@@ -10,9 +10,9 @@ import pytest
 
 from kvpolicy.value import UNFITTED
 from runtime.embedders.endpoint import EndpointOptions
+from runtime.flops import no_flops
 from server.assemble import engine_options, model_flops, running
 from server.settings import BUNDLED, SettingsError, load_settings
-from server.shared_draws import free
 
 ENDPOINT = {
     "HEDGEROW_EMBEDDER": "endpoint",
@@ -85,10 +85,10 @@ def test_a_judge_needs_no_reward_model() -> None:
     judged = load_settings({}, reward_format="generative")
     options = engine_options(judged)
     assert (options.prm, options.reward_format) == (None, "generative")
-    assert model_flops(judged)[1] is free
+    assert model_flops(judged)[1] is no_flops
     usual = engine_options(load_settings({}))
     assert (usual.prm, usual.reward_format) == (str(BUNDLED / "prm"), "math-shepherd")
-    assert model_flops(load_settings({}))[1] is not free
+    assert model_flops(load_settings({}))[1] is not no_flops
 
 
 def test_without_the_reward_model_it_needs_a_format_is_none() -> None:

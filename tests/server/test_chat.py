@@ -93,7 +93,7 @@ async def test_same_seed_same_tree_and_a_random_seed_is_echoed(openai: AsyncOpen
     """The echoed seed grows the same tree; ``search.seed`` wins over ``seed``."""
     body = {"search": {"policy": "beam", "width": 6}}
 
-    async def ask(**more: object) -> dict:
+    async def parsed(**more: object) -> dict:
         done = await openai.chat.completions.create(
             model="sprig",
             messages=question(),
@@ -101,11 +101,11 @@ async def test_same_seed_same_tree_and_a_random_seed_is_echoed(openai: AsyncOpen
         )
         return (done.model_extra or {})["search"]
 
-    drawn = await ask()
-    again = await ask(seed=drawn["seed"])
-    inner = await ask(seed=0, search=body["search"] | {"seed": drawn["seed"]})
+    drawn = await parsed()
+    again = await parsed(seed=drawn["seed"])
+    inner = await parsed(seed=0, search=body["search"] | {"seed": drawn["seed"]})
     assert again["tree_digest"] == inner["tree_digest"] == drawn["tree_digest"]
-    assert (await ask())["seed"] != drawn["seed"]
+    assert (await parsed())["seed"] != drawn["seed"]
 
 
 async def test_a_searched_stream_sends_the_reply_once_it_is_certain(
@@ -280,10 +280,12 @@ async def test_harmless_fields_are_accepted_and_unknown_ones_logged_once(
         "thinking": {"type": "enabled"},
         "stream_options": None,
     }
-    caplog.set_level("INFO", "hedgerow.wire")
+    caplog.set_level("INFO", "hedgerow.requests")
     for _ in range(2):
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
-    logged = [record.getMessage() for record in caplog.records if record.name == "hedgerow.wire"]
+    logged = [
+        record.getMessage() for record in caplog.records if record.name == "hedgerow.requests"
+    ]
     assert sorted("gen_kwargs" in line for line in logged) == [False, True]
     assert any("thinking" in line for line in logged)
 

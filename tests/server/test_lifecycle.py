@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from server.cli import app as command
+from cli.main import app as command
 from server.logs import JsonLines, TextLines, request_id
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question
@@ -116,7 +116,7 @@ async def test_a_request_that_ran_long_is_not_tried_again_by_itself(
 ) -> None:
     """OpenAI's clients repeat a 5xx twice: after minutes of search that is said to be no use."""
     now = 0.0
-    monkeypatch.setattr("server.edge.time.monotonic", lambda: now)
+    monkeypatch.setattr("server.request_middleware.time.monotonic", lambda: now)
 
     def fail() -> None:
         nonlocal now

@@ -89,7 +89,7 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
             leavers = asyncio.gather(
                 *(one(port, number) for number in range(LEAVERS)), return_exceptions=True
             )
-            while service.admission.open or service.forest.under_way or not leavers.done():
+            while service.admission.open or service.runner.under_way or not leavers.done():
                 growing = sum(s.value for s in service.metrics.in_flight.collect()[0].samples)
                 assert growing <= service.admission.running <= settings.max_running
                 await asyncio.sleep(0.01)
@@ -124,10 +124,10 @@ class Load:
     def client(self, number: int) -> None:
         """One client; every second one of each kind streams. Raises for anything but the right
         answer or an error in OpenAI's shape."""
-        kind, ask = number % 2, streamed if number % 4 > 1 else whole
+        kind, parsed = number % 2, streamed if number % 4 > 1 else whole
         with httpx2.Client(base_url=self.url, timeout=300) as http:
             while not self.stop.is_set():
-                found = ask(http, KNOWN[kind])
+                found = parsed(http, KNOWN[kind])
                 assert found in (None, self.expected[kind])
                 if found is None:
                     self.failed += 1
@@ -163,7 +163,7 @@ def streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
 def test_the_engine_is_killed_under_load() -> None:
     """Again and again: every request gets its answer, the right one, or an error that says what
     happened; readiness turns red and green again."""
-    server = Server(keeper_seconds="0.2")
+    server = Server(watchdog_seconds="0.2")
     load = Load(server.url)
     with httpx2.Client(base_url=server.url, timeout=300) as http, ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(load.client, number) for number in range(4)]

@@ -108,7 +108,7 @@ class House:
     @property
     def busy(self) -> bool:
         """Whether anything is open or under way."""
-        return bool(self.service.admission.open or self.service.forest.under_way)
+        return bool(self.service.admission.open or self.service.runner.under_way)
 
     def ended(self) -> int:
         """How many trees were grown to their end whose clients were to leave."""

@@ -14,9 +14,9 @@ from playwright.sync_api import Browser, Page
 from tests.server.browser import (
     SCRIPT_ERRORS,
     HeldEngine,
-    ask,
     chromium,
     done,
+    parsed,
     serving,
     visit,
 )
@@ -75,7 +75,7 @@ def test_nodes_appear_before_the_answer(
     page = visit(browser, url)
     pane = page.locator(".pane")
     engine.let(1)
-    ask(page, **DIALS)
+    parsed(page, **DIALS)
     page.locator('.pane[data-state="growing"][data-nodes="6"]').wait_for()
     assert not page.locator(".answers").is_visible()
     assert page.locator("#stop").is_visible()
@@ -128,7 +128,7 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
     """Half of step 1 is evicted in one round and back in the next; the outline says so too."""
     page = visit(browser, url)
     engine.let(1)
-    ask(page, **DIALS)
+    parsed(page, **DIALS)
     page.locator('.pane[data-nodes="6"]').wait_for()
     page.get_by_text("The tree as text").click()
     first = page.locator('[role="treeitem"][data-node="1"]')
@@ -148,7 +148,7 @@ def test_two_policies_side_by_side(browser: Browser, engine: HeldEngine, url: st
     engine.let()
     page = visit(browser, url)
     page.check("#compare")
-    ask(page, **DIALS, other="beam")
+    parsed(page, **DIALS, other="beam")
     done(page, 2)
     assert page.locator(".pane h2").all_inner_texts() == ["rebase 6, seed 4", "beam 6, seed 4"]
     left, right = (page.locator(".pane").nth(i).bounding_box() for i in (0, 1))
@@ -167,7 +167,7 @@ def test_the_keyboard_walks_the_tree(browser: Browser, engine: HeldEngine, url: 
     """Right to a child, left to the parent, down and up within a level; a live region speaks."""
     engine.let()
     page = visit(browser, url)
-    ask(page, **DIALS)
+    parsed(page, **DIALS)
     done(page)
     page.locator("canvas.tree").focus()
     heard = []
@@ -191,12 +191,12 @@ def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: HeldEn
     with serving(engine, api_keys="ann:secret") as url:
         page = visit(browser, url)
         assert page.locator("#keyrow").is_visible()
-        ask(page, **DIALS)
+        parsed(page, **DIALS)
         page.locator(".pane .alert").get_by_text("wants an API key").wait_for()
         page.fill("#key", "secret")
-        ask(page, **DIALS | {"width": "5000"})
+        parsed(page, **DIALS | {"width": "5000"})
         page.locator(".pane .alert").get_by_text("Search.width").wait_for()
-        ask(page, **DIALS)
+        parsed(page, **DIALS)
         page.locator("#stop").click()
         page.locator(".pane[data-state=stopped]").wait_for()
         engine.let()
@@ -215,7 +215,7 @@ def test_axe_finds_nothing_serious(
     engine.let()
     page = visit(browser, url, width=width, scheme=scheme)
     assert faults(page) == []
-    ask(page, **DIALS)
+    parsed(page, **DIALS)
     done(page)
     page.get_by_text("The tree as text").click()
     page.locator('[role="treeitem"][data-node="1"]').click()

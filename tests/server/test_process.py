@@ -23,7 +23,7 @@ from server.assemble import listen
 from server.settings import SettingsError
 
 QUESTION = TASKS["game24"].questions("dev", 1)[0]
-COMMAND = [sys.executable, "-m", "server"]
+COMMAND = [sys.executable, "-m", "cli"]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 SEARCH = {"model": "sprig", "messages": MESSAGES, "search": {"width": 2, "seed": 11}}
 
@@ -109,7 +109,7 @@ def test_the_openai_client_searches(server: Server) -> None:
     """The reply is a derivation with its answer; the same seed says the same again."""
     client = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
 
-    def ask() -> dict:
+    def parsed() -> dict:
         done = client.chat.completions.create(
             model="sprig",
             messages=[{"role": "user", "content": QUESTION}],
@@ -118,8 +118,8 @@ def test_the_openai_client_searches(server: Server) -> None:
         assert done.choices[0].message.content
         return (done.model_extra or {})["search"]
 
-    first = ask()
-    assert first["tree_digest"] == ask()["tree_digest"]
+    first = parsed()
+    assert first["tree_digest"] == parsed()["tree_digest"]
     assert first["stats"]["engine"]["decoded_tokens"] > 0
     assert first["stats"]["finished"] <= 2
 

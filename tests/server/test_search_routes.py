@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from search.digest import tree_digest
 from search.tree import Finish, Tree
 from search.tree_json import from_json
-from server.search_store import SearchStore
+from server.kept_searches import SearchStore
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import server.settings
+from server.setting_types import checkpoint
 from server.settings import Settings, SettingsError, load_settings
 
 
@@ -24,9 +25,7 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
 @pytest.mark.parametrize(
     ("name", "said", "read"),
     [
-        ("policy_urls", "http://a:1, http://b:2/", ("http://a:1", "http://b:2")),
         ("reward_urls", "", ()),
-        ("launch_memory", "0.5,0.4", (0.5, 0.4)),
         ("kv_load", "64,256,64", (64, 256, 64)),
         ("cors_origins", "https://a.org", ("https://a.org",)),
     ],
@@ -37,6 +36,13 @@ def test_lists_stand_by_commas_in_the_environment(
     """As the chart and the compose files write them."""
     monkeypatch.setenv(f"HEDGEROW_{name.upper()}", said)
     assert getattr(load_settings(), name) == read
+    monkeypatch.delenv(f"HEDGEROW_{name.upper()}")
+    monkeypatch.setenv("HEDGEROW_ENGINE", "sglang")
+    monkeypatch.setenv("HEDGEROW_POLICY_URLS", "http://a:1, http://b:2/")
+    assert load_settings().policy_urls == ("http://a:1", "http://b:2")
+    monkeypatch.delenv("HEDGEROW_POLICY_URLS")
+    launched = load_settings(launch=True, launch_memory="0.5,0.4")
+    assert launched.launch_memory == (0.5, 0.4)
 
 
 def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
@@ -94,3 +100,12 @@ def test_a_wrong_setting_names_key_value_and_what_is_allowed(
     with pytest.raises(SettingsError) as error:
         load_settings(environ)
     assert all(word in str(error.value) for word in words)
+
+
+def test_a_checkpoint_is_a_folder_or_was_downloaded(tmp_path: Path) -> None:
+    """Nothing is fetched: what is missing is named with the command that gets it."""
+    assert checkpoint(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="there is no such folder"):
+        checkpoint(str(tmp_path / "x"))
+    with pytest.raises(ValueError, match="hf download no/such-model"):
+        checkpoint("no/such-model")

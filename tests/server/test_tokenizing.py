@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import httpx2
+import pytest
 
 from search.engine import PrefixTooLong
 from server.app import create_app, create_service
@@ -31,7 +33,7 @@ class Copied(PlainText):
 async def test_short_texts_pass_long_ones() -> None:
     """Four long texts stand in a row, one at work; a short one is done meanwhile. Each tokenizer
     has one user at a time."""
-    begun, go_on = threading.Event(), threading.Event()
+    continuation, go_on = threading.Event(), threading.Event()
     copies: list[Copied] = []
     text, tokenizing = Copied(copies), Tokenizing()
 
@@ -40,7 +42,7 @@ async def test_short_texts_pass_long_ones() -> None:
         own.users += 1
         own.most = max(own.most, own.users)
         if slow:
-            begun.set()
+            continuation.set()
             go_on.wait(60)
         own.users -= 1
         return [id(own)]
@@ -49,7 +51,7 @@ async def test_short_texts_pass_long_ones() -> None:
         asyncio.create_task(tokenizing.run(text, LONG, lambda own: encode(own, slow=True)))
         for _ in range(4)
     ]
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(continuation.wait)
     assert await tokenizing.run(text, LONG - 1, lambda own: encode(own, slow=False)) == [id(text)]
     assert not any(task.done() for task in long)
     go_on.set()
@@ -57,6 +59,30 @@ async def test_short_texts_pass_long_ones() -> None:
     assert len(copies) == 2
     assert done == [[id(copies[1])]] * 4
     assert [copy.most for copy in copies] == [1, 1]
+
+
+async def test_an_error_that_nobody_waits_for_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever asked has left by the time the text turns out to be too long."""
+    continuation, go_on = threading.Event(), threading.Event()
+
+    def encode(own: object) -> list[int]:
+        continuation.set()
+        go_on.wait(60)
+        raise PrefixTooLong("too long")
+
+    task = asyncio.create_task(Tokenizing().run(PlainText(), 1, encode))
+    await asyncio.to_thread(continuation.wait)
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    gc.collect()
+    await asyncio.sleep(0)
+    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
 class Small(PlainText):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from server.app import create_app, create_service
 from server.settings import Settings
-from server.tree_log import TreeLog
+from server.tree_log import MOST_WAITING, TreeLog
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText, question
 
@@ -32,15 +34,36 @@ async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> 
             stream = await http.post("/v1/search", json=SEARCH | {"stream": True})
             assert "event: done" in stream.text
             assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
-            begun = await http.post("/v1/search", json=SEARCH | {"background": True})
-            events = await http.get(f"/v1/search/{begun.json()['id']}/events")
+            continuation = await http.post("/v1/search", json=SEARCH | {"background": True})
+            events = await http.get(f"/v1/search/{continuation.json()['id']}/events")
             assert "event: done" in events.text
-            for answer in done, begun:
+            for answer in done, continuation:
                 kept = await http.get(f"/v1/search/{answer.json()['id']}")
                 assert kept.json()["status"] == "done"
     assert service.metrics.registry.get_sample_value("hedgerow_unwritten_trees_total") == 4
     said = [r for r in caplog.records if r.name == "hedgerow.trees" and r.levelno == logging.ERROR]
     assert len(said) == 1
+
+
+async def test_a_pipe_that_nobody_reads_holds_no_answer_up(tmp_path: Path) -> None:
+    """Its line is in the pipe once somebody reads; meanwhile others wait beside the event loop, and
+    what is too much to wait is lost and told once."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    lost: list[int] = []
+    with TreeLog(pipe) as trees:
+        for number in range(3):
+            document = {"tree": number, "more": "x" * 100_000}
+            await trees.write_beside(document, lambda number=number: lost.append(number))
+        large = {"tree": 3, "more": "x" * MOST_WAITING}
+        await trees.write_beside(large, lambda: lost.append(3))
+        assert lost == [3]
+        read = b""
+        while read.count(b"\n") < 3:
+            read += await asyncio.to_thread(os.read, reader, 1 << 16)
+    assert [json.loads(line)["tree"] for line in read.splitlines()] == [0, 1, 2]
+    os.close(reader)
 
 
 class Disk:

@@ -31,11 +31,6 @@ class AttentionSlice:
         """Bytes of the queries."""
         return self._queries.nbytes
 
-    def resize(self, rows: int, old: Tensor, new: Tensor) -> None:
-        """As ``KVStore.resize``; ``rows`` with the padding."""
-        kept = self._queries.index_select(0, old)
-        self._queries = torch.empty(rows, kept.shape[1]).index_copy_(0, new, kept)
-
     def note(self, slots: Tensor, query: Tensor) -> None:
         """Keep the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""
         self._queries.index_copy_(0, slots, query[:, : self._heads].flatten(1))

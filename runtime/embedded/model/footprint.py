@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvpolicy.split import Device, Model
+from kvpolicy.roofline import DevicePeaks, ModelCosts
 from runtime.embedded.model.config import ModelConfig
 
 SIDE = 1024
@@ -16,10 +16,10 @@ COPIED_BYTES = 64 << 20
 REPEATS = 5
 
 
-def footprint(config: ModelConfig, number_bytes: int) -> Model:
+def footprint(config: ModelConfig, number_bytes: int) -> ModelCosts:
     """The model with weights and KV of ``number_bytes`` a number, its head read in every pass."""
     rows = config.flops(1, 0)
-    return Model(
+    return ModelCosts(
         token_flops=rows,
         pair_flops=config.flops(0, 1, 0),
         weight_bytes=rows / 2 * number_bytes,
@@ -27,7 +27,7 @@ def footprint(config: ModelConfig, number_bytes: int) -> Model:
     )
 
 
-def measured_peaks(threads: int, clock: Callable[[], float] = time.perf_counter) -> Device:
+def measured_peaks(threads: int, clock: Callable[[], float] = time.perf_counter) -> DevicePeaks:
     """The fastest of a few float32 products and of a few copies, with so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -39,7 +39,7 @@ def measured_peaks(threads: int, clock: Callable[[], float] = time.perf_counter)
         copy = _fastest(lambda: target.copy_(source), clock)
     finally:
         torch.set_num_threads(before)
-    return Device(flops=2.0 * SIDE**3 / product, bandwidth=2.0 * COPIED_BYTES / copy)
+    return DevicePeaks(flops=2.0 * SIDE**3 / product, bandwidth=2.0 * COPIED_BYTES / copy)
 
 
 def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:

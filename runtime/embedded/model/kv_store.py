@@ -32,26 +32,6 @@ class KVStore:
         self.keys, self.values = self._parted()
         self.slice: AttentionSlice | None = None
 
-    def resize(self, slots: int, old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-        """Hold ``slots`` tokens from now on, those at the slots ``old`` (n,) at ``new`` (n,).
-
-        Layer by layer, so that no more than one is held twice.
-        """
-        taken, given = torch.from_numpy(old), torch.from_numpy(new)
-        heads, before = 2 * self.kv_heads, self.rows
-        self.slots = self.padding = slots
-        self.rows = slots + 1
-        self.keys, self.values = [], []  # or no layer's old ones could go before all are new
-        with torch.inference_mode():
-            for number, layer in enumerate(self.both):
-                made = self._empty()
-                kept = layer.view(heads, before, -1).index_select(1, taken)
-                made.view(heads, self.rows, -1).index_copy_(1, given, kept)
-                self.both[number] = made
-            if self.slice is not None:
-                self.slice.resize(self.rows, taken, given)
-            self.keys, self.values = self._parted()
-
     def watch(self) -> None:
         """From now on keep what ``attention`` needs; the passes compute what they would."""
         if self.slice is None:

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.drawing.stops import StopTables
+from cli.config_check import check
+from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.account import Account
-from runtime.sglang.engine import SglangEngine
 from runtime.sglang.fleet import Fleet, rendezvous
-from runtime.sglang.launch import BY_PRIORITY, ServerOptions
-from runtime.sglang.notes import Notes
-from runtime.sglang.options import SglangOptions
+from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica, ReplicaLost
-from runtime.sglang.report import Report, read
-from runtime.sglang.step import Drawing, entropy
+from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
+from runtime.sglang.step_request import StepRequest, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
-from server.config_check import check
 from server.settings import BUNDLED, SettingsError, load_settings
-from server.sglang import server_options, sglang_options
+from server.sglang_setup import server_options, sglang_options
 
 PIECES = (b"a", b"b\n", b"\nc", b"<end>")
 EOS = frozenset({3})
@@ -43,9 +43,9 @@ sglang:inter_token_latency_seconds_bucket{le="0.002"} 3.0
 """
 
 
-def drawing(limit: int = 9) -> Drawing:
+def drawing(limit: int = 9) -> StepRequest:
     branch = Branch(0, 0, (0,), 1, limit, 1)
-    return Drawing(branch, Sampling(), StopTables(PIECES).of(("\n\n",)), EOS)
+    return StepRequest(branch, Sampling(), StopStringTables(PIECES).of(("\n\n",)), EOS)
 
 
 def answer(*tokens: int) -> dict:
@@ -76,7 +76,7 @@ def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
     step = drawing(limit=4)
     step.take(answer(0, 1))
     assert step.finish is None
-    body = step.request(2, {})
+    body = step.body(2, {})
     assert body["input_ids"] == [0, 0, 1]
     assert body["sampling_params"]["max_new_tokens"] == 2
     step.take(answer(1, 1))
@@ -175,7 +175,7 @@ def test_priorities_where_a_stock_server_evicts_by_them() -> None:
         Replica(f"http://s{n}", connect=1, answer=1, probe=1, stall=30) for n in range(2)
     )
     stock.ranks = True
-    notes = Notes("t")
+    notes = PluginNotes("t")
     notes.take(Hint(values={1: 0.25}))
     notes.take(Hint(values={2: 0.7506}))
     found = [notes.priority(stock, parent) for parent in (ROOT, 1, 2)]
@@ -185,7 +185,7 @@ def test_priorities_where_a_stock_server_evicts_by_them() -> None:
 
 def test_sglangs_own_numbers() -> None:
     """Summed over labels; what is not there is 0."""
-    assert read(METRICS) == Report(
+    assert parse_metrics(METRICS) == ServerMetrics(
         held=11, cached=27, capacity=20_000, evicted=5, hit=11, evicting=0.25
     )
 
@@ -194,17 +194,17 @@ def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
     """What is started listens on this machine alone, and no option may open it."""
     python = tmp_path / "python"
     python.touch()
-    made = ServerOptions(BUNDLED / "policy", python, device="cpu", kv_tokens=100)
+    made = LaunchOptions(BUNDLED / "policy", python, device="cpu", kv_tokens=100)
     command = made.command(31_000)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert "--enable-custom-logit-processor" not in command
     for refused in ("--enable-custom-logit-processor", "--host=0.0.0.0"):
         with pytest.raises(ValueError, match=f"{refused.partition('=')[0]}: not allowed"):
-            ServerOptions(BUNDLED / "policy", python, args=(refused,))
+            LaunchOptions(BUNDLED / "policy", python, args=(refused,))
     with pytest.raises(ValueError, match="no such file"):
-        ServerOptions(BUNDLED / "policy", tmp_path / "none")
+        LaunchOptions(BUNDLED / "policy", tmp_path / "none")
     with pytest.raises(ValueError, match="a share between 0 and 1"):
-        ServerOptions(BUNDLED / "policy", python, memory=1.0)
+        LaunchOptions(BUNDLED / "policy", python, memory=1.0)
 
 
 def test_settings_say_which_servers() -> None:
@@ -223,22 +223,21 @@ def test_settings_say_which_servers() -> None:
     with pytest.raises(SettingsError, match="no hidden states"):
         sglang_options(load_settings(urls | {"HEDGEROW_EMBEDDER": "hidden"}))
     assert sglang_options(load_settings(urls | {"HEDGEROW_SPECULATE": "true"})).speculate
-    theta = {"HEDGEROW_KV_THETA": "tests/kvpolicy/all_signals.json"}
-    with pytest.raises(SettingsError, match="SGLang's plug-in goes by the search's value alone"):
-        sglang_options(load_settings(urls | theta))
     with pytest.raises(SettingsError, match="must start with http"):
         load_settings({"HEDGEROW_POLICY_URLS": "a:1"})
     with pytest.raises(SettingsError, match="policy_urls: none"):
         check(load_settings({"HEDGEROW_ENGINE": "sglang"}))
-    with pytest.raises(SettingsError, match="leave the URLs out"):
-        server_options(load_settings(urls | {"HEDGEROW_LAUNCH": "true"}))
 
 
 def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
     """One server a model that is read; KV by tokens where they are given."""
     python = tmp_path / "python"
     python.touch()
-    launch = {"HEDGEROW_LAUNCH": "true", "HEDGEROW_LAUNCH_PYTHON": str(python)}
+    launch = {
+        "HEDGEROW_ENGINE": "sglang",
+        "HEDGEROW_LAUNCH": "true",
+        "HEDGEROW_LAUNCH_PYTHON": str(python),
+    }
     policy, reward = server_options(load_settings(launch | {"HEDGEROW_KV_TOKENS": "5000"}))
     assert (policy.memory, reward.memory) == (0.6, 0.75)
     assert (policy.kv_tokens, reward.kv_tokens) == (5000, None)
@@ -264,7 +263,7 @@ def test_one_model_a_server(tmp_path) -> None:
     file = tmp_path / "models.toml"
     file.write_text('["other"]\nwidth = 1\n')
     settings = {"HEDGEROW_ENGINE": "sglang", "HEDGEROW_POLICY_URLS": "http://a"}
-    with pytest.raises(SettingsError, match="engine sglang serves one model"):
+    with pytest.raises(SettingsError, match=r"MODELS_FILE = .*take --engine embedded"):
         check(load_settings(settings | {"HEDGEROW_MODELS_FILE": str(file)}))
 
 

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.launch import Server
-from runtime.sglang.options import SglangOptions
-from runtime.sglang_plugin.wire import Note, custom_params, figures
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import (
@@ -37,7 +37,7 @@ from search.seed import node_seed
 from search.spec import SearchSpec
 from search.tree import Finish
 from server.settings import BUNDLED
-from tests.runtime.sglang.yard import KV_TOKENS, ROOT, START_SECONDS, Yard, stock
+from tests.runtime.sglang.support import KV_TOKENS, ROOT, START_SECONDS, SharedServers, stock
 from tests.runtime.test_reward_models import QUESTION, QWEN, QWEN_SPECIALS, trajectory
 from tests.runtime.tiny_models import make_reward_model
 
@@ -66,7 +66,9 @@ def fork(prefix: tuple[int, ...], children: int, *, parent: int = 0, limit: int 
     ]
 
 
-def options(policies: list[Server], rewards: list[Server], **changes: object) -> SglangOptions:
+def options(
+    policies: list[LaunchedServer], rewards: list[LaunchedServer], **changes: object
+) -> SglangOptions:
     made = SglangOptions(
         policy=POLICY,
         policy_urls=tuple(server.url for server in policies),
@@ -79,7 +81,7 @@ def options(policies: list[Server], rewards: list[Server], **changes: object) ->
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def engine(yard: Yard) -> AsyncIterator[SglangEngine]:
+async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
     policy, reward = await yard.have("policy", "reward")
     made = await SglangEngine.start(options([policy], [reward]))
     yield made
@@ -108,20 +110,20 @@ def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:
     return [(node.parent, node.tokens) for node in outcome.tree.nodes]
 
 
-async def at_work(server: Server) -> int:
+async def at_work(server: LaunchedServer) -> int:
     """Requests that a server runs or holds back."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60.0, trust_env=False) as client:
         loads = (await client.get("/v1/loads")).json()["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-async def until_idle(server: Server) -> None:
+async def until_idle(server: LaunchedServer) -> None:
     async with asyncio.timeout(120):
         while await at_work(server):
             await asyncio.sleep(0.1)
 
 
-async def test_launched_servers_begin_with_the_engine(yard: Yard) -> None:
+async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> None:
     """``--launch`` on a CPU: both servers, our plug-in at work. That nothing is left of them
     afterwards is seen where the yard ends."""
     parts = await yard.launched()
@@ -220,7 +222,9 @@ async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
     assert cost.prm_tokens <= len(prompt) + steps + 16
 
 
-async def test_steps_drawn_early_leave_trees_alone(engine: SglangEngine, yard: Yard) -> None:
+async def test_steps_drawn_early_leave_trees_alone(
+    engine: SglangEngine, yard: SharedServers
+) -> None:
     """Some are used, all are told, none is left at work; the servers were launched for it."""
     policy, reward = await yard.have("policy", "reward")
     early = await SglangEngine.start(options([policy], [reward], speculate=True))
@@ -249,7 +253,7 @@ async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None
     assert (await engine.release("bob/2")).prefilled_tokens <= 1
 
 
-async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: Yard) -> None:
+async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServers) -> None:
     """Sixteen endless steps end at once, here and in SGLang, and so do a caller's that went."""
     policy, _ = await yard.have("policy", "reward")
     endless = Sampling(stop=(), max_step_tokens=900)
@@ -292,7 +296,7 @@ async def test_hints_and_unknown_trees_do_no_harm(engine: SglangEngine) -> None:
         await engine.score("nobody", (1,), "", [Trajectory(4, ((),), ("",))])
 
 
-async def test_rewards_without_a_reward_model(yard: Yard) -> None:
+async def test_rewards_without_a_reward_model(yard: SharedServers) -> None:
     """Mean log-probabilities: of steps drawn here, and the same when they are read; a judge's."""
     policy, _ = await yard.have("policy", "reward")
     prompt = prompt_of(QUESTIONS[0])
@@ -315,7 +319,9 @@ async def test_rewards_without_a_reward_model(yard: Yard) -> None:
         await judging.close()
 
 
-async def test_a_classifiers_rewards_are_the_embedded_engines(yard: Yard, tmp_path: Path) -> None:
+async def test_a_classifiers_rewards_are_the_embedded_engines(
+    yard: SharedServers, tmp_path: Path
+) -> None:
     """Two outputs of a head of its own at every step's tag; its tokenizer is not the policy's."""
 
     def made(kind: str) -> Path:
@@ -329,7 +335,7 @@ async def test_a_classifiers_rewards_are_the_embedded_engines(yard: Yard, tmp_pa
     scored = prompt_of(QUESTION), QUESTION, [trajectory(n) for n in (1, 2, 3)]
     served = made("Qwen2ForSequenceClassification")
     (policy,) = await yard.have("policy")
-    reward = Server(replace(stock(), model=served, classifies=True, kv_tokens=2_000))
+    reward = LaunchedServer(replace(stock(), model=served, classifies=True, kv_tokens=2_000))
     try:
         reward.start()
         await reward.ready(START_SECONDS)
@@ -349,11 +355,11 @@ async def test_a_classifiers_rewards_are_the_embedded_engines(yard: Yard, tmp_pa
     assert max(wanted) - min(wanted) > 0.02
 
 
-async def test_the_command_line_on_running_servers(yard: Yard) -> None:
+async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
     """``hedgerow solve --engine sglang``, with ETS, whose steps are compared by their letters."""
     policy, reward = await yard.have("policy", "reward")
     ran = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server", "solve", QUESTIONS[0], "--engine", "sglang"),
+        *(sys.executable, "-m", "cli", "solve", QUESTIONS[0], "--engine", "sglang"),
         *("--policy-url", policy.url, "--reward-url", reward.url),
         *("--policy", "ets", "--width", "4", "--seed", "1", "--json"),
         cwd=ROOT,
@@ -367,7 +373,9 @@ async def test_the_command_line_on_running_servers(yard: Yard) -> None:
     assert document["stats"]["finished"] == 4
 
 
-async def test_a_server_that_ends_is_down_and_comes_back(engine: SglangEngine, yard: Yard) -> None:
+async def test_a_server_that_ends_is_down_and_comes_back(
+    engine: SglangEngine, yard: SharedServers
+) -> None:
     """A killed reward server: calls fail by name, its keeper starts it, the engine goes on."""
     _, reward = await yard.have("policy", "reward")
     kept = await yard.supervised()
@@ -393,7 +401,7 @@ async def test_a_server_that_ends_is_down_and_comes_back(engine: SglangEngine, y
     assert (await grown(engine, QUESTIONS[1])).stats.finished == 4
 
 
-async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: Yard) -> None:
+async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: SharedServers) -> None:
     """Notes and seeds mean nothing to it, and its answer says nothing of them."""
     (stock,) = (await yard.have("policy", "stock"))[1:]
     note = Note("ash", 8, node=1, parent=0, turn=1)
@@ -401,14 +409,14 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: Yard) -
     body = {"input_ids": list(range(20, 28)), "sampling_params": asked}
     async with httpx.AsyncClient(base_url=stock.url, timeout=300.0, trust_env=False) as client:
         answer = (await client.post("/generate", json=body)).raise_for_status().json()
-        told = figures((await client.get("/server_info")).json())
+        told = plugin_counts((await client.get("/server_info")).json())
     assert len(answer["output_ids"]) == 4
     assert told is None
     with pytest.raises(ValueError, match=r"speculate: .* --enable-priority-scheduling"):
         await SglangEngine.start(options([stock], [], speculate=True))
 
 
-async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: Yard) -> None:
+async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServers) -> None:
     """All are answered, on the server that is left, and nothing is left at work there."""
     left, killed = await yard.have("policy", "stock")
     engine = await SglangEngine.start(options([left, killed], []))

@@ -21,9 +21,9 @@ import pytest
 import pytest_asyncio
 
 from models.tasks import TASKS
-from runtime.sglang.launch import Server as Sglang
-from runtime.sglang.launch import ServerOptions
-from runtime.sglang.report import read
+from runtime.sglang.launched_server import LaunchedServer as Sglang
+from runtime.sglang.launched_server import LaunchOptions
+from runtime.sglang.server_metrics import parse_metrics
 from server.settings import BUNDLED
 from tests.deploy.front_ends import (
     LONG,
@@ -35,7 +35,7 @@ from tests.deploy.front_ends import (
     outlive,
     until_expanded,
 )
-from tests.runtime.sglang.yard import KV_TOKENS, PYTHON, START_SECONDS, Yard
+from tests.runtime.sglang.support import KV_TOKENS, PYTHON, START_SECONDS, SharedServers
 from tests.server.test_process import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -60,7 +60,7 @@ class Pools:
 def server(model: str, *, plugged: bool) -> Sglang:
     """One that is not started yet."""
     return Sglang(
-        ServerOptions(
+        LaunchOptions(
             model=BUNDLED / model,
             python=PYTHON,
             device="cpu",
@@ -80,7 +80,7 @@ def said(server: Sglang, path: str) -> httpx2.Response:
 
 def drawn(server: Sglang) -> int:
     """Tokens that a server has drawn since its start."""
-    return read(said(server, "/metrics").text).generated
+    return parse_metrics(said(server, "/metrics").text).generated
 
 
 def until_idle(server: Sglang) -> None:
@@ -93,7 +93,7 @@ def until_idle(server: Sglang) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pools(yard: Yard) -> AsyncIterator[Pools]:
+async def pools(yard: SharedServers) -> AsyncIterator[Pools]:
     """Two servers of each kind; the yard's make room."""
     await yard.rest()
     policies = [server("policy", plugged=True) for _ in range(2)]

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from runtime.sglang import engine as sglang_engine
-from runtime.sglang.engine import SglangEngine
-from runtime.sglang.options import SglangOptions
+from runtime.sglang import sglang_engine
 from runtime.sglang.replica import Replica
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
 from search.controller import Problem, search
 from search.engine import EngineDown
 from search.spec import SearchSpec, StopReason
-from server.completion import Completion, complete
-from server.errors import ApiError
+from server.api_errors import ApiError
+from server.plain_completion import PlainCompletion, complete
 from server.settings import Settings
 
 INFO = {
@@ -94,10 +94,10 @@ async def test_a_deadline_holds_and_the_tree_is_let_go_of_afterwards() -> None:
             )
             assert outcome.stop_reason is StopReason.DEADLINE
             assert not outcome.stats.cost_known
-            wanted = Completion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
+            wanted = PlainCompletion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
             with pytest.raises(ApiError, match="before any of the reply"):
                 await complete(wanted, engine, "elm", lambda _: None)
-            while engine._leaving:
+            while engine._ending:
                 await asyncio.sleep(0.01)
         assert "/abort_request" in stub.asked
         assert not engine._searches

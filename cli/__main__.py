@@ -1,0 +1,5 @@
+"""``python -m cli`` is the command ``hedgerow``."""
+
+from cli.main import main
+
+main()

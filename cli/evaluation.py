@@ -1,0 +1,237 @@
+"""``hedgerow eval``: policies and widths on a task's questions, with what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cli.custom_dataset import CustomDataset
+from cli.shared_samples import Flops, SharedSamples, no_flops
+from models.tasks.task import Verdict
+from search.controller import Problem, search
+from search.digest import combined_digest
+from search.engine import Engine
+from search.outcome import Outcome
+from search.spec import AnswerRule, SearchSpec
+from search.stats import SearchStats
+from server.answers import Answers, answers_to
+from server.limits import context_for
+from server.service import ChatText
+
+Z95 = 1.959963984540054
+"""The 97.5 % point of the normal distribution."""
+
+
+class Graded(Protocol):
+    """What is needed of a task: to read a reply's answer, and to check a whole reply."""
+
+    @property
+    def name(self) -> str:
+        """What rows call it."""
+        ...
+
+    def answer(self, text: str) -> str | None:
+        """The class a reply votes for; None without an answer."""
+        ...
+
+    def check(self, question: str, text: str) -> Verdict:
+        """Judge a whole reply."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is evaluated: every spec on every question of ``task``, once a seed.
+
+    ``at_once`` questions run concurrently on each engine; the specs of a question run one after the
+    other, the widest first. ``share``: what they have in common is drawn once. ``answers``: how
+    they are compared; ``auto`` is the task's own way.
+    """
+
+    task: Graded
+    questions: Sequence[str]
+    seeds: Sequence[int]
+    specs: Sequence[SearchSpec]
+    delimiter: str = "\n\n"
+    at_once: int = 8
+    share: bool = True
+    answers: AnswerRule = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One spec on one question: its outcome; whether the reply is right, and whether any one is."""
+
+    question: str
+    outcome: Outcome
+    correct: bool
+    any_correct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a row needs of a trial; the tree is let go."""
+
+    correct: bool
+    any_correct: bool
+    stats: SearchStats
+    digest: str
+
+
+async def evaluate(
+    wanted: Evaluation,
+    engines: Sequence[Engine],
+    text: ChatText,
+    *,
+    flops: tuple[Flops, ...] = (no_flops, no_flops),
+    done: Callable[[Trial], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """A row for each spec, in the order given; ``done`` hears of every trial.
+
+    ``engines``: of the same models; a question goes to one that has room. ``flops``: of the policy,
+    the reward model and embedding, for what a search would cost alone.
+    Raises what the first search that fails raises, ending the others.
+    """
+    rooms: asyncio.Queue[Engine] = asyncio.Queue()
+    for engine in list(engines) * wanted.at_once:
+        rooms.put_nowait(engine)
+
+    async def one(number: int, seed: int, question: str) -> list[Score]:
+        engine = await rooms.get()
+        shared = SharedSamples(engine, *flops) if wanted.share else engine
+        scores = await _question(wanted, shared, text, f"eval-{number}", seed, question, done)
+        rooms.put_nowait(engine)
+        return scores
+
+    items = [(seed, question) for seed in wanted.seeds for question in wanted.questions]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(i, *item)) for i, item in enumerate(items)]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    by_item = [task.result() for task in tasks]
+    return [
+        row(wanted, spec, [scores[i] for scores in by_item]) for i, spec in enumerate(wanted.specs)
+    ]
+
+
+async def _question(
+    wanted: Evaluation,
+    engine: Engine,
+    text: ChatText,
+    name: str,
+    run_seed: int,
+    question: str,
+    done: Callable[[Trial], None],
+) -> list[Score]:
+    """All specs on one question, in the specs' order; ``name`` begins the trees' ids."""
+    prompt = tuple(text.encode_chat([{"role": "user", "content": question}]))
+    problem = Problem(prompt, question, wanted.delimiter)
+    seed = item_seed(run_seed, question)
+    scores: dict[int, Score] = {}
+    for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
+        rule, of = wanted.specs[i].answers or wanted.answers, wanted.task.answer
+        bundled = rule == "auto" and not isinstance(wanted.task, CustomDataset)
+        answers = Answers(of) if bundled else answers_to(question, rule)
+        outcome = await search(
+            problem,
+            wanted.specs[i].model_copy(update={"seed": seed}),
+            engine,
+            tree_id=f"{name}-{i}",
+            answer_of=answers.of,
+            same_answer=answers.same,
+            clock=time.monotonic,
+            context_tokens=context_for(wanted.specs[i], engine.capabilities),
+        )
+        trial = judge(wanted.task, question, outcome)
+        scores[i] = Score(trial.correct, trial.any_correct, outcome.stats, outcome.digest)
+        done(trial)
+    return [scores[i] for i in range(len(wanted.specs))]
+
+
+def judge(task: Graded, question: str, outcome: Outcome) -> Trial:
+    """Check the chosen reply and every finished one with the task's own checker."""
+    right = {
+        node.id: task.check(question, outcome.tree.text(node.id)).correct
+        for node in outcome.tree.finished()
+    }
+    correct = outcome.chosen is not None and right.get(outcome.chosen, False)
+    return Trial(question, outcome, correct, any(right.values()))
+
+
+def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[Score]) -> dict[str, Any]:
+    """The published keys. Counts, costs and seconds are sums over questions, peaks the largest.
+
+    With several seeds ``seed`` lists them, sums are over seeds too, and ``n`` still counts the
+    questions. With shared draws a row's tokens, calls and FLOPs are those of its searches alone,
+    its peak is that of the logical trees, and its seconds are of the shared run (``shared``).
+    ``fallbacks``: rounds that the policy planned by a simpler rule.
+    """
+    stats = [score.stats for score in scores]
+    held = [s.kv_tokens_peak if wanted.share else s.engine.kv_tokens_peak for s in stats]
+    runs, n, seeds = len(scores), len(wanted.questions), wanted.seeds
+    return {
+        "task": wanted.task.name,
+        "policy": spec.policy,
+        "width": spec.width,
+        "n": n,
+        "seed": seeds[0] if len(seeds) == 1 else list(seeds),
+        "accuracy": sum(score.correct for score in scores) / runs if runs else 0.0,
+        "accuracy_ci95": clustered95([score.correct for score in scores], n),
+        "pass_at_n": sum(score.any_correct for score in scores) / runs if runs else 0.0,
+        "kv_tokens_total": sum(s.kv_tokens_total for s in stats),
+        "kv_tokens_peak": max(held, default=0),
+        "generated_tokens": sum(s.generated_tokens for s in stats),
+        "flops": math.fsum(s.engine.flops for s in stats),
+        "model_calls": sum(s.engine.model_calls for s in stats),
+        "prm_tokens": sum(s.engine.prm_tokens for s in stats),
+        "fallbacks": sum(s.solver_fallbacks + s.embedder_fallbacks for s in stats),
+        "policy_seconds": math.fsum(s.policy_seconds for s in stats),
+        "seconds": math.fsum(s.seconds for s in stats),
+        "precise_goodput": math.fsum(s.precise_goodput for s in stats) / runs if runs else 0.0,
+        "shared": wanted.share,
+        "tree_digest": combined_digest(score.digest for score in scores),
+    }
+
+
+def clustered95(right: Sequence[bool], n: int) -> list[float]:
+    """The 95 % interval of a share over ``n`` questions, each answered once a seed.
+
+    ``right``: seed by seed, the questions in the same order. A question's answers resemble each
+    other, so that they count for less than as many questions would: Wilson's interval with the
+    trials divided by the design effect (the variance of the questions' means over what independent
+    trials would give). With one seed it is Wilson's own; at least ``n`` trials are counted, since
+    further seeds do not make questions fewer.
+    """
+    seeds = len(right) // n if n else 0
+    if not seeds:
+        return [0.0, 1.0]
+    share = sum(right) / len(right)
+    means = [sum(right[i::n]) / seeds for i in range(n)]
+    between = math.fsum((mean - share) ** 2 for mean in means) / n**2
+    independent = share * (1 - share) / len(right)
+    effect = min(max(between / independent, 1.0), seeds) if independent else seeds
+    return wilson95(share, len(right) / effect)
+
+
+def wilson95(share: float, n: float) -> list[float]:
+    """Wilson's 95 % interval of a share of ``n`` trials, [low, high]; [0, 1] without any trial."""
+    if n == 0:
+        return [0.0, 1.0]
+    z2 = Z95 * Z95
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    reach = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    low = 0.0 if share == 0 else centre - reach
+    high = 1.0 if share == 1 else centre + reach
+    return [low, high]
+
+
+def item_seed(seed: int, question: str) -> int:
+    """A question's own seed: the same for every policy and width, so that they share samples."""
+    digest = hashlib.blake2b(f"{seed}\n{question}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

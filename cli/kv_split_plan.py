@@ -1,0 +1,196 @@
+"""``hedgerow plan``: how to share KV bytes between policy and reward model, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from operator import mul
+from shlex import quote
+from typing import Any
+
+from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, offloaded, roofline
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.footprint import footprint, measured_peaks
+from runtime.reward_format import reward_format
+from server.settings import Settings, SettingsError
+
+PASSES_SHARE = 0.12
+"""Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
+
+DRAFT_TOKENS = 3
+"""Drafted at a time where nothing is set: SEED's k_config (1, 1, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the models run: ``memory`` bytes of a GPU, None for this machine's own processor.
+
+    ``number_bytes``: of a weight or an entry of a key, such as 2 for bfloat16.
+    """
+
+    device: DevicePeaks
+    memory: float | None
+    number_bytes: int
+
+
+def this_machine(settings: Settings) -> Machine:
+    """The embedded engine's: peaks measured now, float32."""
+    import os
+
+    return Machine(measured_peaks(settings.threads or os.cpu_count() or 1), None, 4)
+
+
+def on_gpu(tera: float, giga: float, memory: float, host: float | None = None) -> Machine:
+    """A GPU of so many TFLOP/s, GB/s and GB, in bfloat16; ``host``: GB/s to host memory."""
+    if host is not None and not host > 0:
+        raise ValueError(f"host bandwidth: {host}; more than 0 GB/s is needed")
+    to_host = None if host is None else 1e9 * host
+    return Machine(DevicePeaks(1e12 * tera, 1e9 * giga, to_host), 1e9 * memory, number_bytes=2)
+
+
+def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str, Any]:
+    """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
+
+    The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together, or on a GPU its
+    memory without the models' weights and ``PASSES_SHARE`` of it. On a GPU a ``draft`` has SGLang
+    draft too: ``draft_args`` are its server's flags for that, and a token of the policy's costs the
+    draft's layers beside its own. With a bandwidth to host memory ``offload`` says what KV there
+    would win. Raises SettingsError without a reward model, ValueError without room or for a
+    checkpoint that cannot be read.
+    """
+    if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
+        raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
+    config = ModelConfig.from_checkpoint(settings.policy_model)
+    policy = footprint(config, machine.number_bytes)
+    draft, beside = _draft(settings, machine), 0.0
+    if draft is not None:
+        beside = footprint(draft, machine.number_bytes).weight_bytes
+        layers = config.layers + draft.layers  # SGLang counts one of the draft like the target's
+        policy = replace(policy, kv_bytes=policy.kv_bytes * layers // config.layers)
+    prm = footprint(ModelConfig.from_checkpoint(settings.reward_model), machine.number_bytes)
+    if machine.memory is None:
+        budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
+    else:
+        usable = (1 - PASSES_SHARE) * machine.memory
+        budget = int(usable - policy.weight_bytes - prm.weight_bytes - beside)
+    chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
+    halves = even(policy, prm, machine.device, load, budget)
+    found = {
+        "load": asdict(load),
+        "device": asdict(machine.device),
+        "budget_bytes": budget,
+        "roofline": _shown(chosen, policy, prm),
+        "even": _shown(halves, policy, prm),
+        "reasons": _reasons(chosen, halves, load, machine.device, budget),
+    }
+    if machine.memory is not None:
+        found["mem_fraction_static"] = _fractions(chosen, policy, prm, machine.memory)
+    if draft is not None:
+        found["draft_args"] = draft_args(settings, chosen.generator_batch)
+    if machine.device.host_bandwidth is not None:
+        apart = offloaded(policy, prm, machine.device, load, budget, keeps=True)
+        found["offload"] = _offload(policy, prm, machine.device, machine.device.host_bandwidth)
+        found["offload"]["apart_seconds"] = apart
+        found["reasons"] += _offload_reasons(found["offload"], chosen.seconds)
+    return found
+
+
+def _shown(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str, Any]:
+    return asdict(split) | {
+        "seconds": split.seconds,
+        "kv_tokens": split.generator_bytes // policy.kv_bytes,
+        "prm_kv_tokens": split.verifier_bytes // prm.kv_bytes,
+    }
+
+
+def _fractions(
+    split: KvSplit, policy: ModelCosts, prm: ModelCosts, memory: float
+) -> dict[str, float]:
+    """SGLang's ``--mem-fraction-static``: weights and KV over what is free when a server starts,
+    the policy's server first. Rounded down, since what is over is needed by passes."""
+    first = policy.weight_bytes + split.generator_bytes
+    second = prm.weight_bytes + split.verifier_bytes
+    return {
+        "policy": int(1e4 * first / memory) / 1e4,
+        "reward_model": int(1e4 * min(1.0, second / (memory - first))) / 1e4,
+    }
+
+
+def _offload(
+    policy: ModelCosts, prm: ModelCosts, device: DevicePeaks, bandwidth: float
+) -> dict[str, Any]:
+    """For each model the microseconds in which a token's KV comes back from host memory, and those
+    in which it is computed again by a large prefill; where the first is less, SGLang's flag."""
+    found: dict[str, Any] = {}
+    for name, model in {"policy": policy, "reward_model": prm}.items():
+        copied, computed = model.kv_bytes / bandwidth, model.token_flops / device.flops
+        found[name] = {
+            "copied_us": 1e6 * copied,
+            "computed_us": 1e6 * computed,
+            "args": "--enable-hierarchical-cache" if copied < computed else "",
+        }
+    return found
+
+
+def _offload_reasons(offload: dict[str, Any], seconds: float) -> list[str]:
+    said = []
+    for name in ("policy", "reward_model"):
+        one = offload[name]
+        said.append(
+            f"A token that the {name.replace('_', ' ')} has dropped comes back from host memory in "
+            f"{one['copied_us']:.3g} us and is computed again in {one['computed_us']:.3g} us."
+        )
+    apart = offload["apart_seconds"]
+    if apart is not None:
+        better = "faster than" if apart < seconds else "no faster than"
+        said.append(
+            f"With the KV of whichever model rests in host memory: {apart:.3g} s, {better} shared."
+        )
+    return said
+
+
+def _draft(settings: Settings, machine: Machine) -> ModelConfig | None:
+    """What SGLang is to draft with on a GPU. Raises SettingsError if no model is named."""
+    if machine.memory is None or settings.draft == "off":
+        return None
+    if settings.draft_model is None:
+        raise SettingsError(
+            f"HEDGEROW_DRAFT_MODEL: none; HEDGEROW_DRAFT = {settings.draft} needs one"
+        )
+    return ModelConfig.from_checkpoint(settings.draft_model)
+
+
+def draft_args(settings: Settings, sequences: int) -> str:
+    """SGLang's flags for the draft that ``settings`` name. ``sequences`` at once; it would take 48
+    if that were not said."""
+    widths = settings.k_config or (1,) * (settings.draft_tokens or DRAFT_TOKENS)
+    flags = {
+        "algorithm": "STANDALONE",
+        "draft-model-path": quote(str(settings.draft_model)),
+        "num-steps": len(widths),
+        "eagle-topk": max(widths),
+        "num-draft-tokens": 1 + sum(accumulate(widths, mul)),
+    }
+    named = " ".join(f"--speculative-{name} {value}" for name, value in flags.items())
+    return f"{named} --max-running-requests {sequences}"
+
+
+def _reasons(
+    chosen: KvSplit, halves: KvSplit, load: SplitLoad, device: DevicePeaks, budget: int
+) -> list[str]:
+    share = chosen.generator_bytes / budget
+    return [
+        f"Peaks: {device.flops / 1e9:.0f} GFLOP/s, {device.bandwidth / 1e9:.0f} GB/s.",
+        f"Load: {load.sequences} sequences of {load.length} tokens, each to grow by {load.new}.",
+        f"The reward model has room for {chosen.verifier_batch} of them; its time goes into "
+        f"{_word(chosen.prefill_bound)}, so a larger batch would "
+        f"{'only spare it reading again' if chosen.prefill_bound == 'arithmetic' else 'help it'}.",
+        f"The policy decodes {chosen.generator_batch} at once; its time goes into "
+        f"{_word(chosen.decode_bound)}.",
+        f"So of {budget / 1e6:.0f} MB of KV the policy gets {share:.0%}: {chosen.seconds:.3g} s "
+        f"by the roofline, against {halves.seconds:.3g} s with half for each.",
+    ]
+
+
+def _word(bound: str) -> str:
+    return "arithmetic" if bound == "arithmetic" else "moving bytes"

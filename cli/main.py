@@ -1,0 +1,279 @@
+"""The command ``hedgerow``: results on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.arguments import (
+    check_plot,
+    parts,
+    settings_of,
+    spec_of,
+    specs_of,
+    task_of,
+    tree_log_at,
+)
+from cli.command_options import (
+    EngineCommand,
+    Json,
+    Policy,
+    SearchFields,
+    Seed,
+    ServeCommand,
+    Switch,
+    TaskSplit,
+    Trees,
+    Url,
+)
+from cli.exit_codes import FAILED, WRONG_USE, fail, run_to_end
+from server.settings import SettingsError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Test-time search behind OpenAI's API: trees of reasoning steps, scored and voted.",
+)
+
+config = typer.Typer(no_args_is_help=True, help="The settings a server would be started with.")
+app.add_typer(config, name="config")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from server.service import own_version
+
+        print(own_version())
+        raise typer.Exit
+
+
+@app.callback()
+def hedgerow(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hedgerow."""
+
+
+@app.command(cls=ServeCommand)
+def serve(
+    context: typer.Context,
+    *,
+    trees: Trees = None,
+) -> None:
+    """Serve OpenAI's API and /v1/search."""
+    from server.assemble import serve as run
+
+    settings = settings_of(context.obj)
+    with tree_log_at(trees) as log:
+        run_to_end(run(settings, log))
+
+
+@app.command(cls=EngineCommand)
+def solve(
+    context: typer.Context,
+    *,
+    question: Annotated[str, typer.Argument(help="What to answer.")],
+    policy: Policy = "rebase",
+    width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
+    seed: Seed = None,
+    fields: SearchFields = None,
+    trees: Trees = None,
+    url: Url = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer one question, growing its tree in the terminal."""
+    from cli.solve import solve as run
+
+    spec = spec_of(policy, width, seed, fields)
+    settings = settings_of(context.obj)
+    console = Console(stderr=as_json)
+    with tree_log_at(trees) as log:
+        document = run_to_end(run(question, spec, settings, console, log, url, picture))
+    if as_json:
+        print(json.dumps(document))
+
+
+@app.command(name="eval", cls=EngineCommand)
+def evaluate(
+    context: typer.Context,
+    *,
+    task: Annotated[str, typer.Option(help="Task, such as game24, or a file .jsonl.")],
+    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = TaskSplit.TEST,
+    limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
+    policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
+    width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
+    seed: Annotated[str, typer.Option(help="Seeds of the searches, by commas.")] = "0",
+    fields: SearchFields = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
+    engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
+    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
+    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
+    trees: Trees = None,
+    as_json: Json = False,
+) -> None:
+    """Measure policies and widths on a task: accuracy, and what it costs.
+
+    Every seed searches the same questions; the first one also draws them from a task's split. A
+    file holds a JSON object a line with the fields problem and answer; its first lines are taken,
+    whatever the seed. Seconds are those of searches alone with --share off only.
+    """
+    from cli.eval_command import run_evaluation
+    from cli.evaluation import Evaluation
+
+    if plot is not None:
+        check_plot(plot)
+    specs, seeds = specs_of(policy, width, seed, fields)
+    graded, questions = task_of(task, split, limit, seeds[0])
+    settings = settings_of(context.obj)
+    same, rule = share is Switch.ON, settings.answers
+    wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
+    with tree_log_at(trees) as log:
+        rows = run_to_end(run_evaluation(wanted, settings, log, as_json, engines))
+    if plot is not None:
+        from cli.accuracy_plot import plot as draw
+
+        draw(rows, plot)
+    if as_json:
+        print(json.dumps({"rows": rows}))
+
+
+@app.command(cls=EngineCommand)
+def calibrate(
+    context: typer.Context,
+    *,
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")],
+    out: Annotated[Path, typer.Option(help="The file to write, for --kv-theta.")],
+    limit: Annotated[int, typer.Option(min=1, help="Training questions of each task.")] = 100,
+    policy: Annotated[str, typer.Option(help="best_first, mcts or both.")] = "best_first",
+    width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of questions and searches.")] = 0,
+    fields: SearchFields = None,
+    as_json: Json = False,
+) -> None:
+    """Fit what arborkv's signals weigh to recorded searches that keep all their KV."""
+    from cli.calibrate import GO_BACK, Calibration
+    from cli.calibrate import calibrate as run
+
+    specs, _ = specs_of(policy, str(width), str(seed), fields)
+    for name in {spec.policy for spec in specs} - set(GO_BACK):
+        fail(f"--policy {name}: one that goes back is needed: {', '.join(GO_BACK)}", WRONG_USE)
+    if out.is_dir() or not out.parent.is_dir():
+        fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
+    tasks = [task_of(name, TaskSplit.TRAIN, limit, seed) for name in parts(task)]
+    settings = settings_of(context.obj)
+    found = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
+    if as_json:
+        print(json.dumps(found))
+
+
+@app.command(cls=EngineCommand)
+def replay(
+    context: typer.Context,
+    *,
+    response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Grow recorded trees again; exit 1 if any of them differs."""
+    from cli.replay import RecordError, read_records
+    from cli.solve import replay_all
+
+    try:
+        records = read_records(response)
+    except RecordError as error:
+        fail(str(error), WRONG_USE)
+    settings = settings_of(context.obj)
+    console = Console(stderr=as_json)
+    found = run_to_end(replay_all(records, settings, console, url))
+    if as_json:
+        print(json.dumps({"rows": found}))
+    if not all(row["same"] for row in found):
+        raise typer.Exit(FAILED)
+
+
+@app.command(cls=EngineCommand)
+def plan(
+    context: typer.Context,
+    *,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
+    length: Annotated[int, typer.Option(min=1, help="Tokens that a sequence has.")] = 256,
+    new: Annotated[int, typer.Option(min=1, help="Tokens that it is to grow by.")] = 64,
+    stored: Annotated[
+        int, typer.Option("--own", min=0, help="Of its tokens, those no other one has; 0: all.")
+    ] = 0,
+    gpu: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(help="Plan for SGLang: a GPU's TFLOP/s, GB/s and GB, bfloat16."),
+    ] = None,
+    host: Annotated[
+        float | None,
+        typer.Option("--host-bandwidth", help="GB/s between the GPU and host memory."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Share KV between policy and reward model by the roofline, and say why."""
+    from cli.kv_split_plan import make_plan, on_gpu, this_machine
+    from kvpolicy.roofline import SplitLoad
+
+    settings = settings_of(context.obj)
+    try:
+        machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
+        found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
+    except (ValueError, OSError) as error:
+        fail(str(error), WRONG_USE)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for reason in found["reasons"]:
+        print(reason)
+    shares = found["roofline"]
+    if gpu is None:
+        print(f"--kv-tokens {shares['kv_tokens']}, PRM {shares['prm_kv_tokens']} tokens")
+    else:
+        for name, fraction in found["mem_fraction_static"].items():
+            print(f"{name}: --mem-fraction-static {fraction}")
+        if "draft_args" in found:
+            print(f"policy: {found['draft_args']}")
+        for name in found["mem_fraction_static"]:
+            if found.get("offload", {}).get(name, {}).get("args"):
+                print(f"{name}: {found['offload'][name]['args']} (without our plug-in's eviction)")
+
+
+@config.command()
+def check(as_json: Json = False) -> None:
+    """Say what a server would be started with; exit 2 with one clear line if it could not be."""
+    from cli.config_check import check as run
+
+    settings = settings_of({})
+    try:
+        found = run(settings)
+    except SettingsError as error:
+        fail(str(error), WRONG_USE)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found["settings"].items():
+        print(f"{name} = {value}")
+    print(f"keys: {', '.join(found['keys'])}")
+
+
+@config.command()
+def table() -> None:
+    """Every setting with its option, default and meaning, as the table of docs/settings.md."""
+    from cli.config_check import settings_table
+
+    print(settings_table(), end="")
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,129 @@
+"""``hedgerow replay``: grow a recorded tree again and see whether it is the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cli.search_client import SearchClient
+from search.spec import SearchSpec
+from search.tree import Node, Tree
+from search.tree_json import from_json
+from server.api_errors import field_name
+from server.request_models import Message, SearchRequest
+
+
+class RecordError(ValueError):
+    """The file holds nothing that can be grown again; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A recorded search: what was asked, the digest, and the tree if it was kept."""
+
+    request: SearchRequest
+    digest: str
+    fingerprint: str | None
+    tree: Tree | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A replay: both digests, and the first node that differs where that can be told."""
+
+    recorded: str
+    replayed: str
+    same_configuration: bool
+    difference: str | None
+
+    @property
+    def same(self) -> bool:
+        """Whether the same tree grew."""
+        return self.recorded == self.replayed
+
+
+def read_records(path: Path) -> list[Record]:
+    """The searches of a file: one response, or a line each as ``--trees`` writes them.
+
+    Raises RecordError.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: {error}") from error
+    try:
+        documents = [json.loads(text)]
+    except json.JSONDecodeError:
+        documents = [_document(line, path) for line in text.splitlines() if line.strip()]
+    if not documents:
+        raise RecordError(f"{path}: empty")
+    return [_record(document, path) for document in documents]
+
+
+async def replay(record: Record, grow: SearchClient) -> Comparison:
+    """Grow the recorded search again. Raises ClientError when that fails."""
+    document = await grow(record.request, lambda _: None)
+    difference = None
+    if document["tree_digest"] != record.digest and record.tree is not None:
+        difference = first_difference(record.tree, from_json(document["tree"]))
+    return Comparison(
+        recorded=record.digest,
+        replayed=document["tree_digest"],
+        same_configuration=record.fingerprint in (None, document["system_fingerprint"]),
+        difference=difference,
+    )
+
+
+def first_difference(recorded: Tree, replayed: Tree) -> str:
+    """The first node, in id order, that is not the same in both trees."""
+    if recorded.prompt != replayed.prompt:
+        return "the prompts differ"
+    for old, new in zip(recorded.nodes, replayed.nodes, strict=False):
+        for name in ("parent", "tokens", "finish", "reward", "state"):
+            before, after = getattr(old, name), getattr(new, name)
+            if before != after:
+                return f"node {old.id}, {name}: {_shown(old, name)} before, {_shown(new, name)} now"
+    if len(recorded) != len(replayed):
+        node = min(len(recorded), len(replayed))
+        return f"node {node}: one tree has {len(recorded)} nodes, the other {len(replayed)}"
+    return "the nodes are the same; the answers differ"
+
+
+def _shown(node: Node, name: str) -> str:
+    return repr(node.text) if name == "tokens" else repr(getattr(node, name))
+
+
+def _document(line: str, path: Path) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path}: neither JSON nor JSON lines: {error}") from error
+
+
+def _record(document: Any, path: Path) -> Record:
+    """A chat completion with a ``search`` object, or a document of ``/v1/search``."""
+    if not isinstance(document, dict):
+        raise RecordError(f"{path}: must hold a JSON object")
+    found = document.get("search", document)
+    missing = [k for k in ("spec", "messages", "tree_digest") if k not in (found or {})]
+    if missing:
+        raise RecordError(f"{path}: not the response of a search; missing: {', '.join(missing)}")
+    if "branched_from" in found:
+        raise RecordError(f"{path}: the search went on from another one's node; replay that one")
+    try:
+        request = SearchRequest(
+            messages=[Message(**message) for message in found["messages"]],
+            search=SearchSpec(**found["spec"]),
+        )
+        tree = from_json(document["tree"]) if "tree" in document else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{error.title}.{field_name(first['loc'])}"
+        raise RecordError(f"{path}: {where} = {first['input']!r}: {first['msg']}") from error
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"{path}: {error}") from error
+    return Record(request, found["tree_digest"], document.get("system_fingerprint"), tree)

@@ -1,0 +1,213 @@
+"""Draws once what several searches over one question have in common.
+
+A step follows from its prefix, seed, sampling and limit alone, a reward from its path, an embedding
+from its step: so what one search has drawn, another may read. What each search would have cost
+alone is counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runtime.flops import Flops, no_flops
+from runtime.passed_on import PassedOn
+from search.engine import (
+    Branch,
+    Engine,
+    EngineError,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+)
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class StandaloneCost:
+    """What one tree would cost alone, on a cold cache that forgets nothing.
+
+    ``tag_tokens``: what the reward format adds to a step; a reward model with words of its own is
+    taken to need as many tokens for the rest as the policy.
+    A forward pass (``model_calls``) draws one token of every branch of a round, or scores a round.
+    """
+
+    flops_of: Flops
+    prm_flops_of: Flops
+    embed_flops_of: Flops = no_flops
+    tag_tokens: int = 1
+    decoded: int = 0
+    prefilled: int = 0
+    prm_tokens: int = 0
+    calls: int = 0
+    flops: float = 0.0
+    forked: set[tuple[int, ...]] = field(default_factory=set)
+    read: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
+    embedded: set[tuple[int, ...]] = field(default_factory=set)
+
+    def drew(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
+        """Count a round's steps: the last token of each only when a child is drawn below it."""
+        self.calls += max((len(step.tokens) for step in steps), default=0)
+        for branch, step in zip(branches, steps, strict=True):
+            start, drawn = len(branch.tokens), len(step.tokens)
+            self.decoded += drawn
+            self.flops += self.flops_of(drawn - 1, _contexts(start, drawn - 1))
+            if branch.tokens in self.forked:
+                continue
+            if not self.forked:
+                self.prefilled += start
+                self.flops += self.flops_of(start, _contexts(0, start), 1)
+            else:
+                self.flops += self.flops_of(1, start)
+            self.forked.add(branch.tokens)
+
+    def scored(self, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]) -> None:
+        """Count a round's rewards: the prompt once, every step once."""
+        self.calls += bool(trajectories)
+        for trajectory in trajectories:
+            at = len(prompt)
+            self._read((), 0, at)
+            for n, step in enumerate(trajectory.steps, 1):
+                size = len(step) + self.tag_tokens
+                self._read(trajectory.steps[:n], at, size)
+                at += size
+
+    def compared(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count a round's embeddings: every distinct step once, alone."""
+        fresh = {trajectory.steps[-1] for trajectory in trajectories} - self.embedded
+        self.embedded |= fresh
+        sizes = [len(step) for step in fresh]
+        self.flops += self.embed_flops_of(sum(sizes), sum(_contexts(0, n) for n in sizes), 0)
+
+    def _read(self, path: tuple[tuple[int, ...], ...], start: int, tokens: int) -> None:
+        if path not in self.read:
+            self.read.add(path)
+            self.prm_tokens += tokens
+            self.flops += self.prm_flops_of(tokens, _contexts(start, tokens), min(len(path), 1))
+
+    def cost(self) -> TreeCost:
+        """The sum; what the engine held is not known here and 0."""
+        return TreeCost(
+            decoded_tokens=self.decoded,
+            prefilled_tokens=self.prefilled,
+            prm_tokens=self.prm_tokens,
+            model_calls=self.calls,
+            flops=self.flops,
+        )
+
+
+class SharedSamples(PassedOn):
+    """An ``Engine`` over another one, for the searches over one question; drop it after them.
+
+    Equal requests in flight are merged. ``release`` returns what the tree would have cost alone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        flops: Flops = no_flops,
+        prm_flops: Flops = no_flops,
+        embed_flops: Flops = no_flops,
+    ) -> None:
+        super().__init__(engine)
+        self._flops = flops, prm_flops, embed_flops
+        self._steps: dict[Hashable, asyncio.Future[Step]] = {}
+        self._rewards: dict[Hashable, asyncio.Future[float]] = {}
+        self._vectors: dict[Hashable, asyncio.Future[tuple[float, ...]]] = {}
+        self._ledgers: dict[str, StandaloneCost] = {}
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Steps remembered, under way elsewhere, or drawn now."""
+        steps = await _once(
+            self._steps,
+            branches,
+            lambda branch: (branch.tokens, branch.seed, branch.limit, sampling),
+            lambda wanted: self._engine.expand(tree, wanted, sampling),
+        )
+        self._ledger(tree).drew(branches, steps)
+        return steps
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """Rewards remembered, under way elsewhere, or read now."""
+        rewards = await _once(
+            self._rewards,
+            trajectories,
+            lambda trajectory: (prompt, question, trajectory.steps),
+            lambda wanted: self._engine.score(tree, prompt, question, wanted),
+        )
+        self._ledger(tree).scored(prompt, trajectories)
+        return rewards
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Vectors remembered, under way elsewhere, or made now; a step's is its own."""
+        vectors = await _once(
+            self._vectors,
+            trajectories,
+            lambda trajectory: (trajectory.steps[-1], trajectory.texts[-1]),
+            lambda wanted: self._engine.embed(tree, prompt, wanted),
+        )
+        self._ledger(tree).compared(trajectories)
+        return vectors
+
+    async def release(self, tree: str) -> TreeCost:
+        """Let go of the tree; what it would have cost alone."""
+        await super().release(tree)
+        return self._ledgers.pop(tree, self._new_ledger()).cost()
+
+    async def abort(self, tree: str) -> None:
+        """As the engine does."""
+        self._ledgers.pop(tree, None)
+        await super().abort(tree)
+
+    def _ledger(self, tree: str) -> StandaloneCost:
+        return self._ledgers.setdefault(tree, self._new_ledger())
+
+    def _new_ledger(self) -> StandaloneCost:
+        return StandaloneCost(*self._flops, tag_tokens=self.capabilities.score_tokens[1])
+
+
+async def _once(
+    known: dict[Hashable, asyncio.Future[V]],
+    wanted: Sequence[T],
+    key: Callable[[T], Hashable],
+    ask: Callable[[list[T]], Awaitable[list[V]]],
+) -> list[V]:
+    """A value for each of ``wanted``, asking only for those that nobody has asked for yet.
+
+    If the asking fails, so does everybody who waits for it, and nothing is remembered.
+    """
+    keys = [key(item) for item in wanted]
+    mine = {k: item for k, item in zip(keys, wanted, strict=True) if k not in known}
+    loop = asyncio.get_running_loop()
+    futures = {k: loop.create_future() for k in mine}
+    known |= futures
+    try:
+        values = await ask(list(mine.values())) if mine else []
+    except BaseException as error:
+        for k, future in futures.items():
+            del known[k]
+            cause = error if isinstance(error, EngineError) else EngineError("its search ended")
+            future.set_exception(cause)
+            future.exception()  # read here: perhaps nobody waits for it
+        raise
+    for future, value in zip(futures.values(), values, strict=True):
+        future.set_result(value)
+    return [await known[k] for k in keys]
+
+
+def _contexts(start: int, tokens: int) -> int:
+    """The sum of the contexts of ``tokens`` rows at positions from ``start``, each with itself."""
+    return tokens * start + tokens * (tokens + 1) // 2

@@ -1,0 +1,122 @@
+"""The entry point of the group ``sglang.srt.plugins``: what our plug-in adds to SGLang.
+
+A radix cache backend by the name of ``plugin_protocol.NAME``, hooks that hand notes to it, seeded
+sampling, and its counts in ``/server_info``. SGLang calls ``register`` in each of its processes.
+Nothing is read from a request but numbers, names and ids: no code and no flag that lets any in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from hedgerow_sglang.plugin_protocol import NAME, parse_note
+from hedgerow_sglang.seeded_sampling import sample, seeded_batch
+
+OLDEST = (0, 5, 16)
+NEWEST = (0, 5, 23)
+_PAIRS_SINCE = (0, 5, 20)
+"""From here on the sampler returns its tokens with what it captured of the distribution."""
+
+_SAMPLER = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
+_BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_VERIFY = "sglang.srt.sampling.sampling_params.SamplingParams.verify"
+
+
+def register() -> None:
+    """Add everything to this process. An unknown version of SGLang gets a backend that says so."""
+    from sglang.srt.mem_cache.registry import (  # pyright: ignore[reportMissingImports]
+        register_radix_cache_backend,
+    )
+    from sglang.srt.plugins.hook_registry import (  # pyright: ignore[reportMissingImports]
+        HookRegistry,
+        HookType,
+    )
+
+    register_radix_cache_backend(NAME, make_cache)
+    version = version_of(_version())
+    if not supported(version):
+        return
+    HookRegistry.register(_VERIFY, reject_invalid_notes, HookType.AFTER)
+    HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", deliver_note, HookType.BEFORE)
+    HookRegistry.register(f"{_SCHEDULER}.get_internal_state", report_counts, HookType.AFTER)
+    HookRegistry.register(_BATCH, seeded_batch, HookType.AROUND)
+    HookRegistry.register(_SAMPLER, sampler_of(version), HookType.AROUND)
+
+
+def _version() -> str:
+    return metadata.version("sglang")
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers of a version: 0.5.16.post1 is (0, 5, 16)."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def supported(version: tuple[int, ...]) -> bool:
+    """Whether the names inside SGLang that the plug-in leans on are known to be as it needs."""
+    return OLDEST <= version <= NEWEST
+
+
+def make_cache(context: Any) -> Any:
+    """The factory of the backend. Raises ValueError for what it cannot serve, naming it."""
+    if not supported(version_of(_version())):
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        raise ValueError(
+            f"--radix-cache-backend {NAME}: SGLang {_version()}; {oldest} to {newest} is supported"
+        )
+    for field, flag in (
+        ("is_hybrid_swa", "a model with sliding-window attention"),
+        ("is_hybrid_ssm", "a model with state-space layers"),
+        ("enable_hierarchical_cache", "--enable-hierarchical-cache"),
+    ):
+        if getattr(context, field, False):
+            raise ValueError(f"--radix-cache-backend {NAME}: {flag}; it holds plain KV only")
+    from hedgerow_sglang.search_cache import SearchCache
+
+    return SearchCache(context.params)
+
+
+def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
+    """After ``SamplingParams.verify``: a wrong note is the client's error, before it is queued."""
+    if NAME in (params.custom_params or {}):
+        parse_note(params.custom_params[NAME])
+
+
+def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+    """Before ``Scheduler.handle_generate_request``: the cache hears the request's note."""
+    text = (request.sampling_params.custom_params or {}).get(NAME)
+    if text is not None and hasattr(scheduler.tree_cache, "take_note"):
+        scheduler.tree_cache.take_note(parse_note(text))
+
+
+def report_counts(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+    """After ``Scheduler.get_internal_state``: the plug-in's counts, for ``/server_info``."""
+    cache = scheduler.tree_cache
+    counts = cache.state() if hasattr(cache, "take_note") else {"evicts": 0}
+    answer.internal_state[NAME] = counts | {"seeds": 1}
+    return answer
+
+
+def sampler_of(version: tuple[int, ...]) -> Callable[..., Any]:
+    """Around ``Sampler._sample_from_probs``, in the shape that this version returns."""
+
+    def around(
+        original: Callable[..., Any],
+        sampler: Any,
+        probs: Any,
+        info: Any,
+        positions: Any,
+        simple: bool,
+    ) -> Any:
+        captures = getattr(info, "sampling_mask_batch_indices", None) is not None
+        if info.sampling_seed is None or captures:
+            return original(sampler, probs, info, positions, simple)
+        tokens = sample(probs, info, positions)
+        return (tokens, None) if version >= _PAIRS_SINCE else tokens
+
+    return around

@@ -1,0 +1,185 @@
+"""What a client tells our plug-in inside SGLang, and what it reads there. No SGLang, no torch.
+
+A note travels in-band: on an ordinary ``/generate`` request, under its sampling parameters, as one
+string of JSON (SGLang hands on nothing deeper):
+
+    {"input_ids": [...], "sampling_params": {
+        "sampling_seed": -17,
+        "custom_params": {"hedgerow": "{\"tree\": \"key/t1\", \"prompt\": 57, ...}"}}}
+
+``sampling_seed(seed)`` and ``custom_params(note)`` make the two. The note of a request that draws
+or scores a step says which search it is for (``tree``, ``prompt``), which step (``node``,
+``parent``), and brings the search's latest hint along:
+
+- ``turn``: a number from 1 on that rises with every hint of the tree. All requests of a round
+  carry the same turn and the same hint, since nobody knows which arrives first; the first one is
+  taken, what arrives with that turn or an earlier one afterwards is passed over.
+- ``values``: the rewards that are new since the last turn, by node. Before its own a node has its
+  parent's. A server that has not seen the tree yet needs all of them.
+- ``active``: the nodes that the round expands; ``dead``: those that died since the last turn, each
+  one by its id. What is cached of them is freed when the note arrives.
+- ``outlook``: the nodes that the search would turn to, the next one first, if no reward changed;
+  left out by a search that cannot say. It goes before rewards.
+
+``over`` names searches that have ended, this one or others: all but their prompts is freed. A note
+that is about no step leaves ``node`` and ``parent`` out; a request with one token and
+``max_new_tokens`` 0 carries it when there is nothing else to ask. A request without a note is
+served as SGLang serves it, and its KV goes first when room is short.
+
+The search's ids of nodes are those of ``search.tree``: 0 is the prompt, a parent's is lower than
+its children's. A note that is wrong is refused with status 400 and a message naming the field.
+
+``GET /server_info`` shows what the plug-in has done, see ``plugin_counts``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+NAME = "hedgerow"
+"""The note's key, the plug-in's key in ``/server_info`` and its ``--radix-cache-backend``."""
+COUNTS = (
+    "held_tokens",
+    "cached_tokens",
+    "evicted_tokens",
+    "split_evicted_tokens",
+    "freed_tokens",
+    "recomputed_tokens",
+    "searches",
+)
+
+_WORD = 1 << 64
+_MOST = 1 << 31
+_MOST_ID = 1 << 20
+_FIELDS = frozenset(
+    {"tree", "prompt", "node", "parent", "turn", "values", "active", "dead", "outlook", "over"}
+)
+
+
+class NoteError(ValueError):
+    """A note is wrong; the message names the field, its value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a request says of its search; fields as above. ``prompt`` is its length in tokens."""
+
+    tree: str
+    prompt: int
+    node: int | None = None
+    parent: int | None = None
+    turn: int = 0
+    values: Mapping[int, float] = field(default_factory=dict)
+    active: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()
+    outlook: tuple[int, ...] = ()
+    over: tuple[str, ...] = ()
+
+
+def sampling_seed(seed: int) -> int:
+    """A seed in [0, 2^64) as SGLang takes it: the same 64 bits, signed."""
+    return seed - _WORD if seed >= _WORD >> 1 else seed
+
+
+def custom_params(note: Note) -> dict[str, str]:
+    """The note as a request's ``custom_params``; fields that say nothing are left out."""
+    fields: dict[str, Any] = {"tree": note.tree, "prompt": note.prompt}
+    for name in ("node", "parent"):
+        if getattr(note, name) is not None:
+            fields[name] = getattr(note, name)
+    for name in ("turn", "values", "active", "dead", "outlook", "over"):
+        if getattr(note, name):
+            fields[name] = getattr(note, name)
+    return {NAME: json.dumps(fields, separators=(",", ":"))}
+
+
+def parse_note(text: object) -> Note:
+    """The note that a request brought. Raises NoteError."""
+    if not isinstance(text, str):
+        raise NoteError(f"{NAME}: {type(text).__name__}; a string of JSON is needed")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise NoteError(f"{NAME}: not JSON") from None
+    if not isinstance(fields, dict):
+        raise NoteError(f"{NAME}: {type(fields).__name__}; an object is needed")
+    unknown = sorted(set(fields) - _FIELDS)
+    if unknown:
+        raise NoteError(f"{unknown[0]}: unknown; one of {', '.join(sorted(_FIELDS))} is allowed")
+    step = {name: _id(name, fields[name]) for name in ("node", "parent") if name in fields}
+    if len(step) == 1:
+        raise NoteError(f"{next(iter(step))}: alone; node and parent go together")
+    if step and not step["parent"] < step["node"]:
+        raise NoteError(f"node: {step['node']}; an id above its parent's {step['parent']}")
+    return Note(
+        tree=_name("tree", fields.get("tree")),
+        prompt=_whole("prompt", fields.get("prompt"), 1),
+        **step,
+        turn=_whole("turn", fields.get("turn", 0), 0),
+        values=_values(fields.get("values", {})),
+        active=_ids("active", fields),
+        dead=_ids("dead", fields),
+        outlook=_ids("outlook", fields),
+        over=tuple(_name("over", tree) for tree in _list("over", fields.get("over", []))),
+    )
+
+
+def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:
+    """What the plug-in has counted, over all schedulers of a server; None if it is not there.
+
+    ``server_info``: what ``GET /server_info`` gives. In tokens: ``held_tokens``, cached now for
+    searches in flight; ``cached_tokens``, all that is cached; since the start ``evicted_tokens``,
+    to make room, of them ``split_evicted_tokens`` off the tip of a block whose head stayed;
+    ``freed_tokens``, of nodes that had died and searches that had ended; ``recomputed_tokens``, of
+    prefixes that searches had read before. ``searches`` in flight. ``evicts``: 1 if the plug-in
+    decides what goes, 0 where the server runs another cache backend; ``seeds``: 1 if it samples by
+    seed.
+    """
+    states = [state.get(NAME) for state in server_info.get("internal_states", ())]
+    counts = [state for state in states if state]
+    if not counts or len(counts) < len(states):
+        return None
+    total = {name: sum(int(state.get(name, 0)) for state in counts) for name in COUNTS}
+    return total | {name: min(int(state[name]) for state in counts) for name in ("evicts", "seeds")}
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if type(value) is not int or not least <= value < _MOST:
+        raise NoteError(f"{name}: {value!r}; a whole number from {least} on is needed")
+    return value
+
+
+def _id(name: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_ID:
+        raise NoteError(f"{name}: {value!r}; a node's id, from 0 to {_MOST_ID - 1}, is needed")
+    return value
+
+
+def _ids(name: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(_id(name, node) for node in _list(name, fields.get(name, [])))
+
+
+def _name(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise NoteError(f"{name}: {value!r}; the name of a search is needed")
+    return value
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise NoteError(f"{name}: {value!r}; a list is needed")
+    return value
+
+
+def _values(fields: object) -> dict[int, float]:
+    if not isinstance(fields, dict):
+        raise NoteError(f"values: {fields!r}; an object of rewards by node is needed")
+    values = {}
+    for key, value in fields.items():
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise NoteError(f"values: {value!r} of node {key}; from 0 to 1 is needed")
+        values[_id("values", int(key) if key.isdecimal() and len(key) < 10 else key)] = float(value)
+    return values

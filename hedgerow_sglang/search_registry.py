@@ -1,0 +1,178 @@
+"""What the searches in flight hold, by what their notes say: which token paths, and how dear.
+
+Pure: notes and token ids in, ranks and dead paths out. The order is that of
+``kvpolicy.block_table``, as in the embedded engine; where a path is cached the radix cache knows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hedgerow_sglang.plugin_protocol import Note
+from kvpolicy.block_table import BlockTable, EvictionKey
+from kvpolicy.eviction_order import EvictionParams
+from kvpolicy.value import UNFITTED, Theta
+
+ROOT = 0
+EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
+"""The embedded engine's: best-first search returns to the best open node, however far."""
+SILENT_TURNS = 4096
+"""A search that says nothing for so many turns of others has gone without a word."""
+
+Tokens = array
+
+
+class CacheNamespace(NamedTuple):
+    """What keeps equal tokens of different users apart in SGLang's cache."""
+
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
+class HeldBlock(NamedTuple):
+    """A block that its search may come back to.
+
+    ``tokens``: int64 ids from the prompt's start to the block's end; ``parent``: the block above,
+    whose tokens are the first of these.
+    """
+
+    tree: str
+    node: int
+    parent: int
+    tokens: Tokens
+    rank: EvictionKey
+
+
+class DeadPath(NamedTuple):
+    """A path that nobody comes back to; ``keep``: its prompt's tokens, which may stay cached."""
+
+    namespace: CacheNamespace
+    tokens: Tokens
+    keep: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """One search: its prompt's length, the last turn heard, and where its blocks end."""
+
+    prompt: int
+    turn: int = 0
+    heard: int = 0
+    namespace: CacheNamespace = field(default_factory=CacheNamespace)
+    paths: dict[int, Tokens] = field(default_factory=dict)
+    parents: dict[int, int] = field(default_factory=dict)
+    closed: dict[int, int] = field(default_factory=dict)
+
+
+class SearchRegistry:
+    """The searches in flight on one server."""
+
+    def __init__(self, theta: Theta = UNFITTED) -> None:
+        self._block_table = BlockTable(theta, EVICTION_PARAMS)
+        self._searches: dict[str, _Search] = {}
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return len(self._searches)
+
+    def take_note(self, note: Note) -> list[DeadPath]:
+        """Take a note; what died by it. A turn that was heard, or an earlier one, says nothing."""
+        dead_paths = [path for tree in note.over for path in self._end_search(tree)]
+        if note.tree in note.over:
+            return dead_paths
+        search = self._searches.get(note.tree)
+        if search is None:
+            self._block_table.add_tree(note.tree, note.prompt)
+            self._block_table.transition(note.tree, {}, [ROOT], ())
+            search = self._searches[note.tree] = _Search(note.prompt)
+        if note.turn > search.turn:
+            self._turns += 1
+            search.turn = note.turn
+            hint = note.values, note.active, note.dead, note.outlook
+            self._block_table.transition(note.tree, *hint)
+            dead_paths += self._remove(search, note.dead)
+            self._forget_silent()
+        search.heard = self._turns
+        return dead_paths
+
+    def read_before(self, note: Note, prefix: Tokens) -> int:
+        """Of a request's prefix, the tokens that this search had read before this turn.
+
+        Those of the parent's path; of the longest path of a block for a request about no step. The
+        last token of a step that was drawn has been read by nobody.
+        """
+        search = self._searches.get(note.tree)
+        if search is None:
+            return 0
+        nodes = search.paths if note.parent is None else {note.parent} & search.paths.keys()
+        known = [search.paths[node] for node in nodes if search.closed[node] < note.turn]
+        return max((len(path) - 1 for path in known if prefix[: len(path)] == path), default=0)
+
+    def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
+        """The step that a request was for is complete; ``tokens``: from the prompt to its end.
+
+        Nothing for one whose node or search has died meanwhile.
+        """
+        search = self._searches.get(note.tree)
+        if search is None or note.node is None or note.parent is None:
+            return
+        search.namespace = namespace
+        if ROOT not in search.paths:
+            search.prompt = min(search.prompt, len(tokens))
+            self._add(search, ROOT, -1, tokens[: search.prompt])
+        above = note.parent
+        path = search.paths.get(above)
+        if path is None or tokens[: len(path)] != path:
+            above = ROOT
+        blocks = self._block_table[note.tree]
+        own = max(1, len(tokens) - len(search.paths[above]))
+        self._block_table.boundary(note.tree, note.node, above, own)
+        if blocks.alive(note.node) and note.node not in search.paths:
+            self._add(search, note.node, above, tokens)
+
+    def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
+        """Every block that may be visited again, of each search parents first."""
+        rank = self._block_table.eviction_key
+        for tree, search in self._searches.items():
+            for node, tokens in search.paths.items():
+                above = search.parents[node]
+                yield search.namespace, HeldBlock(tree, node, above, tokens, rank(tree, node))
+
+    def pressure(self, budget: int) -> dict[str, list[int]]:
+        """What kvpolicy's exact mode would keep of every block; see ``BlockTable.pressure``."""
+        return {tree: kept.tolist() for tree, kept in self._block_table.pressure(budget).items()}
+
+    def clear(self) -> None:
+        """Nothing is cached any more; searches go on with what they draw from now on."""
+        for search in self._searches.values():
+            search.paths.clear()
+            search.parents.clear()
+            search.closed.clear()
+
+    def _add(self, search: _Search, node: int, above: int, tokens: Tokens) -> None:
+        search.paths[node] = tokens
+        search.parents[node] = above
+        search.closed[node] = search.turn
+
+    def _remove(self, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
+        dead_paths = []
+        for node in nodes:
+            tokens = search.paths.pop(node, None)
+            if tokens is not None:
+                del search.parents[node], search.closed[node]
+                dead_paths.append(DeadPath(search.namespace, tokens, search.prompt))
+        return dead_paths
+
+    def _end_search(self, tree: str) -> list[DeadPath]:
+        search = self._searches.pop(tree, None)
+        self._block_table.remove_tree(tree)
+        return [] if search is None else self._remove(search, list(search.paths))
+
+    def _forget_silent(self) -> None:
+        """Searches that have long said nothing hold nothing more; their KV goes by age."""
+        for tree, search in list(self._searches.items()):
+            if self._turns - search.heard > SILENT_TURNS:
+                self._end_search(tree)

@@ -1,0 +1,129 @@
+"""All searches' blocks under one budget: what happens to them, and which are evicted first.
+
+Three events and nothing else cause work: a *boundary* (a block closes), a *transition* (a search's
+active leaves change) and *pressure* (memory runs short). Blocks that several trees have in common
+are the cache's to recognise; it gives such a block the highest of its keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from kvpolicy.eviction_order import EvictionParams, Infeasible, Ints, keep_within
+from kvpolicy.tree_blocks import TreeBlocks
+from kvpolicy.value import UNFITTED, Theta
+
+EvictionKey = tuple[bool, float, int, int]
+"""Lower goes first: on an active path, weight, then later trees and higher ids before others."""
+
+
+class BlockTable:
+    """The blocks of all searches in flight, by tree name, in order of arrival."""
+
+    def __init__(self, theta: Theta = UNFITTED, params: EvictionParams | None = None) -> None:
+        self._table = theta.table()
+        self._params = params or EvictionParams()
+        self._trees: dict[str, TreeBlocks] = {}
+        self._number: dict[str, int] = {}
+        self._arrivals = 0
+
+    def __contains__(self, tree: str) -> bool:
+        return tree in self._trees
+
+    def __getitem__(self, tree: str) -> TreeBlocks:
+        return self._trees[tree]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, in order of arrival."""
+        return iter(self._trees)
+
+    def add_tree(self, tree: str, prompt_tokens: int) -> None:
+        """A search begins; its prompt is block 0. Raises ValueError if the name is taken."""
+        if tree in self._trees:
+            raise ValueError(f"tree: {tree!r} is in flight already")
+        self._arrivals += 1
+        self._number[tree] = self._arrivals
+        self._trees[tree] = TreeBlocks(prompt_tokens, self._table, self._params)
+
+    def remove_tree(self, tree: str) -> None:
+        """A search is over; an unknown one passes."""
+        self._trees.pop(tree, None)
+        self._number.pop(tree, None)
+
+    def boundary(
+        self, tree: str, node: int, parent: int, tokens: int, confidence: float | None = None
+    ) -> None:
+        """A block closed; see ``TreeBlocks.add_block``."""
+        self._trees[tree].add_block(node, parent, tokens, confidence)
+
+    def add_attention(self, tree: str, node: int, mass: float, queries: int) -> None:
+        """Attention that later tokens paid to a block; see ``TreeBlocks.add_attention``."""
+        self._trees[tree].add_attention(node, mass, queries)
+
+    def transition(
+        self,
+        tree: str,
+        values: Mapping[int, float],
+        active: Iterable[int],
+        dead: Iterable[int],
+        outlook: Sequence[int] = (),
+    ) -> None:
+        """A search moved on: new rewards, the leaves it expands now, what it will not visit again,
+        and in which order it would turn to the others, where it can say.
+
+        Weights follow when they are next asked for.
+        """
+        blocks = self._trees[tree]
+        blocks.set_values(values)
+        blocks.set_outlook(outlook)
+        blocks.mark_dead(dead)
+        blocks.set_active(active)
+
+    def pressure(self, budget: int) -> dict[str, Ints]:
+        """Tokens to keep of every block, by tree and row, so that they are at most ``budget``.
+
+        Blocks on active paths stay whole, dead ones go, the others are kept in order of weight,
+        parents first, and the last one is cut at its tail. Raises Infeasible if the active paths
+        alone exceed the budget.
+        """
+        kept = {}
+        spare: list[tuple[Ints, Ints]] = []
+        weights, sizes = [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        needed = 0
+        for tree, blocks in self._trees.items():
+            weight, on_path = blocks.weights()
+            kept[tree] = blocks.tokens * on_path
+            needed += int(kept[tree].sum())
+            rows = np.flatnonzero(~on_path & (weight > -np.inf))
+            spare.append((kept[tree], rows))
+            weights.append(weight[rows])
+            sizes.append(blocks.tokens[rows])
+        if needed > budget:
+            raise Infeasible(needed, budget, "active paths")
+        shares = keep_within(np.concatenate(sizes), np.concatenate(weights), budget - needed)
+        at = 0
+        for whole, rows in spare:
+            whole[rows] = shares[at : at + len(rows)]
+            at += len(rows)
+        return kept
+
+    def eviction_key(self, tree: str, node: int) -> EvictionKey:
+        """Of blocks that may be evicted, the one with the lowest key goes first.
+
+        On an active path the search is about to need a block whatever its value: there the later
+        tree and the higher id, whose turn comes last, go first. A node without a block is a step
+        still being drawn: it counts as on its path.
+        """
+        blocks = self._trees.get(tree)
+        if blocks is None or node not in blocks:
+            return self.eviction_key_at(tree, node, math.inf)
+        on_path, weight = blocks.path_and_weight(node)
+        return self.eviction_key_at(tree, node, math.inf if on_path else weight)
+
+    def eviction_key_at(self, tree: str, node: int, weight: float) -> EvictionKey:
+        """``eviction_key`` of a block whose weight ``TreeBlocks.weights_of`` has given."""
+        ahead = weight == math.inf
+        return ahead, 0.0 if ahead else weight, -self._number.get(tree, 0), -node

@@ -1,0 +1,83 @@
+"""Equation (2) as an order, and how much of each block a budget keeps in that order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpolicy.value import Floats
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Infeasible(Exception):
+    """A budget that cannot hold what must stay. ``needed`` and ``budget`` are in tokens."""
+
+    def __init__(self, needed: int, budget: int, what: str) -> None:
+        super().__init__(f"budget: {budget} tokens; {what} need {needed}")
+        self.needed = needed
+        self.budget = budget
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionParams:
+    """Equation (2)'s constants: η (``off_path``), γ (``sharpness``), λd, λΔ. Raises ValueError.
+
+    λd may be negative, which favours deep blocks.
+    """
+
+    off_path: float = 0.5
+    sharpness: float = 2.0
+    depth_decay: float = 0.0
+    distance_decay: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.off_path <= 1:
+            raise ValueError(f"off_path: {self.off_path}; more than 0 and at most 1 is needed")
+        if not (math.isfinite(self.sharpness) and self.sharpness >= 0):
+            raise ValueError(f"sharpness: {self.sharpness}; 0 or more is needed")
+        if not math.isfinite(self.depth_decay):
+            raise ValueError(f"depth_decay: {self.depth_decay}; a finite number is needed")
+        if not (math.isfinite(self.distance_decay) and self.distance_decay >= 0):
+            raise ValueError(f"distance_decay: {self.distance_decay}; 0 or more is needed")
+
+
+def static_weight(score: Floats, depth: Ints, params: EvictionParams) -> Floats:
+    """The part of a weight that does not depend on the active leaves: s^γ · e^(-λd·d)."""
+    sharp = score**params.sharpness
+    return sharp * np.exp(-params.depth_decay * depth) if params.depth_decay else sharp
+
+
+def eviction_weights(
+    static_weights: Floats, off_path: Bools, distance: Ints, params: EvictionParams
+) -> Floats:
+    """Equation (2) without α and clipping: η^[off path] · s^γ · e^(-λd·d) · e^(-λΔ·Δ).
+
+    ``static_weights``: by ``static_weight``; ``distance``: Δ, edges to the nearest active leaf;
+    all (n,).
+    """
+    weights = static_weights * np.where(off_path, params.off_path, 1.0)
+    if params.distance_decay:
+        weights *= np.exp(-params.distance_decay * distance)
+    return weights
+
+
+def keep_within(tokens: Ints, weight: Floats, budget: int) -> Ints:
+    """Tokens kept of each block (n,), counted from its start; they add up to the budget or to all.
+
+    Blocks are kept whole by falling weight, equal weights by rising index, and the last one is cut
+    at its tail. Where weights do not increase down the tree and parents stand before children, what
+    is kept is prefix-closed; a larger budget keeps a superset. Raises ValueError below 0.
+    """
+    if budget < 0:
+        raise ValueError(f"budget: {budget}; 0 or more is needed")
+    order = np.argsort(-weight, kind="stable")
+    sizes = tokens[order]
+    before = np.cumsum(sizes) - sizes
+    kept = np.empty_like(tokens)
+    kept[order] = np.minimum(np.maximum(budget - before, 0), sizes)
+    return kept

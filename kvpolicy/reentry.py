@@ -1,0 +1,75 @@
+"""What a recorded search shows in hindsight: which blocks it left came back onto its path.
+
+A search is followed as the engine's KV policy follows it, event by event, so that a signal has the
+value here that it has there when an order is made. Each transition gives a row for every block off
+Path* that something may grow from: those are the ones whose own score counts (section 4 of the
+paper, as ``kvpolicy.tree_blocks`` weighs it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from kvpolicy.block_table import BlockTable
+from kvpolicy.eviction_order import Ints
+from kvpolicy.fit import Rows, reentry_rows
+from kvpolicy.value import Floats
+
+_TREE = ""
+
+
+class ReentryRecorder:
+    """One search from its start to its end."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        """The search stands at its prompt, which is block 0."""
+        self._table = BlockTable()
+        self._table.add_tree(_TREE, prompt_tokens)
+        self._left: list[tuple[Ints, Floats]] = []
+        """At each transition: blocks off Path* and their v, u and a (3, n)."""
+        self._last_on_path: dict[int, int] = {}
+
+    def boundary(
+        self,
+        node: int,
+        parent: int,
+        tokens: int,
+        confidence: float | None = None,
+        attention: Sequence[float] = (),
+    ) -> None:
+        """A block closed, unless it has died before. ``attention``: what its end pays to each block
+        of its path, the prompt first, as ``attention_shares``; empty where it was not read."""
+        self._table.boundary(_TREE, node, parent, tokens, confidence)
+        blocks = self._table[_TREE]
+        chain = blocks.chain(node) if attention and node in blocks else ()
+        for block, share in zip(chain, attention, strict=False):
+            self._table.add_attention(_TREE, block, share, 1)
+
+    def transition(
+        self,
+        values: Mapping[int, float],
+        active: Iterable[int],
+        dead: Iterable[int],
+        outlook: Sequence[int] = (),
+    ) -> None:
+        """The search moved on; see ``BlockTable.transition``."""
+        self._table.transition(_TREE, values, active, dead, outlook)
+        blocks = self._table[_TREE]
+        path, left = blocks.path_and_candidates()
+        self._last_on_path |= dict.fromkeys(path.tolist(), len(self._left))
+        self._left.append((left, blocks.signals(left)))
+
+    def rows(self) -> Rows:
+        """What ``kvpolicy.fit`` is given: a block came back if it is on Path* at a later
+        transition, and would have cost its tokens. The search is over."""
+        tokens = self._table[_TREE].tokens
+        signals, came, cost = [np.empty((3, 0))], [np.empty(0)], [np.empty(0)]
+        for number, (left, known) in enumerate(self._left):
+            last = [self._last_on_path.get(node, -1) for node in left.tolist()]
+            signals.append(known)
+            came.append((np.array(last, dtype=np.int64) > number).astype(np.float64))
+            cost.append(tokens[left].astype(np.float64))
+        v, u, a = np.concatenate(signals, axis=1)
+        return reentry_rows(v, u, a, np.concatenate(came), np.concatenate(cost))

@@ -1,0 +1,369 @@
+"""One search tree as its KV manager sees it: blocks, their signals, and where the search stands.
+
+A block is one node's step; block 0 is the prompt. Ids are the search's own: a parent's id is lower
+than its children's, and there may be gaps where a node has no block. Passes over the tree go level
+by level in NumPy, so an update is O(n) with few calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from kvpolicy.eviction_order import Bools, EvictionParams, Ints, eviction_weights
+from kvpolicy.signals import Signals
+from kvpolicy.value import Floats
+
+ROOT = 0
+_ABSENT = -2
+_FIRST = 64
+
+
+class Level:
+    """The blocks of one depth and their parents; grows at its end."""
+
+    __slots__ = ("_parents", "_rows", "_size")
+
+    def __init__(self) -> None:
+        self._rows = np.empty(_FIRST, dtype=np.int64)
+        self._parents = np.empty(_FIRST, dtype=np.int64)
+        self._size = 0
+
+    def append(self, row: int, parent: int) -> None:
+        """Add a block."""
+        if self._size == len(self._rows):
+            self._rows = np.concatenate([self._rows, self._rows])
+            self._parents = np.concatenate([self._parents, self._parents])
+        self._rows[self._size] = row
+        self._parents[self._size] = parent
+        self._size += 1
+
+    @property
+    def rows(self) -> Ints:
+        """Block ids, in order of arrival."""
+        return self._rows[: self._size]
+
+    @property
+    def parents(self) -> Ints:
+        """Their parents' ids."""
+        return self._parents[: self._size]
+
+
+class TreeBlocks:
+    """The blocks of one tree. Row i of every array is block i."""
+
+    def __init__(self, prompt_tokens: int, table: Floats, params: EvictionParams) -> None:
+        """``table``: ``Theta.table``; ``prompt_tokens`` is block 0's length."""
+        self._signals = Signals(table, params)
+        self._params = params
+        self._parent: list[int] = []
+        self._live_children: list[int] = []
+        self._levels: list[Level] = []
+        self._tokens = np.zeros(_FIRST, dtype=np.int64)
+        self._depth = np.zeros(_FIRST, dtype=np.int64)
+        self._open_leaf = np.zeros(_FIRST, dtype=np.bool_)
+        self._foreseen = np.zeros(_FIRST, dtype=np.bool_)
+        self._leafless = np.full(_FIRST, np.inf)
+        """What a row weighs below which nothing may grow."""
+        self._attention: dict[int, tuple[float, int]] = {}
+        self._dead: set[int] = set()
+        self._active: tuple[int, ...] = ()
+        self._now: tuple[Floats, Bools] | None = None
+        self._dear = self._leafless
+        self._fresh: dict[int, float] = {}
+        self.add_block(ROOT, -1, prompt_tokens)
+
+    def __contains__(self, node: int) -> bool:
+        return 0 <= node < len(self._parent) and self._parent[node] != _ABSENT
+
+    @property
+    def tokens(self) -> Ints:
+        """Tokens of each block (rows,); 0 where there is none."""
+        return self._tokens[: len(self._parent)]
+
+    def alive(self, node: int) -> bool:
+        """Whether a block may be visited again."""
+        return node in self and node not in self._dead
+
+    def chain(self, node: int) -> list[int]:
+        """The blocks from the prompt's down to this one."""
+        found = []
+        while node >= ROOT:
+            found.append(node)
+            node = self._parent[node]
+        return found[::-1]
+
+    def end_position(self, node: int) -> int:
+        """Tokens from the prompt's start to the block's end."""
+        return sum(int(self._tokens[block]) for block in self.chain(node))
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The leaves the search stands at."""
+        return self._active
+
+    def add_block(
+        self, node: int, parent: int, tokens: int, confidence: float | None = None
+    ) -> None:
+        """A block of ``tokens`` tokens is complete; ``confidence``: its boundary confidence u.
+
+        Until it has a reward it inherits its parent's value. A node that is dead already, or known,
+        is left as it is. Raises ValueError if the parent is unknown or the length is not positive.
+        """
+        if node in self or node in self._dead:
+            return
+        if parent not in self and node != ROOT:
+            raise ValueError(f"parent: {parent} of node {node} has no block")
+        if not parent < node:
+            raise ValueError(f"node: {node}; an id above its parent's {parent} is needed")
+        if tokens < 1:
+            raise ValueError(f"tokens: {tokens} of node {node}; at least 1 is needed")
+        self._make_room(node)
+        depth = 0 if node == ROOT else int(self._depth[parent]) + 1
+        self._parent[node] = parent
+        self._tokens[node], self._depth[node] = tokens, depth
+        self._open_leaf[node], self._leafless[node] = True, -np.inf
+        if node != ROOT:
+            self._live_children[parent] += 1
+            self._open_leaf[parent] = False
+        self._signals.add(node, None if node == ROOT else parent, depth, confidence)
+        if depth == len(self._levels):
+            self._levels.append(Level())
+        self._levels[depth].append(node, parent)
+        if self._now is None or not self._joins(node, parent):
+            self._now = None
+
+    def set_values(self, values: Mapping[int, float]) -> None:
+        """Rewards of some blocks, in [0, 1]; unscored blocks below them inherit. Unknown ids pass.
+
+        Raises ValueError.
+        """
+        for node, value in values.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"value: {value} of node {node}; from 0 to 1 is needed")
+            if node not in self:
+                continue
+            self._signals.set_value(node, value)
+            self._now = None
+            if self._live_children[node]:
+                self._inherit(node)
+
+    def set_outlook(self, outlook: Sequence[int]) -> None:
+        """The search would turn to these in this order: a value is one over its turn.
+
+        This is the value that the search itself goes by (section 4 of the paper); it takes the
+        place of a reward, and those that have grown before weigh for themselves again. Unknown ids
+        pass.
+        """
+        rows = np.fromiter(outlook, np.int64, len(outlook))
+        if len(rows) and (rows.max() >= len(self._parent) or not self._tokens[rows].all()):
+            rows = np.array([node for node in outlook if node in self], dtype=np.int64)
+        if len(rows):
+            self._foreseen[:] = False
+            self._foreseen[rows] = True
+            self._signals.set_outlook(rows)
+            self._now = None
+
+    def add_attention(self, node: int, mass: float, queries: int) -> None:
+        """``queries`` tokens paid ``mass`` to a block in all, each its ``attention_shares``.
+
+        a is the running mass a query, in [0, 1].
+        """
+        if node not in self or queries < 1:
+            return
+        paid, asked = self._attention.get(node, (0.0, 0))
+        paid, asked = paid + mass, asked + queries
+        self._attention[node] = paid, asked
+        self._signals.set_attention(node, min(1.0, paid / asked))
+        if self._now is None:
+            return
+        on_path = self._now[1]
+        if node in self._fresh:
+            self._weigh_alone(node)
+        elif node >= len(on_path) or not on_path[node]:
+            self._now = None
+
+    def set_active(self, active: Iterable[int]) -> None:
+        """The search stands at these leaves now; those dead or without a block are left out."""
+        self._active = tuple(sorted({node for node in active if self.alive(node)}))
+        self._now = None
+
+    def mark_dead(self, nodes: Iterable[int]) -> None:
+        """These will never be visited again."""
+        for node in nodes:
+            if node in self._dead:
+                continue
+            self._dead.add(node)
+            if node in self:
+                self._open_leaf[node] = self._foreseen[node] = False
+                self._now = None
+                if node != ROOT:
+                    self._leave(self._parent[node])
+
+    def signals(self, nodes: Ints) -> Floats:
+        """v, u and a of blocks, (3, n); NaN where one is missing."""
+        return self._signals.of(nodes)
+
+    def path_and_candidates(self) -> tuple[Ints, Ints]:
+        """The blocks on Path*, and those off it from which something may grow, both rising."""
+        rows = slice(len(self._parent))
+        off = self._open_leaf[rows] | self._foreseen[rows]
+        path = np.array(sorted(self._path()), dtype=np.int64)
+        off[path] = False
+        return path, np.flatnonzero(off)
+
+    def weights(self) -> tuple[Floats, Bools]:
+        """Each block's weight and whether it is on Path*, both (rows,); not to be written to.
+
+        A block weighs the most of what may grow at or below it, which is an open leaf or foreseen;
+        minus infinity where there is none, infinity where there is no block. Path* is the union of
+        the active leaves' ancestor chains, themselves included; what attention it has been paid
+        since the last move is not in its own weights, which no order asks for.
+        """
+        if self._now is None or self._fresh:
+            self._fresh.clear()
+            weight, on_path = self._now = self._weigh()
+            self._dear = weight.copy()
+            self._dear[on_path] = np.inf
+        return self._now
+
+    def path_and_weight(self, node: int) -> tuple[bool, float]:
+        """Whether a block is on Path*, and its weight: for few blocks of many.
+
+        A block that closed below Path* since the last time all were weighed has been weighed by
+        itself: those above it are on Path*, whatever they weigh.
+        """
+        if self._now is not None and node in self._fresh:
+            return False, self._fresh[node]
+        weight, on_path = self._now or self.weights()
+        return bool(on_path[node]), float(weight[node])
+
+    def weights_of(self, nodes: Ints) -> Floats:
+        """The weights of many (n,), infinite on Path*; a step without a block counts as on its
+        path. ``nodes`` rise."""
+        self.weights()
+        if not len(nodes) or (nodes[0] >= ROOT and nodes[-1] < len(self._dear)):
+            return self._dear[nodes]
+        rows = np.clip(nodes, ROOT, len(self._dear) - 1)
+        return np.where(rows == nodes, self._dear[rows], np.inf)
+
+    @property
+    def weights_current(self) -> bool:
+        """Whether nothing has changed since all blocks were weighed, but for new ones below
+        Path*."""
+        return self._now is not None
+
+    def own_weights(self) -> tuple[Floats, Bools]:
+        """Equation (2) without α for each block by itself, and Path*, both (rows,), for the
+        extractive mode."""
+        distance, on_path = self._reach()
+        return eviction_weights(
+            self._signals.static_weights(), ~on_path, distance, self._params
+        ), on_path
+
+    def distances(self) -> tuple[Ints, Bools]:
+        """Edges from each block to the nearest active leaf, and who is on Path*; both (rows,).
+
+        All 0 while there is no active leaf. Two passes over Path*, up and down, give its own
+        distances. Below it a block is as far from its anchor, the last one on Path*, as it is
+        deeper: Δ minus depth is handed down, and on Path* it is never less than a child's own.
+        """
+        rows = len(self._parent)
+        on_path = np.zeros(rows, dtype=np.bool_)
+        if not self._active:
+            return np.zeros(rows, dtype=np.int64), on_path
+        near = self._near()
+        path = np.array(list(near))
+        depth = self._depth[:rows]
+        beyond = np.full(rows, rows)
+        beyond[path] = np.array(list(near.values())) - depth[path]
+        on_path[path] = True
+        for level in self._levels[1:]:
+            below = level.rows
+            beyond[below] = np.minimum(beyond[below], beyond[level.parents])
+        return beyond + depth, on_path
+
+    def _reach(self) -> tuple[Ints, Bools]:
+        """``distances``, or zeros for Δ where the weights do not ask for it."""
+        if self._params.distance_decay:
+            return self.distances()
+        on_path = np.zeros(len(self._parent), dtype=np.bool_)
+        on_path[list(self._path())] = True
+        return np.zeros(1, dtype=np.int64), on_path
+
+    def _path(self) -> set[int]:
+        """Path*."""
+        path: set[int] = set()
+        for node in self._active:
+            while node >= ROOT and node not in path:
+                path.add(node)
+                node = self._parent[node]
+        return path
+
+    def _joins(self, node: int, parent: int) -> bool:
+        """Weigh a block that just closed below Path*; False if it stands elsewhere."""
+        assert self._now is not None, "nothing has been weighed that it could join"
+        on_path = self._now[1]
+        if not self._active or parent >= len(on_path) or not on_path[parent]:
+            return False
+        self._weigh_alone(node)
+        return True
+
+    def _weigh_alone(self, node: int) -> None:
+        """The weight of a block that has closed right below Path*."""
+        decay = self._params.distance_decay
+        near = math.exp(-decay * (self._near()[self._parent[node]] + 1)) if decay else 1.0
+        self._fresh[node] = self._signals.static_weight_of(node) * self._params.off_path * near
+
+    def _near(self) -> dict[int, int]:
+        """Distance to the nearest active leaf of every block on Path*."""
+        parent = self._parent
+        rising = sorted(self._path())
+        far = len(rising)
+        near = dict.fromkeys(rising, far)
+        near.update(dict.fromkeys(self._active, 0))
+        for node in reversed(rising[1:]):
+            above = parent[node]
+            near[above] = min(near[above], near[node] + 1)
+        for node in rising[1:]:
+            near[node] = min(near[node], near[parent[node]] + 1)
+        return near
+
+    def _weigh(self) -> tuple[Floats, Bools]:
+        weight, on_path = self.own_weights()
+        rows = slice(len(weight))
+        grows = self._open_leaf[rows] | self._foreseen[rows]
+        weight = np.where(grows, weight, self._leafless[rows])
+        for level in reversed(self._levels[1:]):
+            np.maximum.at(weight, level.parents, weight[level.rows])
+        return weight, on_path
+
+    def _leave(self, parent: int) -> None:
+        """A child of ``parent`` died; without live ones it is an open leaf again."""
+        self._live_children[parent] -= 1
+        if not self._live_children[parent] and parent not in self._dead:
+            self._open_leaf[parent] = True
+
+    def _inherit(self, node: int) -> None:
+        """Hand a block's value down to the unscored blocks below it."""
+        renewed = {node}
+        for below in self._signals.unscored(node):
+            if self._parent[below] in renewed:
+                renewed.add(below)
+                self._signals.inherit(below, node)
+
+    def _make_room(self, node: int) -> None:
+        """Rows up to ``node``."""
+        new = node + 1 - len(self._parent)
+        self._parent += [_ABSENT] * new
+        self._live_children += [0] * new
+        room = len(self._tokens)
+        if node < room:
+            return
+        more = max(room, node + 1 - room)
+        for name in ("_tokens", "_depth", "_open_leaf", "_foreseen"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
+        self._leafless = np.concatenate([self._leafless, np.full(more, np.inf)])

@@ -1,0 +1,338 @@
+"""A reference for the embedded engine: plain ``transformers``, one branch at a time.
+
+Nothing is shared, batched or kept between calls. It runs any causal language model and draws by
+the same noise, so the embedded engine is tested against it, and benchmarks time it as a baseline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.embedded.model.config import middle_layer
+from runtime.embedded.sampler import sample
+from runtime.judge import Judge
+from runtime.reward_format import reward_format
+from runtime.reward_reader import Reader
+from runtime.text import Text
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineError,
+    Hint,
+    PrefixTooLong,
+    RewardMissing,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+    Usage,
+)
+from search.tree import Finish
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceOptions:
+    """``policy`` and ``prm`` are checkpoint folders; ``threads``: of the arithmetic."""
+
+    policy: str | Path
+    prm: str | Path | None = None
+    reward_format: str = "none"
+    threads: int = 1
+    version: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call under way for a tree."""
+
+    tree: str
+    stopped: bool = False
+
+    def must_go_on(self) -> None:
+        if self.stopped:
+            raise EngineError(f"tree {self.tree!r} was aborted")
+
+
+class ReferenceEngine:
+    """``search.engine.Engine`` on plain transformers, in this process. Slow on purpose."""
+
+    def __init__(self, options: ReferenceOptions) -> None:
+        """Load the models. Raises ValueError or RewardMissing for options that cannot be met."""
+        torch.set_num_threads(options.threads)
+        self._form = reward_format(options.reward_format)
+        self._text = Text(options.policy)
+        self._policy = _load(options.policy)
+        self._prm: PreTrainedModel | None = None
+        if options.prm is not None and self._form.needs_model:
+            self._reader = Reader.of(self._form, Text(options.prm), self._text)
+            self._prm = _load(options.prm, head=not self._form.reads_hidden)
+        self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
+        scoring = self._judge if self._judge is not None else self._prm and self._reader
+        self._turn = asyncio.Lock()
+        self._costs: dict[str, TreeCost] = {}
+        self._past = TreeCost()
+        self._calls: set[_Call] = set()
+        models = {"policy": options.policy, "prm": options.prm}
+        self._capabilities = Capabilities(
+            engine="reference",
+            models={name: str(path) for name, path in models.items() if path is not None},
+            exact=True,
+            scores=self._prm is not None or not self._form.needs_model,
+            embeds="hidden",
+            context_tokens=self._text.context,
+            fingerprint=f"reference-{options.version}-{torch.__version__}-{options.threads}",
+            score_tokens=scoring.overhead() if scoring else (0, 0),
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; constant while it lives."""
+        return self._capabilities
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw one step for each branch, one after the other."""
+        for branch in branches:
+            wanted = len(branch.tokens) + branch.limit
+            if wanted > self._text.context:
+                raise PrefixTooLong(
+                    f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
+                    f"do not fit the context of {self._text.context}"
+                )
+        steps = []
+        with self._under_way(tree) as call:
+            for branch in branches:
+                async with self._turn:
+                    call.must_go_on()
+                    steps.append(await asyncio.to_thread(self._step, call, branch, sampling))
+        return steps
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, each read from the start."""
+        rewards = []
+        with self._under_way(tree) as call:
+            for trajectory in trajectories:
+                async with self._turn:
+                    call.must_go_on()
+                    asked = call, prompt, question, trajectory
+                    rewards.append(await asyncio.to_thread(self._reward, *asked))
+        return rewards
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Each last step's hidden states, as ``runtime.embedded.hidden_states`` reads them."""
+        with self._under_way(tree) as call:
+            vectors = []
+            for trajectory in trajectories:
+                async with self._turn:
+                    call.must_go_on()
+                    vectors.append(
+                        await asyncio.to_thread(self._states, tree, trajectory.steps[-1])
+                    )
+        return vectors
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Nothing is kept, so there is nothing to decide."""
+
+    async def release(self, tree: str) -> TreeCost:
+        """Stop the tree's calls; what it has cost, all zero for one that was never here."""
+        await self.abort(tree)
+        cost = self._costs.pop(tree, TreeCost())
+        self._past = _add(self._past, cost)
+        return cost
+
+    async def abort(self, tree: str) -> None:
+        """Calls under way for the tree raise EngineError at their next token."""
+        for call in self._calls:
+            call.stopped = call.stopped or call.tree == tree
+
+    async def usage(self) -> Usage:
+        """No KV outlives a step."""
+        total = self._past
+        for cost in self._costs.values():
+            total = _add(total, cost)
+        return Usage(
+            kv_tokens_active=0,
+            kv_tokens_cached=0,
+            kv_tokens_capacity=self._text.context,
+            kv_tokens_peak=total.kv_tokens_peak,
+            prm_kv_tokens_active=0,
+            prm_kv_tokens_cached=0,
+            prm_kv_tokens_capacity=self._text.context if self._prm is not None else 0,
+            running=int(self._turn.locked()),
+            waiting=0,
+            decoded_tokens_total=total.decoded_tokens,
+            prefilled_tokens_total=total.prefilled_tokens,
+            cached_tokens_total=0,
+            prm_tokens_total=total.prm_tokens,
+            evicted_tokens_total=0,
+        )
+
+    async def health(self) -> None:
+        """Always well: there is no process of its own to lose."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+    @contextmanager
+    def _under_way(self, tree: str) -> Iterator[_Call]:
+        call = _Call(tree)
+        self._calls.add(call)
+        try:
+            yield call
+        finally:
+            call.stopped = True  # a cancelled caller leaves a thread behind: it ends too
+            self._calls.discard(call)
+
+    def _step(self, call: _Call, branch: Branch, sampling: Sampling) -> Step:
+        """Prefill the whole prefix, then decode token by token until the step ends."""
+        drawn: list[int] = []
+        logprobs: list[float] = []
+        entropy, finish, cache = 0.0, None, None
+        fresh = list(branch.tokens)
+        with torch.inference_mode():
+            while finish is None:
+                call.must_go_on()
+                out = self._policy(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                position = len(branch.tokens) + len(drawn)
+                token, logprob, entropy = _draw(out.logits[0, -1:], branch, position, sampling)
+                drawn.append(token)
+                logprobs.append(logprob)
+                fresh = [token]
+                finish = self._finish(drawn, branch, sampling)
+        self._charge(
+            call.tree,
+            decoded_tokens=len(drawn),
+            prefilled_tokens=len(branch.tokens),
+            model_calls=len(drawn),
+            kv_tokens_peak=len(branch.tokens) + len(drawn) - 1,
+        )
+        text = self._text.decode(drawn, branch.tokens, last=finish is Finish.END)
+        mean = sum(logprobs) / len(logprobs)
+        return Step(tuple(drawn), text, finish, mean, entropy)
+
+    def _finish(self, drawn: list[int], branch: Branch, sampling: Sampling) -> Finish | None:
+        if drawn[-1] in self._text.eos:
+            return Finish.END
+        text = self._text.tokenizer.decode(drawn, skip_special_tokens=False)
+        assert isinstance(text, str), "one sequence decodes to one text"
+        if any(stop in text for stop in sampling.stop):
+            return Finish.STEP
+        return Finish.LENGTH if len(drawn) == branch.limit else None
+
+    def _reward(
+        self, call: _Call, prompt: Sequence[int], question: str, trajectory: Trajectory
+    ) -> float:
+        if self._judge is not None:
+            return self._judgement(self._judge, call, question, trajectory)
+        if not self._form.needs_model:
+            return self._likelihood(call.tree, prompt, trajectory.steps)
+        if self._prm is None:
+            raise RewardMissing(f"reward_format {self._form.name!r}: no reward model is loaded")
+        path = self._reader.path(prompt, question, trajectory, {})
+        with torch.inference_mode():
+            out = self._prm(torch.tensor([path]))
+        self._charge(call.tree, prm_tokens=len(path), model_calls=1)
+        rows = out.last_hidden_state if self._form.reads_hidden else out.logits
+        return self._reader.reward(rows[0, -1])
+
+    def _judgement(self, judge: Judge, call: _Call, question: str, trajectory: Trajectory) -> float:
+        prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
+        apart = _Call(call.tree + "\0judged")
+        verdicts = []
+        for vote, seed in enumerate(judge.seeds(trajectory)):
+            call.must_go_on()
+            branch = Branch(trajectory.node, vote, prompt, seed, limit, -1)
+            verdicts.append(self._step(apart, branch, judge.sampling).text)
+        spent = self._costs.pop(apart.tree)
+        reward, unparsed = judge.judge(verdicts)
+        self._charge(
+            call.tree,
+            prm_tokens=spent.decoded_tokens + spent.prefilled_tokens,
+            model_calls=spent.model_calls,
+            unparsed_verdicts=unparsed,
+        )
+        return reward
+
+    def _likelihood(
+        self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
+    ) -> float:
+        """exp of the mean log-probability a token of the steps."""
+        reply = [token for step in steps for token in step]
+        path = torch.tensor([[*prompt, *reply]])
+        with torch.inference_mode():
+            logits = self._policy(path).logits[0, len(prompt) - 1 : -1].double()
+        self._charge(tree, prefilled_tokens=path.shape[1], model_calls=1)
+        chosen = torch.log_softmax(logits, -1)[torch.arange(len(reply)), torch.tensor(reply)]
+        return math.exp(float(chosen.mean()))
+
+    def _states(self, tree: str, step: Sequence[int]) -> tuple[float, ...]:
+        """The mean of the normalised residual stream after half of the layers."""
+        config = self._policy.config
+        layer = middle_layer(config.num_hidden_layers)
+        with torch.inference_mode():
+            states = self._policy(torch.tensor([step]), output_hidden_states=True).hidden_states
+        residual = states[layer][0]
+        scale = residual.pow(2).mean(-1, keepdim=True).add(config.rms_norm_eps).rsqrt()
+        self._charge(tree, model_calls=1)
+        return tuple((residual * scale).double().mean(0).tolist())
+
+    def _charge(self, tree: str, **cost: int) -> None:
+        self._costs[tree] = _add(self._costs.get(tree, TreeCost()), TreeCost(**cost))
+
+
+def _load(checkpoint: str | Path, *, head: bool = True) -> PreTrainedModel:
+    # takes seconds: only who needs it waits
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM if head else AutoModel
+    return kind.from_pretrained(
+        str(checkpoint), dtype=torch.float32, local_files_only=True, use_safetensors=True
+    ).eval()
+
+
+def _draw(
+    logits: Tensor, branch: Branch, position: int, sampling: Sampling
+) -> tuple[int, float, float]:
+    """Token, log-probability and entropy from ``logits`` (1, vocab)."""
+    drawn = sample(
+        logits.float(),
+        np.array([branch.seed], dtype=np.uint64),
+        [position],
+        sampling.temperature,
+        sampling.top_p,
+    )
+    return int(drawn.tokens[0]), float(drawn.logprobs[0]), float(drawn.entropies[0])
+
+
+def _add(left: TreeCost, right: TreeCost) -> TreeCost:
+    """Both costs together; of the peaks the higher."""
+    return replace(
+        left,
+        decoded_tokens=left.decoded_tokens + right.decoded_tokens,
+        prefilled_tokens=left.prefilled_tokens + right.prefilled_tokens,
+        prm_tokens=left.prm_tokens + right.prm_tokens,
+        model_calls=left.model_calls + right.model_calls,
+        unparsed_verdicts=left.unparsed_verdicts + right.unparsed_verdicts,
+        kv_tokens_peak=max(left.kv_tokens_peak, right.kv_tokens_peak),
+    )

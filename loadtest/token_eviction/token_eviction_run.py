@@ -1,0 +1,76 @@
+"""A search under ArborKV's extractive mode or one of its baselines, for `loadtest.kv`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kvpolicy.token_allocation import Floors
+from loadtest.configs import STEP_TOKENS
+from loadtest.figure3 import Moment
+from loadtest.in_process import InProcess, Models
+from loadtest.kv_rows import Run
+from loadtest.searches import Item, Method, grow
+from loadtest.token_eviction.evicting_decoder import EvictingDecoder
+from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine, TokenEvictionModel
+from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+from search.spec import SearchSpec
+
+PUBLISHED = Floors()
+"""For nodes of 128 tokens."""
+NODE_TOKENS = 128
+
+
+def floors_for(task: str) -> Floors:
+    """K_min and L_tail as the same share of a task's longest step as the paper's of its nodes."""
+    tokens = max(1, PUBLISHED.tokens * STEP_TOKENS[task] // NODE_TOKENS)
+    return Floors(PUBLISHED.ratio, tokens, tokens)
+
+
+async def run_token_eviction(
+    models: Models,
+    model: TokenEvictionModel,
+    item: Item,
+    spec: SearchSpec,
+    policy: str,
+    *,
+    budget: int,
+    share: float,
+) -> tuple[Run, list[Moment]]:
+    """One search in a budget, and its KV after every pass. ``share``: of its tokens that a stream
+    keeps. Scoring is the embedded engine's.
+
+    A search under token eviction may run into paths longer than any that full retention came to:
+    they end where the budget does, which holds all of its paths.
+    """
+    prompt = models.text.encode_chat([{"role": "user", "content": item.question}])
+    longest = min(spec.trajectory_tokens, budget - len(prompt) + 1)
+    spec = spec.model_copy(update={"trajectory_tokens": longest})
+    seen: list[Moment] = []
+    decoders: list[EvictingDecoder] = []
+
+    def watch(spent: TokenEvictionCost, active: int, held: int) -> None:
+        seen.append(Moment(spent.passes, active, held))
+
+    def new_decoder(*given: Any) -> EvictingDecoder:
+        decoders.append(EvictingDecoder(*given, watch=watch))
+        return decoders[-1]
+
+    options = TokenEvictionOptions(policy, budget, share, floors_for(item.task))
+    engine = TokenEvictionEngine(model, InProcess(models, kv_tokens=1), options, new_decoder)
+    start = time.perf_counter()
+    outcome = await grow(engine, models.text, item, Method(policy, spec))
+    seconds = time.perf_counter() - start
+    spent = decoders[0].spent
+    run = Run.of(
+        item,
+        outcome,
+        budget=budget,
+        peak=spent.peak,
+        active=spent.active,
+        again_seconds=spent.again_seconds,
+        policy_seconds=spent.policy_seconds,
+        seconds=seconds,
+    )
+    return run, seen

@@ -1,0 +1,210 @@
+"""How far to draft ahead: from measured times and measured acceptance, the length that pays most.
+
+With acceptance a, a pass over k proposals yields 1 + a + ... + a^k tokens on average (Leviathan et
+al., equation 1) and costs k draft passes more; a here is the chance that a token is foreseen and
+does not end its step. That is a promise: what came of it, drafted and plain, is held against it.
+Where no length beats plain decoding, drafting pauses and is tried again now and then. Only time
+follows from any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import mul
+
+LONGEST = 15
+"""Tokens to draft ahead at most: with the drawn one a tile of 16 rows."""
+GAIN = 1.05
+"""Drafting must promise so many times the tokens a second of plain decoding."""
+TRIAL_LENGTH, TRIAL_BRANCHES = 3, 4
+"""What is drafted to measure: so many tokens for so many branches."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 64, 4096
+"""Rounds without drafting before it is tried again; doubled each time it does not pay."""
+TRIED = 3
+"""Passes of a model to see before its times are believed."""
+BELIEVED = 4
+"""Rounds that a promise is believed to have been kept for before there were any."""
+
+
+class PassTime:
+    """Seconds of a pass by its rows: a line through what was measured, the old fading."""
+
+    FADE = 0.98
+    OUTLIER = 3.0
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._base = self._slope = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """A pass of ``rows`` took so long. One far above the line counts as just above it."""
+        if self.seen:
+            seconds = min(seconds, self.OUTLIER * self.at(rows))
+        else:  # a weak belief to begin with: most of a small pass does not depend on its rows
+            for x, y in ((0.0, 0.7 * seconds), (2.0 * rows, 1.3 * seconds)):
+                self._weigh(x, y, 0.5)
+        self.seen += 1
+        self._n, self._x, self._y, self._xx, self._xy = (
+            self.FADE * part for part in (self._n, self._x, self._y, self._xx, self._xy)
+        )
+        self._weigh(rows, seconds, 1.0)
+        self._fit()
+
+    def at(self, rows: float) -> float:
+        """The expected seconds of a pass; a line never falls, and is never below its slope."""
+        return self._base + self._slope * rows
+
+    def _fit(self) -> None:
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        spread = self._xx / self._n - mean_x**2
+        slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread) if spread > 0 else 0.0
+        self._slope = min(slope, mean_y / mean_x)
+        self._base = mean_y - self._slope * mean_x
+
+    def _weigh(self, x: float, y: float, weight: float) -> None:
+        self._n += weight
+        self._x += weight * x
+        self._y += weight * y
+        self._xx += weight * x * x
+        self._xy += weight * x * y
+
+
+class AcceptanceRate:
+    """The share of right ones among what was tested, the old fading."""
+
+    FADE = 0.995
+
+    def __init__(self) -> None:
+        self._tested, self._right = 10.0, 8.0
+
+    @property
+    def value(self) -> float:
+        """From 0 to 1."""
+        return self._right / self._tested
+
+    def add(self, tested: int, right: int) -> None:
+        """So many were tested, and so many of them right."""
+        fade = self.FADE**tested
+        self._tested = fade * self._tested + tested
+        self._right = fade * self._right + right
+
+
+class KeptPromise:
+    """How much of the tokens a second that were promised came of it, the old fading."""
+
+    FADE = 0.97
+    OUTLIER = 5.0
+
+    def __init__(self) -> None:
+        self._due = self._taken = 0.0
+
+    @property
+    def value(self) -> float:
+        """1: as promised; 0.5: it took twice as long."""
+        return self._due / self._taken if self._taken else 1.0
+
+    def add(self, due: float, taken: float) -> None:
+        """What was promised in ``due`` seconds has ``taken`` so many. A stray round counts as one
+        that took OUTLIER times as long as promised."""
+        if not self._taken:
+            self._due = self._taken = BELIEVED * due
+        self._due = self.FADE * self._due + due
+        self._taken = self.FADE * self._taken + min(taken, self.OUTLIER * due)
+
+
+class DraftLength:
+    """The draft length of the moment.
+
+    ``own``: how often the draft foresees what the branch that it drafts for draws; ``following``:
+    how often one that shares the branch's lane draws that too.
+    """
+
+    def __init__(self, fixed: int = 0, k_config: Sequence[int] = ()) -> None:
+        """``fixed``: always this length; 0 adapts. ``k_config``: how many tokens to guess at each
+        depth after each guess before it; deeper it is one."""
+        self._k_config = k_config
+        self.target, self.draft = PassTime(), PassTime()
+        self.pauses = 0
+        self._fixed = fixed
+        self.own, self.following = AcceptanceRate(), AcceptanceRate()
+        self._going_on = AcceptanceRate()
+        self._drafted, self._plain = KeptPromise(), KeptPromise()
+        self._promise: tuple[KeptPromise, float] | None = None
+        self._pause = self._wait = self._paid = 0
+
+    def widths(self, length: int) -> tuple[int, ...]:
+        """How many tokens to guess at each depth."""
+        return (*self._k_config[:length], *[1] * (length - len(self._k_config)))
+
+    def plan(self, ready: int, together: int, alone: int, company: float = 0.0) -> tuple[int, int]:
+        """(tokens to draft, branches to draft for) with ``ready`` branches, ``together`` of which
+        are verified at once; plain decoding would take ``alone`` at once. ``company``: branches
+        that follow each, on average. (0, 0): do not draft."""
+        self._promise = None
+        if self._fixed:
+            return self._fixed, ready
+        if min(self.target.seen, self.draft.seen) < TRIED:
+            return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
+        rate, length = self._fastest(together, company)
+        plain = alone / self.target.at(alone)
+        if rate * self._drafted.value > GAIN * plain * self._plain.value:
+            self._paid += 1
+            if self._paid >= self._pause:
+                self._pause = 0
+            self._promise = self._drafted, rate * (1 + company)
+            return length, ready
+        self._promise = self._plain, plain * (1 + company)
+        return self._paused(ready)
+
+    def took(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
+        """A branch was given so many tokens, of whose draws so many were tested and foreseen."""
+        self.own.add(tested, accepted)
+        self._going_on.add(tokens, tokens - ended)
+
+    def came(self, tokens: int, seconds: float) -> None:
+        """What the round planned last gave all branches, and how long it took."""
+        if self._promise is not None and tokens:
+            trust, rate = self._promise
+            trust.add(tokens / rate, seconds)
+
+    def _paused(self, ready: int) -> tuple[int, int]:
+        """No draft, or at the end of a pause a trial: then all is promised and believed anew."""
+        if not self._wait:
+            self.pauses += not self._pause
+            self._pause = self._wait = min(2 * self._pause, LONGEST_PAUSE) or SHORTEST_PAUSE
+        self._wait -= 1
+        if self._wait:
+            return 0, 0
+        self._promise = None
+        self._drafted, self._paid = KeptPromise(), 0
+        return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
+
+    def _fastest(self, together: int, company: float) -> tuple[float, int]:
+        """The most tokens a second that a draft length promises, and the least such length."""
+        yields, seconds = self.yields(company), self._seconds(together)
+        rate, length = max((yields[k] / seconds[k], -k) for k in range(1, LONGEST + 1))
+        return together * rate, -length
+
+    def yields(self, company: float = 0.0) -> list[float]:
+        """Tokens that a pass over so many proposals, from none, gives a branch on average, be it
+        one that is drafted for or one of the ``company`` that follow each of these."""
+        own, theirs = (
+            accumulate(
+                accumulate(repeat(share.value * self._going_on.value, LONGEST), mul, initial=1.0)
+            )
+            for share in (self.own, self.following)
+        )
+        return [(a + company * b) / (1 + company) for a, b in zip(own, theirs, strict=True)]
+
+    def _seconds(self, together: int) -> list[float]:
+        """Seconds to draft so many tokens, from none, and to check them."""
+        ways = list(accumulate(self.widths(LONGEST), mul, initial=1))
+        drafting = accumulate(
+            (self.draft.at(together * before) for before in ways[:-1]), initial=0.0
+        )
+        rows = accumulate(ways)
+        return [
+            self.target.at(together * n) + spent for n, spent in zip(rows, drafting, strict=True)
+        ]

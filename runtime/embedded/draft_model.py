@@ -1,0 +1,201 @@
+"""The draft model: proposes how branches may go on, from KV of its own that shares their prefixes.
+
+It proposes what it would draw itself under the noise that the branch will be drawn with. What it
+says costs or saves time; it is never part of an answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from runtime.embedded.account import pass_flops
+from runtime.embedded.batch import Advance, Batch, Forwards
+from runtime.embedded.draft_tree import DraftBranch, DraftTree
+from runtime.embedded.draft_tree_builder import DraftTreeBuilder
+from runtime.embedded.expand_call import BranchSequence
+from runtime.embedded.options import DraftRule
+from runtime.embedded.prefix_cache import PrefixCache
+from runtime.embedded.radix_tree import common_prefix, namespace_of
+from runtime.embedded.rejection_sampling import candidate_seeds, distribution
+from runtime.embedded.sampler import rank_candidates
+from runtime.embedded.sequence import TokenSequence
+
+PREFILL_ROWS = 256
+
+
+class DraftModel:
+    """The branches' continuations in the draft model's cache, a lane for each."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        *,
+        context: int,
+        kv_tokens: int,
+        batch_limit: int,
+        eos: frozenset[int],
+        flops: Callable[[int, int, int], float],
+        timed: Callable[[int, float], None],
+        clock: Callable[[], float],
+        rule: DraftRule = "coupled",
+    ) -> None:
+        """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
+        proposals. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
+        each pass: its rows and its seconds by ``clock``. ``rule``: under ``leviathan`` what is
+        guessed is drawn by noise of its own, and goes with the distribution it was drawn from."""
+        self.cache = PrefixCache(kv_tokens)
+        self._batch = Batch(
+            forward,
+            self.cache,
+            lanes=2 * batch_limit,
+            rows=PREFILL_ROWS,
+            give_way=self._give_way,
+            starve=_never,
+        )
+        self._room = min(context, kv_tokens)
+        self._eos = eos
+        self._flops = flops
+        self.rejects = rule == "leviathan"
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._timed = timed
+        self._clock = clock
+        self._since = 0.0
+        self._lanes: dict[BranchSequence, TokenSequence] = {}
+        self._filling: set[TokenSequence] = set()
+
+    def propose(
+        self, wishes: Mapping[BranchSequence, Sequence[int]]
+    ) -> dict[BranchSequence, DraftTree]:
+        """Guesses for each branch. A wish says how many tokens to guess after each of the first
+        guess's depths (at least one depth); none comes after one that ends a step."""
+        self._since = self._clock()
+        fitting = [run for run in wishes if run.size <= self._room]
+        for run in fitting:
+            self._follow(run)
+        self._enter([run for run in fitting if run not in self._lanes])
+        drafting = {
+            self._lanes[run]: DraftTreeBuilder(run, self._lanes[run], wishes[run], self._eos)
+            for run in fitting
+            if run in self._lanes
+        }
+        while advances := self._batch.advance():
+            self._grow([(drafting[advance.lane], advance) for advance in advances])
+            self._note(advances)
+        found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
+        return {run: found.get(run) or DraftTree() for run in wishes}
+
+    def part(self, run: BranchSequence) -> None:
+        """Others go on from what a branch has drawn: what was computed of it is theirs too."""
+        lane = self._lanes.get(run)
+        if lane is not None:
+            self._follow(run)
+            lane.length = lane.computed  # no pass is to compute more before the next wish
+            self.cache.share(lane)
+
+    def end(self, run: BranchSequence, *, publish: bool) -> None:
+        """A branch has ended or lost its place; its KV stays cached unless nothing can follow."""
+        if run not in self._lanes:
+            return
+        if publish:
+            self._follow(run)
+            self._batch.publish(self._lanes.pop(run))
+        else:
+            self._batch.drop(self._lanes.pop(run))
+
+    def release(self, tree: str, prompt: np.ndarray | None) -> float:
+        """Let go of a search without branches; what drafting for it cost, in flops."""
+        self.cache.release(tree, prompt)
+        return self._spent.pop(tree, 0.0)
+
+    def _follow(self, run: BranchSequence) -> None:
+        """Make the branch's lane hold what was drawn, the last token still to be computed."""
+        lane = self._lanes.get(run)
+        if lane is None:
+            return
+        known = run.tokens()
+        same = common_prefix(lane.tokens[: lane.computed], known)
+        lane.tokens[: len(known)] = known
+        lane.length = len(known)
+        lane.computed = min(same, lane.length - 1)
+
+    def _enter(self, runs: Sequence[BranchSequence]) -> None:
+        """Lanes for branches that have none, each distinct prefix computed once for all of them."""
+        firsts = {(namespace_of(run.call.tree), run.prefix.tokens.tobytes()): run for run in runs}
+        self._fill(list(firsts.values()))
+        for run in runs:
+            tokens = run.tokens()
+            lane = self._batch.enter(
+                run.call.tree, run.order, tokens, size=run.size, upto=len(tokens) - 1
+            )
+            if isinstance(lane, TokenSequence):
+                self._lanes[run] = lane
+
+    def _fill(self, waiting: list[BranchSequence]) -> None:
+        """Compute and publish the prefixes of these branches, as far as there is room."""
+        while waiting or self._filling:
+            waiting = [run for run in waiting if not self._start(run)]
+            for lane in [lane for lane in self._filling if not lane.missing]:
+                self._filling.remove(lane)
+                self._batch.publish(lane)
+            if not self._filling:
+                return
+            self._note(self._batch.advance(held=set(self._lanes.values())))
+
+    def _start(self, run: BranchSequence) -> bool:
+        """Have a branch's prefix computed; False while it has to wait."""
+        prefix = run.prefix.tokens
+        lane = self._batch.enter(
+            run.call.tree, run.order, prefix, size=len(prefix), upto=len(prefix)
+        )
+        if not isinstance(lane, TokenSequence):
+            return False
+        self._filling.add(lane)
+        return True
+
+    def _note(self, advances: Sequence[Advance]) -> None:
+        """Tell the time since the last pass, and book it."""
+        for done in advances:
+            self._spent[done.lane.tree] += pass_flops(done, self._flops)
+        before, self._since = self._since, self._clock()
+        self._timed(sum(advance.all_rows for advance in advances), self._since - before)
+
+    def _grow(self, passed: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
+        """Add to each sketch what the draft model foresees after this pass."""
+        ways: list[tuple[DraftTreeBuilder, DraftBranch | None, torch.Tensor]] = []
+        for sketch, advance in passed:
+            if advance.logits is not None:
+                ways.append((sketch, None, advance.logits[-1:]))
+            ways += [(sketch, fork, logits[-1:]) for fork, logits in advance.beside]
+        if not ways:
+            return
+        seeds = [sketch.run.branch.seed for sketch, *_ in ways]
+        samplings = [sketch.run.call.sampling for sketch, *_ in ways]
+        logits = torch.cat([logits for *_, logits in ways]).numpy()
+        ranked = rank_candidates(
+            logits,
+            candidate_seeds(seeds) if self.rejects else np.array(seeds, dtype=np.uint64),
+            np.array([sketch.position(way) for sketch, way, _ in ways], dtype=np.int64),
+            np.array([sampling.temperature for sampling in samplings]),
+            np.array([sampling.top_p for sampling in samplings]),
+            max(sketch.width(way) for sketch, way, _ in ways),
+        ).tolist()
+        for i, (sketch, way, _) in enumerate(ways):
+            if self.rejects:
+                sampling = samplings[i]
+                q = distribution(logits[i], sampling.temperature, sampling.top_p)
+                sketch.offer(way, ranked[i], q)
+            sketch.extend(way, ranked[i])
+
+    def _give_way(self, lane: TokenSequence) -> None:
+        """A lane lost its place to older ones: its branch goes without proposals."""
+        self._filling.discard(lane)
+        for run in [run for run, its in self._lanes.items() if its is lane]:
+            del self._lanes[run]
+
+
+def _never() -> None:
+    raise AssertionError("the draft's cache may give up everything")

@@ -1,1 +1,0 @@
-"""Speculative decoding: a draft runs ahead, the target checks."""

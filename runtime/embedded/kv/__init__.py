@@ -1,1 +1,0 @@
-"""The cache: which tokens have keys and values, where, and which of them go first."""

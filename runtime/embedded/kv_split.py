@@ -1,0 +1,77 @@
+"""How both models' KV stores are sized at the start: as given, even halves, or by the roofline."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Self
+
+from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, roofline
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.footprint import footprint, measured_peaks
+from runtime.embedded.options import EngineOptions
+from runtime.reward_format import reward_format
+
+NUMBER_BYTES = 4
+"""Of an entry of a key: float32."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKv:
+    """The KV bytes of a policy and a reward model, ``budget`` in all. ``least``: the tokens that
+    each has room for however they are shared."""
+
+    policy: ModelCosts
+    prm: ModelCosts
+    device: DevicePeaks
+    budget: int
+    least: tuple[int, int]
+
+    @classmethod
+    def of(cls, options: EngineOptions, device: DevicePeaks | None = None) -> Self | None:
+        """What ``options`` have to share, or None.
+
+        No pool gets fewer tokens than the longest sequence that it could hold as given.
+        ``device``: its peaks; by default this machine's are measured.
+        """
+        needed = reward_format(options.reward_format).needs_model
+        if options.kv_split == "given" or options.prm is None or not needed:
+            return None
+        configs = [ModelConfig.from_checkpoint(path) for path in (options.policy, options.prm)]
+        policy, prm = (footprint(config, NUMBER_BYTES) for config in configs)
+        given = options.kv_tokens, options.prm_kv_tokens
+        least = [min(config.context, own) for config, own in zip(configs, given, strict=True)]
+        budget = given[0] * policy.kv_bytes + given[1] * prm.kv_bytes
+        device = device or measured_peaks(options.cores)
+        return cls(policy, prm, device, budget, (least[0], least[1]))
+
+    def even(self, load: SplitLoad) -> tuple[int, int]:
+        """Tokens of the policy and of the reward model: half of the bytes each. Raises
+        TooLittleMemory."""
+        return self.tokens(even(self.policy, self.prm, self.device, load, self.budget))
+
+    def plan(self, load: SplitLoad) -> KvSplit:
+        """What takes least time. Raises TooLittleMemory."""
+        return roofline(self.policy, self.prm, self.device, load, self.budget, keeps=True)
+
+    def tokens(self, split: KvSplit) -> tuple[int, int]:
+        """Tokens of each by a split, but no fewer than the least."""
+        least, least_prm = self.least
+        most = self.budget - least * self.policy.kv_bytes
+        verifier = min(max(split.verifier_bytes, least_prm * self.prm.kv_bytes), most)
+        return (self.budget - verifier) // self.policy.kv_bytes, verifier // self.prm.kv_bytes
+
+
+def split_pools(options: EngineOptions, shared: SharedKv | None) -> EngineOptions:
+    """The options with ``kv_tokens`` and ``prm_kv_tokens`` that share anew the bytes of both, as
+    ``kv_split`` says; as they are where nothing is to share. Raises TooLittleMemory."""
+    if shared is None:
+        return options
+    if options.kv_split == "roofline":
+        kv_tokens, prm_kv_tokens = shared.tokens(shared.plan(options.kv_load))
+    else:
+        kv_tokens, prm_kv_tokens = shared.even(options.kv_load)
+    log.info("KV split %s: policy %d tokens, PRM %d", options.kv_split, kv_tokens, prm_kv_tokens)
+    return replace(options, kv_tokens=kv_tokens, prm_kv_tokens=prm_kv_tokens, kv_split="given")

@@ -1,0 +1,383 @@
+"""The radix tree of cached tokens: which token path has its keys and values in which slots.
+
+Edges hold token ids and their slots. A node is *locked* while a running sequence reads it and
+*held* while a search in flight may come back to it; both are prefix-closed. Unlocked leaves may be
+evicted from the tip at any time: what is evicted is computed again when it is needed. An index says
+where the steps of searches end, so that an eviction can ask what a leaf is worth to them.
+
+There is a root for each namespace, so searches of different ones share nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+import numpy as np
+
+from runtime.embedded.cache_node import EMPTY, TOKEN_BYTES, CacheNode, StepId
+from runtime.embedded.step_index import StepIndex
+
+UNHELD, HELD = range(2)
+"""Who is evicted, in turn: what nobody holds, what is held."""
+
+
+class RadixTree:
+    """Token paths and their slots. It owns no slots: what it lets go of is returned."""
+
+    def __init__(self) -> None:
+        self._serials = count()
+        self._clock = count(1)
+        self._roots: dict[str, CacheNode] = {}
+        self.size = 0
+        self.locked = 0
+        self.unheld = 0
+        self.held_evicted = 0
+        self.held_tokens: Counter[str] = Counter()
+        self._held: defaultdict[str, set[CacheNode]] = defaultdict(set)
+        self._leaves: set[CacheNode] = set()
+        self.steps = StepIndex()
+
+    def root_of(self, tree: str) -> CacheNode:
+        """The root of a search's namespace."""
+        namespace = namespace_of(tree)
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = CacheNode(None, EMPTY, EMPTY, next(self._serials))
+        return root
+
+    def match(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
+        """The node in which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
+
+        A look-up: no edge is split and nothing counts as used.
+        """
+        root = self.root_of(tree)
+        path, cached = _walk(root, tokens)
+        if not path:
+            return root, EMPTY
+        return path[-1], np.concatenate([node.slots for node in path])[:cached]
+
+    def lock(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
+        """Keep the longest cached prefix of ``tokens`` from eviction, and hold it for ``tree``.
+
+        Returns the node at which it ends (its edge is split there, which copies nothing), to be
+        given to ``unlock``, and the prefix's slots.
+        """
+        path, stamp = self._split_walk(self.root_of(tree), tokens), next(self._clock)
+        for node in path:
+            node.stamp = stamp
+            self.locked += 0 if node.locks else len(node.tokens)
+            node.locks += 1
+            self._hold(node, tree)
+        end = path[-1] if path else self.root_of(tree)
+        return end, np.concatenate([EMPTY, *(node.slots for node in path)])
+
+    def unlock(self, node: CacheNode) -> None:
+        """Undo one ``lock`` that ended at this node."""
+        for step in _upward(node):
+            assert step.locks > 0, "a path was unlocked that is not locked"
+            step.locks -= 1
+            if not step.locks:
+                self.locked -= len(step.tokens)
+
+    def insert(
+        self, node: CacheNode, tokens: np.ndarray, slots: np.ndarray, tree: str
+    ) -> tuple[CacheNode, np.ndarray]:
+        """Add ``tokens`` below ``node``, held by ``tree``; the last node, and the slots not needed.
+
+        Tokens that are cached there already keep the slots they have.
+        """
+        spare = []
+        stamp = next(self._clock)
+        while len(tokens):
+            child = node.children.get(int(tokens[0]))
+            if child is None:
+                child = self._add(node, tokens, slots)
+                shared = len(tokens)
+            else:
+                shared = common_prefix(child.tokens, tokens)
+                child = self._split(child, shared)
+                spare.append(slots[:shared])
+            child.stamp = stamp
+            self._hold(child, tree)
+            node, tokens, slots = child, tokens[shared:], slots[shared:]
+        return node, np.concatenate(spare) if spare else EMPTY
+
+    def keep(self, tree: str, tokens: np.ndarray) -> None:
+        """What is cached of ``tokens`` stays cached when nobody holds it any more."""
+        for node in self._split_walk(self.root_of(tree), tokens):
+            node.kept = True
+
+    def retain(self, tree: str, paths: Iterable[np.ndarray]) -> np.ndarray:
+        """Let ``tree`` hold no more than these token paths; returns the slots that became free.
+
+        Tokens that nobody holds then are freed at once unless they are kept.
+        """
+        wanted = self._nodes_of(tree, paths)
+        dropped = [node for node in self._held.get(tree, ()) if node not in wanted]
+        for node in dropped:
+            self._let_go(node, tree)
+        if not self._held.get(tree):
+            self._held.pop(tree, None)
+            self.held_tokens.pop(tree, None)
+        doomed = {node for node in dropped if not node.holders and not node.kept}
+        assert not any(node.locks for node in doomed), "a locked path is held by nobody"
+        for node in doomed:
+            self._move_steps_up(node, doomed)
+            self._remove(node, doomed)
+        return np.concatenate([EMPTY, *(node.slots for node in doomed)])
+
+    def index_step(self, step: StepId, path: np.ndarray, above: StepId | None = None) -> None:
+        """A step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
+        start, cached = self.root_of(step[0]), 0
+        known = None if above is None else self.steps.end_of(above)
+        if known is not None and known.complete and known.node is not None:
+            start, cached = known.node, known.length
+        nodes = self._split_walk(start, path[cached:])
+        cached += sum(len(node.tokens) for node in nodes)
+        self.steps.put(step, path.tobytes(), nodes[-1] if nodes else start, cached)
+
+    def reindex_steps(self, tree: str, path: np.ndarray, since: int) -> None:
+        """``path`` is cached again after ``since`` tokens: the steps that end there are filed where
+        they belong."""
+        for number, own in self.steps.restorable(tree, path.tobytes(), since):
+            self.index_step((tree, number), np.frombuffer(own, dtype=np.int64))
+
+    def slots_of(self, step: StepId) -> np.ndarray:
+        """The slots of what is cached of a step's path, from its start; nothing counts as used."""
+        end = self.steps.node_of(step)
+        path = [] if end is None else [node.slots for node in _upward(end)]
+        return np.concatenate([EMPTY, *path[::-1]])
+
+    def changed_steps(self, tree: str) -> dict[int, int]:
+        """The steps of which more or less is cached than at the last call: tokens of their paths.
+
+        By node id; the first call tells of all that were ever evicted from and are not over.
+        """
+        root, changed = self.root_of(tree), self.steps.take_changed(tree)
+        return {n: _walk(root, np.frombuffer(path, np.int64))[1] for n, path in changed.items()}
+
+    def evict(self, wanted: int, *, held: bool = True) -> np.ndarray:
+        """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.
+
+        What nobody holds goes first, then what was used longest ago. ``held``: whether what a
+        search holds may go at all.
+        """
+        heap = [(oldest_first(node), node) for node in self._leaves if not node.locks]
+        heapq.heapify(heap)
+        freed = [EMPTY]
+        left = wanted
+        while heap and left > 0:
+            (tier, *_), node = heapq.heappop(heap)
+            if tier > UNHELD and not held:
+                break
+            parent = node.parent
+            freed.append(self.evict_tip(node, left))
+            left -= len(freed[-1])
+            if not len(node.tokens) and parent in self._leaves and not parent.locks:
+                heapq.heappush(heap, (oldest_first(parent), parent))
+        return np.concatenate(freed)
+
+    def evict_tip(self, leaf: CacheNode, wanted: int) -> np.ndarray:
+        """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
+        assert not leaf.children, "a node is evicted from that is no leaf"
+        assert not leaf.locks, "a node is evicted from that is being read"
+        taken = min(wanted, len(leaf.tokens))
+        slots = leaf.slots[len(leaf.slots) - taken :]
+        self._shrink(leaf, taken)
+        return slots
+
+    def is_leaf(self, node: CacheNode) -> bool:
+        """Whether a node is there, not the root, and nothing below it."""
+        return node in self._leaves
+
+    @property
+    def leaves(self) -> Iterable[CacheNode]:
+        """Every node with nothing below it. Not to be kept over a change."""
+        return self._leaves
+
+    def nodes(self) -> Iterator[CacheNode]:
+        """Every node but the roots."""
+        stack = [node for root in self._roots.values() for node in root.children.values()]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def check(self) -> None:
+        """Raise AssertionError unless counts, links and prefix-closedness are as they should be."""
+        nodes = list(self.nodes())
+        assert self.size == sum(len(n.tokens) for n in nodes), "size"
+        assert self.locked == sum(len(n.tokens) for n in nodes if n.locks), "locked"
+        assert self.unheld == sum(len(n.tokens) for n in nodes if not n.holders), "unheld"
+        assert self._leaves == {n for n in nodes if not n.children}, "leaves"
+        held = Counter[str]()
+        for node in nodes:
+            above = node.parent
+            assert above is not None, "a node has no parent"
+            assert above.children.get(int(node.tokens[0])) is node, "a child is filed wrongly"
+            assert len(node.tokens) == len(node.slots), "tokens and slots differ in length"
+            if above.parent is not None:
+                assert node.holders <= above.holders, "a held node lies below one that is not"
+                assert node.locks <= above.locks, "a locked node lies below one that is not"
+                assert above.kept or not node.kept, "a kept node lies below one that is not"
+            assert node.holders or (node.kept and not node.locks), "a node nobody needs"
+            held.update(dict.fromkeys(node.holders, len(node.tokens)))
+        assert held == +self.held_tokens, "tokens held by tree"
+        assert {t: s for t, s in self._held.items() if s} == {
+            tree: {n for n in nodes if tree in n.holders} for tree in held
+        }, "nodes held by tree"
+        self.steps.check((*self._roots.values(), *nodes))
+
+    def _split_walk(self, start: CacheNode, tokens: np.ndarray) -> list[CacheNode]:
+        """The nodes below ``start`` that make up the longest cached prefix, split where it ends."""
+        path, cached = _walk(start, tokens)
+        if path:
+            beyond = sum(len(node.tokens) for node in path) - cached
+            path[-1] = self._split(path[-1], len(path[-1].tokens) - beyond)
+        return path
+
+    def _nodes_of(self, tree: str, paths: Iterable[np.ndarray]) -> set[CacheNode]:
+        """The nodes of the longest cached prefixes of all these paths.
+
+        In an order that has each path right after those it goes on from, so that it is followed
+        from where the last of them ends.
+        """
+        found: set[CacheNode] = set()
+        above: list[tuple[bytes, CacheNode]] = []
+        for key in sorted({path.tobytes() for path in paths}):
+            while above and not key.startswith(above[-1][0]):
+                above.pop()
+            known, start = above[-1] if above else (b"", self.root_of(tree))
+            nodes = self._split_walk(start, np.frombuffer(key[len(known) :], dtype=np.int64))
+            found.update(nodes)
+            cached = len(known) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
+            if cached == len(key):
+                above.append((key, nodes[-1] if nodes else start))
+        return found
+
+    def _split(self, node: CacheNode, at: int) -> CacheNode:
+        """Cut an edge after ``at`` tokens; returns the upper part. The lower one stays ``node``."""
+        if at == len(node.tokens):
+            return node
+        parent = node.parent
+        assert parent is not None
+        assert at > 0, "an edge is split at its start"
+        upper = CacheNode(parent, node.tokens[:at], node.slots[:at], next(self._serials))
+        upper.holders = set(node.holders)
+        upper.kept, upper.locks, upper.stamp = node.kept, node.locks, node.stamp
+        for tree in upper.holders:
+            self._held[tree].add(upper)
+        parent.children[int(upper.tokens[0])] = upper
+        node.parent, node.tokens, node.slots = upper, node.tokens[at:], node.slots[at:]
+        upper.children[int(node.tokens[0])] = node
+        return upper
+
+    def _add(self, parent: CacheNode, tokens: np.ndarray, slots: np.ndarray) -> CacheNode:
+        node = CacheNode(parent, tokens.copy(), slots.copy(), next(self._serials))
+        parent.children[int(tokens[0])] = node
+        self._leaves.discard(parent)
+        self._leaves.add(node)
+        self.size += len(tokens)
+        self.unheld += len(tokens)
+        return node
+
+    def _shrink(self, node: CacheNode, count: int) -> None:
+        """Drop the last ``count`` tokens of an unlocked leaf, and the leaf with its last token."""
+        if count == len(node.tokens):
+            self._move_steps_up(node, {node})
+            for tree in list(node.holders):
+                self.held_evicted += count if len(node.holders) == 1 else 0
+                self._let_go(node, tree)
+            self._remove(node, {node})
+            node.tokens = node.slots = EMPTY
+            return
+        for step in node.steps:
+            self.steps.evict(step)
+        self.size -= count
+        self.held_evicted += count if node.holders else 0
+        self.unheld -= 0 if node.holders else count
+        for tree in node.holders:
+            self.held_tokens[tree] -= count
+        node.tokens, node.slots = node.tokens[:-count], node.slots[:-count]
+
+    def _move_steps_up(self, node: CacheNode, doomed: set[CacheNode]) -> None:
+        """Nothing will be left of a node: what is cached of its steps ends above the doomed."""
+        above = node.parent
+        while above in doomed:
+            above = above.parent
+        assert above is not None
+        self.steps.move_up(node, above)
+
+    def _remove(self, node: CacheNode, doomed: set[CacheNode]) -> None:
+        """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""
+        parent = node.parent
+        assert parent is not None
+        self.size -= len(node.tokens)
+        self.unheld -= len(node.tokens)
+        self._leaves.discard(node)
+        if parent in doomed:
+            return
+        del parent.children[int(node.tokens[0])]
+        if not parent.children and parent.parent is not None:
+            self._leaves.add(parent)
+
+    def _hold(self, node: CacheNode, tree: str) -> None:
+        if tree in node.holders:
+            return
+        if not node.holders:
+            self.unheld -= len(node.tokens)
+        node.holders.add(tree)
+        self._held[tree].add(node)
+        self.held_tokens[tree] += len(node.tokens)
+
+    def _let_go(self, node: CacheNode, tree: str) -> None:
+        node.holders.remove(tree)
+        self._held[tree].remove(node)
+        self.held_tokens[tree] -= len(node.tokens)
+        if not node.holders:
+            self.unheld += len(node.tokens)
+
+
+def _walk(start: CacheNode, tokens: np.ndarray) -> tuple[list[CacheNode], int]:
+    """The nodes below ``start`` in which the longest cached prefix of ``tokens`` lies, and how long
+    it is; it may end inside the last one's edge."""
+    node, cached, path = start, 0, []
+    while cached < len(tokens):
+        child = node.children.get(int(tokens[cached]))
+        if child is None:
+            break
+        path.append(child)
+        shared = common_prefix(child.tokens, tokens[cached:])
+        cached += shared
+        if shared < len(child.tokens):
+            break
+        node = child
+    return path, cached
+
+
+def _upward(node: CacheNode) -> Iterator[CacheNode]:
+    """A node and those above it, but for the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def namespace_of(tree: str) -> str:
+    """Searches share cached tokens within one: what a search's id has before its last slash."""
+    return tree.rpartition("/")[0]
+
+
+def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """How many leading tokens two int64 arrays share."""
+    length = min(len(left), len(right))
+    differ = left[:length] != right[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
+
+
+def oldest_first(node: CacheNode) -> tuple[int, int, int]:
+    """What nobody holds, then what was used longest ago."""
+    return HELD if node.holders else UNHELD, node.stamp, node.serial

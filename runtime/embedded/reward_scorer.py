@@ -1,0 +1,300 @@
+"""Scores trajectories with the reward model: a prefill of the new tokens, one reward at its end.
+
+A score once given is kept while the search lives, by token path: it is never computed again.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from runtime.embedded.account import Account, charge_pass, must_fit, sum_of
+from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
+from runtime.embedded.draft_tree import DraftTree
+from runtime.embedded.fairness import fair_order
+from runtime.embedded.faults import Faults
+from runtime.embedded.prefix_cache import PrefixCache
+from runtime.embedded.sequence import Order, TokenSequence
+from runtime.reward_path import Spelt
+from runtime.reward_reader import Reader
+from search.engine import Hint, Trajectory
+
+PREFILL_ROWS = 256
+
+
+@dataclass(slots=True, eq=False)
+class ScoreCall:
+    """Trajectories to score together: their paths in the order asked, and those still unread."""
+
+    id: int
+    tree: str
+    paths: list[bytes]
+    unread: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class ScoreSequence:
+    """A path, int64 ids, to prefill and to read at its end.
+
+    ``ahead``: a path that goes on from it by a step nobody has asked to score yet; it is read at
+    both ends in one pass where it fits.
+    """
+
+    tree: str
+    path: np.ndarray
+    order: Order
+    ahead: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """A finished call and its rewards in [0, 1], unrounded."""
+
+    call: int
+    rewards: list[float]
+
+
+class RewardScorer:
+    """The trajectories of all searches on their way through one reward model."""
+
+    def __init__(
+        self,
+        forward: Forwards,
+        reader: Reader,
+        *,
+        context: int,
+        vocab: int,
+        kv_tokens: int,
+        batch_limit: int,
+        flops: Callable[[int, int, int], float],
+    ) -> None:
+        """``context``: the longest path; ``vocab``: token ids are below it;
+        ``flops(tokens, context_sum, logits)``: the cost of a forward."""
+        self.cache = PrefixCache(kv_tokens)
+        self.batch = Batch(
+            forward,
+            self.cache,
+            lanes=batch_limit,
+            rows=PREFILL_ROWS,
+            give_way=self._give_way,
+            starve=_never,
+        )
+        self.accounts: dict[str, Account] = {}
+        self.past = Account(0)
+        self._reader = reader
+        self._context = context
+        self._vocab = vocab
+        self._flops = flops
+        self._waiting: list[ScoreSequence] = []
+        self._running: dict[TokenSequence, ScoreSequence] = {}
+        self._calls: dict[int, ScoreCall] = {}
+        self._finished: list[ScoreCall] = []
+        self._rewards: dict[str, dict[bytes, float]] = {}
+        self._spelt: dict[str, Spelt] = {}
+        self._ahead: dict[str, dict[int, np.ndarray]] = {}
+        self._arrivals = 0
+        self.faults = Faults()
+        """Searches whose calls get no answer: they are to be aborted and released."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to score or to answer."""
+        return bool(self._calls or self._finished)
+
+    def score(
+        self,
+        call_id: int,
+        tree: str,
+        prompt: Sequence[int],
+        question: str,
+        trajectories: Sequence[Trajectory],
+        ahead: Mapping[int, Trajectory] | None = None,
+    ) -> None:
+        """Take on trajectories. Raises EngineError if one can never be read.
+
+        ``ahead``: by node, a trajectory that goes on from its by one step: its score is kept for
+        when it is asked for.
+        """
+        spelt: Spelt = self._spelt.get(tree, {})
+        paths = [
+            must_be_ids("steps", self._reader.path(prompt, question, t, spelt), self._vocab)
+            for t in trajectories
+        ]
+        for path in paths:
+            self._must_fit(path)
+        opening = np.asarray(self._reader.opening(prompt, question, spelt), dtype=np.int64)
+        account = self._account(tree, opening)
+        self._spelt[tree] = spelt
+        known = self._rewards[tree]
+        later = {
+            node: np.asarray(self._reader.path(prompt, question, t, spelt), dtype=np.int64)
+            for node, t in (ahead or {}).items()
+        }
+        call = ScoreCall(call_id, tree, [path.tobytes() for path in paths])
+        self._arrivals += 1
+        for index, (path, key) in enumerate(zip(paths, call.paths, strict=True)):
+            node = trajectories[index].node
+            account.name(node, path)
+            if key in known or key in call.unread:
+                continue
+            call.unread.add(key)
+            reading = ScoreSequence(tree, path, (account.number, self._arrivals, index))
+            if node in later:
+                self._look_ahead(reading, node, later[node])
+            insort(self._waiting, reading, key=_order)
+        self._calls[call_id] = call
+        self._settle(call)
+
+    def step(self) -> list[ScoreResult]:
+        """One iteration: admit, run one forward pass, read; the calls that are finished."""
+        self._admit()
+        advances = self.batch.advance()
+        charge_pass(self.accounts, advances, self._flops)
+        for advance in advances:
+            if advance.logits is not None:
+                with self.faults.at(advance.lane.tree):
+                    self._read(advance)
+        for lane in [lane for lane in self._running if not lane.missing]:
+            del self._running[lane]
+            self.batch.publish(lane)
+        finished = [call for call in self._finished if call.tree not in self.faults]
+        self._finished = [call for call in self._finished if call.tree in self.faults]
+        return [
+            ScoreResult(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished
+        ]
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Free what the search has pruned."""
+        account = self.accounts.get(tree)
+        if account is None:
+            return
+        ahead = self._ahead.get(tree, {})
+        for node in hint.dead:
+            ahead.pop(node, None)
+        if account.bury(hint.dead):
+            self.cache.retain(tree, [*account.alive(), *ahead.values()])
+
+    def abort(self, tree: str) -> list[int]:
+        """Stop reading for a search; the ids of the calls that get no answer."""
+        self._waiting = [reading for reading in self._waiting if reading.tree != tree]
+        for lane in [lane for lane in self._running if lane.tree == tree]:
+            del self._running[lane]
+            self.batch.drop(lane)
+        calls = [*self._calls.values(), *self._finished]
+        self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
+        self._finished = [call for call in self._finished if call.tree != tree]
+        return [call.id for call in calls if call.tree == tree]
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books of the cache are right."""
+        self.cache.check(self.accounts)
+
+    def release(self, tree: str) -> Account | None:
+        """Let go of a search that reads nothing; what it cost, None if it was never here."""
+        account = self.accounts.get(tree)
+        self._rewards.pop(tree, None)
+        self._spelt.pop(tree, None)
+        self._ahead.pop(tree, None)
+        if account is not None:
+            self.cache.release(tree, account.prompt)
+            self.past.charge(account)
+            del self.accounts[tree]
+        return account
+
+    def totals(self) -> Account:
+        """The costs of all searches, past and present."""
+        return sum_of((self.past, *self.accounts.values()))
+
+    def _must_fit(self, path: np.ndarray) -> None:
+        must_fit(
+            len(path),
+            {"context": self._context, "prm_kv_tokens": self.cache.capacity},
+            f"a trajectory of {len(path)} tokens does not fit the reward model's",
+        )
+
+    def _account(self, tree: str, opening: np.ndarray) -> Account:
+        if tree not in self.accounts:
+            self._arrivals += 1
+            self.accounts[tree] = Account(self._arrivals)
+            self._rewards[tree] = {}
+        if len(opening):
+            self.accounts[tree].prompt = opening
+        return self.accounts[tree]
+
+    def _admit(self) -> None:
+        """Let waiting paths in, the trees in turn, as far as places and memory go."""
+        held_back = []
+        places = Counter(lane.tree for lane in self._running)
+        waiting = fair_order(self._waiting, lambda reading: reading.tree, places)
+        for at, reading in enumerate(waiting):
+            lane = self._enter(reading)
+            if isinstance(lane, TokenSequence):
+                self._running[lane] = reading
+                self.accounts[reading.tree].cached_tokens += lane.computed
+                continue
+            held_back.append(reading)
+            if lane is not Refusal.SHARED:
+                held_back += waiting[at + 1 :]
+                break
+        self._waiting = sorted(held_back, key=_order)
+
+    def _look_ahead(self, reading: ScoreSequence, node: int, path: np.ndarray) -> None:
+        """Read a path along with the one before it, if it goes on from there and fits."""
+        before = len(reading.path)
+        fits = before < len(path) <= min(self._context, self.cache.capacity)
+        if not fits or int(path.max()) >= self._vocab:
+            return
+        if np.array_equal(path[:before], reading.path):
+            reading.ahead = path
+            self._ahead.setdefault(reading.tree, {})[node] = path
+
+    def _enter(self, reading: ScoreSequence) -> TokenSequence | Refusal:
+        """Start a path; the step ahead goes along as what may be given up for want of room."""
+        path, end = reading.path, len(reading.path)
+        size = end if reading.ahead is None else len(reading.ahead)
+        lane = self.batch.enter(reading.tree, reading.order, path, size=size, upto=end - 1)
+        if isinstance(lane, TokenSequence) and reading.ahead is not None:
+            lane.propose(DraftTree(reading.ahead[end:].tolist()))
+        return lane
+
+    def _read(self, advance: Advance) -> None:
+        """Turn the logits at the last tag of a path, and of the step ahead, into rewards."""
+        assert advance.logits is not None, "a path was read before its end"
+        lane, reading = advance.lane, self._running[advance.lane]
+        if advance.start < len(reading.path):
+            self._note(reading, advance.logits[0])
+        if reading.ahead is not None and lane.computed == len(reading.ahead):
+            ahead = self._reader.reward(advance.logits[-1])
+            self._rewards[reading.tree][reading.ahead.tobytes()] = ahead
+
+    def _note(self, reading: ScoreSequence, logits: torch.Tensor) -> None:
+        """A path is read."""
+        key = reading.path.tobytes()
+        self._rewards[reading.tree][key] = self._reader.reward(logits)
+        for call in [call for call in self._calls.values() if call.tree == reading.tree]:
+            call.unread.discard(key)
+            self._settle(call)
+
+    def _settle(self, call: ScoreCall) -> None:
+        if not call.unread:
+            self._finished.append(self._calls.pop(call.id))
+
+    def _give_way(self, lane: TokenSequence) -> None:
+        """A lane lost its place to older ones: its path waits again, if it is still to be read."""
+        reading = self._running.pop(lane)
+        reading.ahead = None
+        if reading.path.tobytes() not in self._rewards[reading.tree]:
+            insort(self._waiting, reading, key=_order)
+
+
+def _never() -> None:
+    raise AssertionError("a lane alone does not fit; it was to be refused")
+
+
+def _order(reading: ScoreSequence) -> Order:
+    return reading.order

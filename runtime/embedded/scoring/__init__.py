@@ -1,1 +1,0 @@
-"""Rewards and embeddings of steps, and the policy as judge."""

@@ -1,0 +1,120 @@
+"""Speculative decoding in rounds (SEED, section 4): the draft runs ahead, the target checks.
+
+``scheduled``: all branches that are ready are drafted for in one batch, and checked first come,
+first served, so many at once (1 is the paper's); a checked branch goes back to drafting. Branches
+that share a lane share its draft and its check.
+``serial``: one branch is drafted for and checked until it ends, then the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from runtime.embedded.batch import Advance, Batch
+from runtime.embedded.deduplication import FollowerTokens
+from runtime.embedded.draft_length import DraftLength
+from runtime.embedded.draft_model import DraftModel
+from runtime.embedded.draft_tree import DraftTree
+from runtime.embedded.draft_verification import VerifiedTokens
+from runtime.embedded.expand_call import BranchSequence
+
+
+class SpeculativeDecoder:
+    """Who is drafted for, and whose proposals are checked next."""
+
+    def __init__(
+        self,
+        drafter: DraftModel,
+        pace: DraftLength,
+        *,
+        serial: bool,
+        verify_batch: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``verify_batch``: branches checked at once; 0 for all that are ready."""
+        self.drafter = drafter
+        self.pace = pace
+        self._most = 1 if serial else verify_batch
+        self._serial = serial
+        self._clock = clock
+        self._queue: dict[BranchSequence, DraftTree] = {}
+        self._pass: tuple[int, float] | None = None
+        self._begun = 0.0
+        self._tokens = 0
+
+    def advance(self, batch: Batch, running: Sequence[BranchSequence]) -> list[Advance]:
+        """One pass of the target, in which those whose turn it is have their proposals checked.
+
+        ``running``: the branches that have a lane, oldest first.
+        """
+        self._begun, self._tokens = self._clock(), 0
+        turns = running[:1] if self._serial else running
+        ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
+        served = self._serve(ready) if ready else []
+        held = {run.lane for run in running if run not in served and run.lane is not None}
+        held -= {run.lane for run in turns if run not in ready}
+        start = self._clock()
+        advances = batch.advance(held)
+        self._pass = None
+        if all(advance.logits is not None for advance in advances):
+            self._pass = sum(advance.all_rows for advance in advances), start
+        return advances
+
+    def drawn(self) -> None:
+        """The tokens of the pass have been drawn: it is over."""
+        if self._pass is not None and self._pass[0]:
+            (rows, start), end = self._pass, self._clock()
+            self.pace.target.add(rows, end - start)
+            self.pace.came(self._tokens, end - self._begun)
+
+    def took(self, taken: VerifiedTokens) -> None:
+        """A branch was given tokens."""
+        self._tokens += len(taken.tokens)
+        ended = taken.finish is not None
+        self.pace.took(len(taken.tokens), taken.tested, taken.accepted, ended=ended)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are accepted by rejection, not by the branches' own draws."""
+        return self.drafter.rejects
+
+    def followed(self, taken: VerifiedTokens, followed: FollowerTokens) -> None:
+        """Branches that share the lane of one that has ``taken`` guesses went along with it."""
+        self._tokens += sum(followed.given)
+        for given, agreed in zip(followed.given, followed.agreed, strict=True):
+            tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
+            self.pace.following.add(tested, accepted)
+
+    def part(self, run: BranchSequence) -> None:
+        """Branches that followed one go their own ways."""
+        self.drafter.part(run)
+
+    def end(self, run: BranchSequence, *, publish: bool) -> None:
+        """A branch has ended or lost its place."""
+        self._queue.pop(run, None)
+        self.drafter.end(run, publish=publish)
+
+    def _serve(self, ready: Sequence[BranchSequence]) -> list[BranchSequence]:
+        """Draft for those that have no proposals; give theirs to the first in the queue."""
+        together = min(self._most or len(ready), len(ready))
+        length, branches = self.pace.plan(
+            len(ready),
+            together,
+            1 if self._serial else len(ready),
+            sum(len(run.following) for run in ready) / len(ready),
+        )
+        self._draft([run for run in ready if run not in self._queue], length, branches)
+        if branches < len(ready):  # a trial, or none: nobody waits for it
+            together = len(ready)
+        served = list(self._queue)[:together]
+        for run in served:
+            assert run.lane is not None, "a branch without a lane is in the queue"
+            run.lane.propose(self._queue.pop(run))
+        return served
+
+    def _draft(self, runs: Sequence[BranchSequence], length: int, branches: int) -> None:
+        """Draft up to ``length`` tokens for the first ``branches``; all ``runs`` join the queue."""
+        widths = {run: self.pace.widths(min(length, run.left - 1)) for run in runs[:branches]}
+        found = self.drafter.propose({run: wanted for run, wanted in widths.items() if wanted})
+        self._queue |= {run: found.get(run) or DraftTree() for run in runs}

@@ -1,0 +1,231 @@
+"""Starts SGLang servers for a policy and a reward model, and looks after their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from hedgerow_sglang.plugin_protocol import NAME
+from runtime.sglang.replica import PRIORITY_UNITS
+from search.engine import EngineDown
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+"""Whoever reaches SGLang's port may flush its cache and stop its searches: nobody else does."""
+STUBS = Path(__file__).parent / "cpu" / "stubs"
+STOP_SECONDS = 10.0
+LOOK_SECONDS = 0.5
+REFUSED = {
+    "--enable-custom-logit-processor": "it lets whoever reaches the port run code",
+    "--host": f"the servers listen on {HOST}",
+    "--port": "the servers choose free ports",
+    "--model-path": "the settings name the models",
+}
+ON_CPU = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
+    *("--disable-overlap-schedule", "--watchdog-timeout", "1200", "--sleep-on-idle"),
+)
+"""SGLang's plain PyTorch path, in the embedded engine's number type. For tests and trials.
+
+An idle server sleeps until a request comes: awake it would take a core from those at work.
+"""
+
+BY_PRIORITY = (
+    *("--enable-priority-scheduling", "--retraction-policy", "priority"),
+    *("--priority-scheduling-preemption-threshold", str(PRIORITY_UNITS)),
+)
+"""What nobody asked for yet gives way to all else; what was asked for only waits for its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """One SGLang server. ``python``: of the environment that SGLang is installed in.
+
+    ``memory``: share of the device's memory that is free when the server starts, for weights and
+    KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``, ``evicts``:
+    what our plug-in does there, which is installed in the same environment then. ``schedules``: it
+    lets in by priority, so that it can draw early. ``args``: more of SGLang's own options.
+    ``log``: a file for what it says; None: our stderr.
+    """
+
+    model: str | Path
+    python: str | Path
+    device: Literal["cuda", "cpu"] = "cuda"
+    memory: float = 0.6
+    kv_tokens: int | None = None
+    args: tuple[str, ...] = ()
+    seeds: bool = False
+    evicts: bool = False
+    classifies: bool = False
+    schedules: bool = False
+    log: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory < 1:
+            raise ValueError(f"memory: {self.memory}; a share between 0 and 1 is needed")
+        if not Path(self.python).is_file():
+            raise ValueError(f"python: '{self.python}': there is no such file; see make sglang-env")
+        for given in self.args:
+            name = given.partition("=")[0]
+            if name in REFUSED:
+                raise ValueError(f"{name}: not allowed; {REFUSED[name]}")
+
+    def command(self, port: int) -> list[str]:
+        """What is run."""
+        return [
+            *(str(self.python), "-m", "sglang.launch_server"),
+            *("--model-path", str(self.model), "--host", HOST, "--port", str(port)),
+            *("--enable-metrics", "--log-level", "warning"),
+            *("--mem-fraction-static", f"{self.memory:g}"),
+            *(("--max-total-tokens", str(self.kv_tokens)) if self.kv_tokens else ()),
+            *(ON_CPU if self.device == "cpu" else ()),
+            *(("--sampling-backend", "pytorch") if self.seeds else ()),
+            *(("--radix-cache-backend", NAME) if self.evicts else ()),
+            *(("--is-embedding",) if self.classifies else ()),
+            *(BY_PRIORITY if self.schedules else ()),
+            *self.args,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Log-probabilities are the model's own, before temperature; on a CPU, our stand-ins."""
+        own = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
+        if not (self.seeds or self.evicts):
+            own["SGLANG_PLUGINS"] = "none"
+        if self.device == "cpu":
+            own |= {
+                "SGLANG_USE_CPU_ENGINE": "1",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(STUBS),
+            }
+        return os.environ | own
+
+
+def split_args(text: str) -> tuple[str, ...]:
+    """SGLang's options as they stand on a command line."""
+    return tuple(shlex.split(text))
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass(eq=False, slots=True)
+class LaunchedServer:
+    """A server's process, on one port for all of its lives."""
+
+    options: LaunchOptions
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Run it, in a process group of its own. Raises OSError if that cannot be done."""
+        options = self.options
+        with contextlib.ExitStack() as files:
+            out = files.enter_context(options.log.open("ab")) if options.log else sys.stderr
+            self.process = subprocess.Popen(
+                options.command(self.port),
+                env=options.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> int | None:
+        """How the process ended; None while it lives."""
+        return None if self.process is None else self.process.poll()
+
+    def stop(self) -> None:
+        """End it and what it has started, by force if need be. Waits."""
+        if self.process is None:
+            return
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        self.process = None
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until it answers. Raises EngineDown if it ends, or does not in time."""
+        deadline = time.monotonic() + seconds
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if self.ended is not None:
+                    raise EngineDown(self.end())
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get("/health")).is_success:
+                        return
+                await asyncio.sleep(LOOK_SECONDS)
+        raise EngineDown(f"the SGLang server of {self.options.model} did not come up")
+
+    def end(self) -> str:
+        """How it ended, in words."""
+        return f"the SGLang server of {self.options.model} ended with {self.ended}"
+
+
+class LaunchedServers:
+    """Servers that are started together and started again when they end."""
+
+    def __init__(self, options: Sequence[LaunchOptions], start_seconds: float = 600.0) -> None:
+        self.servers = [LaunchedServer(one) for one in options]
+        self._start_seconds = start_seconds
+
+    async def start(self) -> None:
+        """Run all; on a GPU one after the other, since each measures the memory that is left.
+
+        Raises EngineDown or OSError for one that does not start; none is left running then.
+        """
+        try:
+            await self._start(self.servers)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def health(self) -> None:
+        """Raise EngineDown if a process has ended."""
+        for server in self.servers:
+            if server.ended is not None:
+                raise EngineDown(server.end())
+
+    async def restart(self) -> None:
+        """Start those that have ended. Raises EngineDown if one does not come up."""
+        ended = [server for server in self.servers if server.ended is not None]
+        for server in ended:
+            await asyncio.to_thread(server.stop)
+        await self._start(ended)
+
+    async def close(self) -> None:
+        """End all."""
+        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers))
+
+    async def _start(self, servers: Sequence[LaunchedServer]) -> None:
+        for server in servers:
+            server.start()
+            if server.options.device != "cpu":
+                await server.ready(self._start_seconds)
+        await asyncio.gather(*(server.ready(self._start_seconds) for server in servers))

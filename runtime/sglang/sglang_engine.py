@@ -1,0 +1,375 @@
+"""The SGLang engine: ``search.engine.Engine`` over SGLang servers for policy and reward model."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
+from itertools import count
+from typing import Any
+
+from runtime.embedded.model.config import ModelConfig, UnsupportedModel
+from runtime.embedders.endpoint import Endpoint
+from runtime.embedders.lexical import embed_texts
+from runtime.judge import Judge
+from runtime.reward_format import RewardFormat, reward_format
+from runtime.reward_reader import overhead_of
+from runtime.sglang.account import Flops, free
+from runtime.sglang.fleet import Fleet
+from runtime.sglang.launched_server import BY_PRIORITY
+from runtime.sglang.plugin_notes import PluginNotes
+from runtime.sglang.replica import NotSglang, Replica
+from runtime.sglang.reward_request import RewardRequest
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.server_metrics import fleet_metrics
+from runtime.sglang.sglang_options import SglangOptions
+from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer
+from runtime.sglang.step_sampler import StepSampler
+from runtime.text import Text
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+    TreeCost,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+WATCH_SECONDS = 1.0
+"""Between looks at servers that are up."""
+
+
+class SglangEngine:
+    """A client of SGLang servers; make it with ``start``. Belongs to the event loop it started in.
+
+    The servers own the KV: a search stays on one of each kind, and goes on from its token ids on
+    another one when that is lost.
+    """
+
+    def __init__(self, options: SglangOptions) -> None:
+        """Raises ValueError or RewardMissing for options that cannot be met."""
+        self._options = options
+        self._form = reward_format(options.reward_format)
+        self._text = Text(options.policy)
+        prm = Text(options.prm) if options.prm and self._form.needs_model else None
+        self._prm = prm
+        self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
+        self._policy = Fleet("policy", [self._replica(url) for url in options.policy_urls])
+        urls = options.reward_urls if prm else ()
+        self._rewards = Fleet("reward", [self._replica(url) for url in urls])
+        self._searches: dict[str, SearchSession] = {}
+        self._names = f"hedgerow-{secrets.token_hex(4)}-"
+        self._numbers = count(1)
+        self._past = TreeCost()
+        self._peak = self._prm_peak = 0
+        self._ending: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._endpoint = Endpoint(options.endpoint) if options.endpoint else None
+        self._embed_texts = embed_texts
+
+    @classmethod
+    async def start(cls, options: SglangOptions) -> SglangEngine:
+        """Wait until every server answers, and read what it is.
+
+        Raises what is wrong with the options: ValueError, OSError, RewardMissing; EngineDown for a
+        server that does not answer in ``start_seconds``.
+        """
+        engine = cls(options)
+        try:
+            await engine._meet()
+            engine._watching = asyncio.create_task(engine._watch())
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; constant while it lives."""
+        return self._capabilities
+
+    @property
+    def moves(self) -> int:
+        """How often a search has gone on at another server."""
+        return self._policy.moves + self._rewards.moves
+
+    @property
+    def sent_again(self) -> int:
+        """How many requests were sent anew since their server was lost."""
+        return self._policy.sent_again + self._rewards.sent_again
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw one step for each branch, in the order asked."""
+        return await self._sampler.expand(self._session(tree), branches, sampling)
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, unrounded."""
+        for trajectory in trajectories:
+            if not trajectory.steps or not all(trajectory.steps):
+                raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
+        return await self._scorer.score(self._session(tree), prompt, question, trajectories)
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """One vector for the last step of each trajectory, from its text."""
+        texts = [trajectory.texts[-1] for trajectory in trajectories]
+        if self._endpoint is not None:
+            return await self._endpoint.embed_texts(texts)
+        return await asyncio.to_thread(self._embed_texts, texts)
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """What died is not held any more; servers hear of it with the search's next requests."""
+        search = self._session(tree)
+        search.account.bury(hint.dead)
+        search.notes.take(hint)
+        self._sampler.extension.mark_dead(search, hint.dead)
+
+    async def release(self, tree: str) -> TreeCost:
+        """Stop what is under way for a tree; what it cost, all zero for one never seen."""
+        search = self._searches.pop(tree, None)
+        if search is None:
+            return TreeCost()
+        task = asyncio.create_task(self._end_session(tree, search))
+        self._ending.add(task)
+        task.add_done_callback(self._session_ended)
+        await asyncio.shield(task)  # goes on where nobody waits for a server that stands still
+        return search.account.cost()
+
+    async def abort(self, tree: str) -> None:
+        """Stop everything under way for a tree: those calls raise EngineError."""
+        await self.release(tree)
+
+    async def usage(self) -> Usage:
+        """The servers' own reports; without ``--enable-metrics`` there, what was asked of them."""
+        policy, reward = await asyncio.gather(
+            fleet_metrics(self._policy.replicas), fleet_metrics(self._rewards.replicas)
+        )
+        if not any(replica.up for replica in self._policy.replicas):
+            raise EngineDown(f"no policy server answers: {', '.join(self._policy.urls)}")
+        own = self._past
+        for search in self._searches.values():
+            own = _sum(own, search.account.cost())
+        self._peak = max(self._peak, policy.held)
+        self._prm_peak = max(self._prm_peak, reward.held)
+        reported = policy.prompt > 0
+        read = reward.prompt - reward.hit
+        return Usage(
+            kv_tokens_active=policy.held,
+            kv_tokens_cached=policy.cached,
+            kv_tokens_capacity=policy.capacity or self._policy.kv_tokens,
+            kv_tokens_peak=self._peak,
+            prm_kv_tokens_active=reward.held,
+            prm_kv_tokens_cached=reward.cached,
+            prm_kv_tokens_capacity=reward.capacity or self._rewards.kv_tokens,
+            running=policy.running,
+            waiting=policy.waiting,
+            decoded_tokens_total=policy.generated if reported else own.decoded_tokens,
+            prefilled_tokens_total=(
+                policy.prompt - policy.hit if reported else own.prefilled_tokens
+            ),
+            cached_tokens_total=policy.hit if reported else own.cached_tokens,
+            prm_tokens_total=read if reward.prompt else own.prm_tokens,
+            evicted_tokens_total=policy.evicted,
+            rehydrated_tokens_total=own.rehydrated_tokens,
+            rehydrations_total=own.rehydrations,
+            prm_kv_tokens_peak=self._prm_peak,
+            prm_evicted_tokens_total=reward.evicted,
+            kv_policy_seconds_total=policy.evicting,
+            speculated_used_tokens_total=own.speculated_used,
+            speculated_wasted_tokens_total=own.speculated_wasted,
+        )
+
+    async def health(self) -> None:
+        """Raise EngineDown unless a server of each model is there. In a second it answers, or is
+        busy, or has stood still for ``stall_seconds`` and is lost."""
+        fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
+        await asyncio.gather(*(fleet.check() for fleet in fleets))
+
+    async def close(self) -> None:
+        """Stop what is under way and close all connections; the servers go on."""
+        if self._watching is not None:
+            self._watching.cancel()
+        searches = list(self._searches.values())
+        self._searches.clear()
+        await asyncio.gather(*(search.stop() for search in searches))
+        await asyncio.gather(*(self._sampler.extension.end(search) for search in searches))
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._policy.close()
+        await self._rewards.close()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    async def _end_session(self, tree: str, search: SearchSession) -> None:
+        """Stop what is under way for a tree, and have its servers let go of it."""
+        try:
+            await search.stop()
+            await self._sampler.extension.end(search)
+        finally:
+            self._past = _sum(self._past, search.account.cost())
+            await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
+
+    def _session_ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a tree was not let go of: %s", error, exc_info=error)
+
+    async def _watch(self) -> None:
+        """Look at the servers now and then, so that one that stands still is noticed whoever asks;
+        while searches are in flight, at their KV too, whose peak nobody else keeps."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            with suppress(EngineError):
+                await self.health()
+            if self._searches:
+                with suppress(EngineError):
+                    await self.usage()
+
+    def _session(self, tree: str) -> SearchSession:
+        if tree not in self._searches:
+            name = f"{self._names}{next(self._numbers):08x}-"
+            self._searches[tree] = SearchSession(tree, name, PluginNotes(tree))
+        return self._searches[tree]
+
+    def _replica(self, url: str) -> Replica:
+        options = self._options
+        return Replica(
+            url,
+            connect=options.connect_seconds,
+            answer=options.answer_seconds,
+            probe=options.probe_seconds,
+            stall=options.stall_seconds,
+        )
+
+    async def _meet(self) -> None:
+        """Wait for the servers, and build what depends on what they are."""
+        options = self._options
+        deadline = time.monotonic() + options.start_seconds
+        await asyncio.gather(
+            *(
+                _wait_for(replica, fleet.what, deadline)
+                for fleet in (self._policy, self._rewards)
+                for replica in fleet.replicas
+            )
+        )
+        for replica in self._policy.replicas:
+            if options.speculate and not replica.schedules:
+                raise ValueError(
+                    f"speculate: True; {replica.url} does not let in by priority; it is to run "
+                    f"with {' '.join(BY_PRIORITY)}"
+                )
+        if not all(replica.seeds for replica in self._policy.replicas):
+            log.warning("a policy server is without our plug-in: it does not heed seeds")
+        if options.embedder == "encoder" and options.encoder is not None:
+            from runtime.embedders.encoder import Encoder
+
+            encoder = await asyncio.to_thread(Encoder, options.encoder)
+            self._embed_texts = encoder.embed_texts
+        context = self._context(self._policy, self._text)
+        self._sampler = StepSampler(
+            self._policy,
+            self._text,
+            context=context,
+            flops=_flops(self._text),
+            top=options.top,
+            speculate=options.speculate,
+        )
+        self._scorer = self._make_scorer(self._form)
+        self._capabilities = Capabilities(
+            engine="sglang",
+            models={"policy": str(options.policy)}
+            | ({"prm": str(options.prm)} if options.prm else {}),
+            exact=False,
+            seeded=all(replica.seeds for replica in self._policy.replicas),
+            scores=True,
+            embeds=options.embedder,
+            context_tokens=context,
+            fingerprint=self._fingerprint(),
+            score_tokens=self._overhead(),
+        )
+
+    def _make_scorer(self, form: RewardFormat) -> PrmScorer | PolicyJudge | LikelihoodScorer:
+        if form.reads == "judge":
+            return PolicyJudge(self._sampler, Judge(form, self._text))
+        if self._prm is None or self._reward_request is None:
+            return LikelihoodScorer(self._sampler)
+        return PrmScorer(
+            self._rewards,
+            self._reward_request,
+            context=self._context(self._rewards, self._prm),
+            flops=_flops(self._prm),
+        )
+
+    def _overhead(self) -> tuple[int, int]:
+        if self._reward_request is not None:
+            return overhead_of(self._reward_request.paths)
+        if self._form.reads == "judge":
+            return Judge(self._form, self._text).overhead()
+        return 0, 0
+
+    def _context(self, fleet: Fleet, text: Text) -> int:
+        """The most tokens that all servers take; SGLang keeps a few of the context for itself."""
+        longest = [replica.details.get("max_req_input_len") for replica in fleet.replicas]
+        return min([text.context, *(int(tokens) - 1 for tokens in longest if tokens)])
+
+    def _fingerprint(self) -> str:
+        """``sglang-`` and 16 hex digits over what a tree depends on besides its request."""
+        options = self._options
+        named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
+        for replica in (*self._policy.replicas, *self._rewards.replicas):
+            names = ("version", "model_path", "dtype", "attention_backend", "sampling_backend")
+            named += [str(replica.details.get(name)) for name in names]
+        named += [str(replica.seeds) for replica in self._policy.replicas]
+        digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
+        return f"sglang-{digest[:16]}"
+
+
+async def _wait_for(replica: Replica, what: str, deadline: float) -> None:
+    """Until a server is ready and says what it is; ``what`` it is for stands in an error."""
+    while True:
+        try:
+            replica.learn(await replica.info())
+        except NotSglang as error:
+            raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
+        except EngineDown as error:
+            if time.monotonic() > deadline:
+                raise EngineDown(f"{replica.url} did not come up: {error}") from error
+        else:
+            replica.up = True
+            return
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _flops(text: Text) -> Flops:
+    """What a forward pass costs, where the model's shape is one that is known."""
+    try:
+        return ModelConfig.from_checkpoint(text.checkpoint).flops
+    except UnsupportedModel:
+        return free
+
+
+def _sum(left: TreeCost, right: TreeCost) -> TreeCost:
+    """Both costs together; of the peaks the higher."""
+    sums: dict[str, Any] = {
+        field.name: getattr(left, field.name) + getattr(right, field.name)
+        for field in fields(TreeCost)
+    }
+    return TreeCost(**sums | {"kv_tokens_peak": max(left.kv_tokens_peak, right.kv_tokens_peak)})

@@ -1,0 +1,146 @@
+"""Scores trajectories: on the reward model's servers, or on the policy's where they judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from runtime.judge import Judge
+from runtime.sglang.account import Flops, Path
+from runtime.sglang.fleet import Fleet
+from runtime.sglang.replica import Json, Replica
+from runtime.sglang.reward_request import RewardRequest
+from runtime.sglang.search_session import SearchSession
+from runtime.sglang.step_sampler import StepSampler
+from search.engine import Branch, PrefixTooLong, Trajectory
+from search.tree import ROOT
+
+
+class PrmScorer:
+    """A prefill of the new tokens a path, with nothing drawn, read at its last token."""
+
+    def __init__(self, fleet: Fleet, request: RewardRequest, *, context: int, flops: Flops) -> None:
+        """``context``: most tokens of a path."""
+        self.fleet = fleet
+        self._request = request
+        self._context = context
+        self._flops = flops
+
+    async def score(
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """One reward a trajectory. What all their paths begin with is read once before them."""
+        paths = self._request.paths
+        read = [paths.path(prompt, question, t, search.spelt) for t in trajectories]
+        for path in read:
+            if len(path) > self._context:
+                raise PrefixTooLong(
+                    f"a trajectory of {len(path)} tokens does not fit the reward model's context "
+                    f"of {self._context}"
+                )
+        opening = tuple(paths.opening(prompt, question, search.spelt))
+        if len(read) > 1 and opening and opening not in search.openings:
+            await search.together([self._ask(search, prompt, opening, len(opening), None)])
+            search.openings.add(opening)
+        steps = [_step(search, trajectory) for trajectory in trajectories]
+        works = [
+            self._ask(search, prompt, path, len(opening), step)
+            for path, step in zip(read, steps, strict=True)
+        ]
+        answers = await search.together(works)
+        search.account.model_calls += bool(answers)
+        return [self._request.reward(answer) for answer in answers]
+
+    async def _ask(
+        self,
+        search: SearchSession,
+        prompt: Path,
+        path: Path,
+        opening: int,
+        step: tuple[int, int] | None,
+    ) -> Json:
+        async def ask(replica: Replica) -> Json:
+            with search.request(replica) as rid:
+                request = search.common(rid) | {"input_ids": list(path)}
+                note = search.notes.on(replica, opening, step)
+                return await self._request.send(replica, request, note)
+
+        answer = await self.fleet.ask(search.tree, prompt, ask)
+        cached = int(answer["meta_info"].get("cached_tokens") or 0)
+        fresh = len(path) - cached
+        search.account.prm_tokens += fresh
+        contexts = fresh * cached + fresh * (fresh + 1) // 2
+        search.account.flops += self._flops(fresh, contexts, 1)
+        return answer
+
+
+def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | None:
+    """A trajectory's node and its parent's, which was scored before; None if it was not."""
+    search.scored.setdefault(trajectory.steps, trajectory.node)
+    above = trajectory.steps[:-1]
+    parent = search.scored.get(above) if above else ROOT
+    return None if parent is None or parent >= trajectory.node else (trajectory.node, parent)
+
+
+class PolicyJudge:
+    """Asks the policy itself, by a judge's template."""
+
+    def __init__(self, drawer: StepSampler, judge: Judge) -> None:
+        self._sampler = drawer
+        self._judge = judge
+
+    async def score(
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """One reward a trajectory; the verdicts' tokens are not the search's steps."""
+        del prompt  # the judge's template has one of its own
+        judge, judged = self._judge, search.apart()
+        branches = [branch for t in trajectories for branch in self._votes(question, t)]
+        drawings = await self._sampler.sample(judged, branches, judge.sampling)
+        texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
+        votes, spent = judge.form.votes, judged.account
+        ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
+        search.account.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
+        search.account.prm_tokens += spent.prefilled_tokens + spent.decoded_tokens
+        search.account.flops += spent.flops
+        search.account.model_calls += max((len(d.tokens) for d in drawings), default=0)
+        return [judgement.reward for judgement in ruled]
+
+    def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
+        judge, node = self._judge, trajectory.node
+        prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
+        return [
+            Branch(node, vote, prompt, seed, limit, -1)
+            for vote, seed in enumerate(judge.seeds(trajectory))
+        ]
+
+
+class LikelihoodScorer:
+    """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
+
+    def __init__(self, drawer: StepSampler) -> None:
+        self._sampler = drawer
+
+    async def score(
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """One reward a trajectory; ``question`` is in the prompt."""
+        del question
+        search.prompt = search.prompt or prompt
+        works = [self._one(search, prompt, t.steps) for t in trajectories]
+        return await search.together(works)
+
+    async def _one(self, search: SearchSession, prompt: Path, steps: Sequence[Path]) -> float:
+        path, total, tokens = prompt, 0.0, 0
+        for step in steps:
+            path = (*path, *step)
+            known = search.logprobs.get(path)
+            if known is None:
+                whole = (*prompt, *(token for step in steps for token in step))
+                answer = await self._sampler.read(search, whole, len(prompt) - 1)
+                read = answer["meta_info"]["input_token_logprobs"]
+                logprobs = [logprob for logprob, *_ in read if logprob is not None]
+                total, tokens = math.fsum(logprobs), len(logprobs)
+                break
+            total, tokens = total + known[0], tokens + known[1]
+        return math.exp(total / tokens)

@@ -1,0 +1,252 @@
+"""How a planned round becomes branches to expand, and generated steps become nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from search.digest import round_reward
+from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Trajectory
+from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
+from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
+from search.potential import potentials
+from search.seed import node_seed, step_seed
+from search.spec import SearchSpec
+from search.stats import path_length
+from search.tree import ROOT, Finish, Node, NodeState, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class PendingNode:
+    """A generated step that is not in the tree yet.
+
+    ``finish``: as judged here, not only as drawn. ``duplicate_of``: the first node with the same
+    steps from the root, its own id if there is none.
+    """
+
+    branch: Branch
+    step: Step
+    finish: Finish
+    duplicate_of: int
+
+    @property
+    def id(self) -> int:
+        """The node it becomes."""
+        return self.branch.node
+
+
+class TreeBuilder:
+    """One tree while it grows.
+
+    Ids are consecutive in the order in which branches are asked for, which is that of parent id and
+    child index; the order in which an engine works them off does not matter.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        spec: SearchSpec,
+        delimiter: str,
+        context_tokens: int,
+        scores: Scores,
+        listen: Callable[[Event], None],
+        frontier: Frontier = Tree.leaves,
+    ) -> None:
+        """Start from an empty ``tree``.
+
+        ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
+        ``delimiter``: what ends a step, unless the spec cuts steps by length. ``frontier``: which
+        nodes the policy may still expand. ``expansion_order`` may be set: in which order it would.
+        """
+        self.tree = tree
+        self.round = 0
+        assert spec.seed is not None, "a search has a seed"
+        self._seed = spec.seed
+        self._delimiter = delimiter
+        self._scores = scores
+        self._listen = listen
+        self._frontier = frontier
+        self.expansion_order: ExpansionOrder = no_order
+        self._max_depth = spec.max_depth
+        self._max_tokens = spec.max_tokens
+        stop = () if spec.step_tokens else (delimiter,)
+        self._step_tokens = spec.step_tokens or spec.max_step_tokens
+        self.sampling = Sampling(spec.temperature, spec.top_p, stop, self._step_tokens)
+        self._ignore_eos = spec.ignore_eos
+        self._path_tokens = min(spec.trajectory_tokens, context_tokens - len(tree.prompt))
+        self._duplicate_of = {ROOT: ROOT}
+        self._first: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._hinted = 1
+        self._dead: set[int] = set()
+
+    def select(self, plan: Round) -> Hint:
+        """Begin a round: prune what the plan gives up, and say what the engine should know.
+
+        The hint holds the rewards that are new since the last one, the nodes about to grow, and the
+        nodes that died: none that may still grow, itself or below.
+        """
+        self.round += 1
+        for node in sorted(plan.expand):
+            self._listen(Selected(self.round, node, plan.expand[node]))
+        for node in plan.prune:
+            self.tree.prune(node)
+            self._listen(Pruned(self.round, node, "policy"))
+        return self._hint(plan)
+
+    def branches(self, plan: Round) -> list[Branch]:
+        """The children to draw, by rising parent id and child index.
+
+        The branching factor that potentials are counted by is the round's mean, rounded up.
+        """
+        branches: list[Branch] = []
+        nodes = sorted(plan.expand)
+        rewards = [self.tree[node].reward for node in nodes]
+        mean = -(-sum(plan.expand.values()) // max(1, len(nodes)))
+        ahead = potentials(rewards, max(1, mean))
+        for node, children in zip(nodes, ahead, strict=True):
+            first_id = len(self.tree) + len(branches)
+            branches += self._fork(node, plan.expand[node], first_id, children)
+        return branches
+
+    def pending(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[PendingNode]:
+        """The drawn steps, judged, as many in order as ``max_tokens`` leaves room for.
+
+        Raises EngineError if the steps are not those asked for.
+        """
+        if len(steps) != len(branches):
+            raise EngineError(f"engine: drew {len(steps)} steps for {len(branches)} branches")
+        pending: list[PendingNode] = []
+        total = self.tree.generated_tokens
+        for branch, step in zip(branches, steps, strict=True):
+            if not 0 < len(step.tokens) <= branch.limit:
+                asked = f"1 to {branch.limit} were asked"
+                raise EngineError(f"engine: drew a step of {len(step.tokens)} tokens; {asked}")
+            total += len(step.tokens)
+            if self._max_tokens is not None and total > self._max_tokens:
+                break
+            key = self._duplicate_of[branch.parent], step.tokens
+            duplicate_of = self._duplicate_of[branch.node] = self._first.setdefault(
+                key, branch.node
+            )
+            pending.append(PendingNode(branch, step, self._judge(branch, step), duplicate_of))
+        return pending
+
+    def to_score(self, pending: Sequence[PendingNode]) -> list[Trajectory]:
+        """The paths that need a reward: each distinct one once, under its first node's id."""
+        return [
+            self._trajectory(node)
+            for node in pending
+            if node.duplicate_of == node.id and self._needs_reward(node)
+        ]
+
+    def to_compare(self, pending: Sequence[PendingNode]) -> list[Trajectory]:
+        """The paths that may grow, of each distinct last step one; none if all say the same."""
+        first: dict[tuple[int, ...], PendingNode] = {}
+        for node in pending:
+            if node.finish in (Finish.STEP, Finish.LENGTH):
+                first.setdefault(node.step.tokens, node)
+        return [self._trajectory(node) for node in first.values()] if len(first) > 1 else []
+
+    def commit(self, pending: Sequence[PendingNode], rewards: dict[int, float]) -> list[Node]:
+        """Put a round into the tree; ``rewards`` by the ids asked for, unrounded."""
+        nodes = []
+        for new in pending:
+            step = new.step
+            node = self.tree.add(
+                new.branch.parent,
+                step.tokens,
+                step.text,
+                new.finish,
+                logprob=step.logprob,
+                entropy=step.entropy,
+            )
+            assert node.id == new.id
+            assert node.child == new.branch.child
+            if new.duplicate_of != new.id:
+                node.reward = self.tree[new.duplicate_of].reward
+            elif new.id in rewards:
+                node.reward = round_reward(rewards[new.id])
+            nodes.append(node)
+            self._report(node)
+        return nodes
+
+    def _hint(self, plan: Round) -> Hint:
+        alive = self.tree.above(self._frontier(self.tree))
+        dead = {node.id for node in self.tree.nodes[1:]} - alive - self._dead
+        fresh = self.tree.nodes[self._hinted :]
+        self._hinted = len(self.tree)
+        self._dead |= dead
+        values = {node.id: node.reward for node in fresh if node.reward is not None}
+        ahead = tuple(node.id for node in self.expansion_order(self.tree))
+        return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
+
+    def _fork(self, parent: int, children: int, first_id: int, potential: int) -> list[Branch]:
+        node = self.tree[parent]
+        prefix = self.tree.tokens(parent)
+        room = self._path_tokens - path_length(self.tree, parent)
+        limit = min(self._step_tokens, room)
+        branches = []
+        for child in range(len(node.children), len(node.children) + children):
+            path = (*node.path, child)
+            last = node.depth + 1 >= self._max_depth
+            ahead = None if last else Ahead(self._seed, path, potential, room)
+            seed = step_seed(self._seed, path)
+            child_id = first_id + len(branches)
+            branches.append(Branch(parent, child, prefix, seed, limit, child_id, ahead))
+        return branches
+
+    def _judge(self, branch: Branch, step: Step) -> Finish:
+        """How a step really ended: a delimited one may be empty or a loop, any open one the last.
+
+        Steps cut by length are neither empty nor loops: they are pieces, not thoughts. With
+        ``ignore_eos`` a step that the model ended is such a piece.
+        """
+        if step.finish is Finish.END and not self._ignore_eos:
+            return Finish.END
+        parent = self.tree[branch.parent]
+        if step.finish is Finish.STEP:
+            if not step.text.removesuffix(self._delimiter).strip():
+                return Finish.EMPTY
+            if step.tokens == parent.tokens:
+                return Finish.LOOP
+        length = path_length(self.tree, parent.id) + len(step.tokens)
+        if parent.depth + 1 >= self._max_depth or length >= self._path_tokens:
+            return Finish.LIMIT
+        return Finish.LENGTH if step.finish is Finish.END else step.finish
+
+    def _trajectory(self, node: PendingNode) -> Trajectory:
+        above = self.tree.chain(node.branch.parent)
+        tokens = (*(node.tokens for node in above), node.step.tokens)
+        texts = (*(node.text for node in above), node.step.text)
+        path = (*self.tree[node.branch.parent].path, node.branch.child)
+        return Trajectory(node.id, tokens, texts, node_seed(self._seed, "judge", path))
+
+    def _needs_reward(self, node: PendingNode) -> bool:
+        if node.finish in (Finish.EMPTY, Finish.LOOP):
+            return False
+        if self._scores is Scores.FINISHED:
+            return node.finish in (Finish.END, Finish.LIMIT)
+        return self._scores is Scores.ALL
+
+    def _report(self, node: Node) -> None:
+        self._listen(
+            Expanded(
+                self.round,
+                node.id,
+                node.parent,
+                node.child,
+                node.depth,
+                node.tokens,
+                node.text,
+                node.finish.value,
+                node.logprob,
+                node.entropy,
+            )
+        )
+        if node.reward is not None:
+            self._listen(Scored(self.round, node.id, node.reward))
+        if node.state is NodeState.FINISHED:
+            length = path_length(self.tree, node.id)
+            self._listen(Finished(self.round, node.id, node.finish.value, length))
+        elif node.state is NodeState.PRUNED:
+            self._listen(Pruned(self.round, node.id, node.finish.value))

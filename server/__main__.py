@@ -1,5 +1,0 @@
-"""``python -m server`` is the command ``hedgerow``."""
-
-from server.cli import main
-
-main()

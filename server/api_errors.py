@@ -1,0 +1,273 @@
+"""Errors as clients see them: one shape, one table from exceptions to status and code.
+
+ApiError (an HTTP error in OpenAI's shape)
+ ├─ bad_value          400 invalid_value
+ ├─ unsupported        400 unsupported_parameter
+ └─ everything in TABLE below
+
+ClientLeft, Deleted and Stopped say why work was cancelled. StreamAborted ends a response that has
+started and failed: the body is cut, not closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
+
+from search.engine import EngineDown, EngineError, KvFull, PrefixTooLong, RewardMissing
+from search.spec import SearchSpec
+from server.logs import request_id
+
+NO_RETRY = {"x-should-retry": "false"}
+LONGEST_ECHO = 80
+METHOD_NOT_ALLOWED = 405
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+
+
+class ApiError(HTTPException):
+    """An error with everything OpenAI's clients read: status, code, message, param, headers."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.code = code
+        self.param = param
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's ``type``: whose fault it was."""
+        return "invalid_request_error" if self.status_code < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body. Lone surrogates are written as escapes, so that it can be encoded."""
+        return {
+            "error": {
+                "message": _encodable(str(self.detail)),
+                "type": self.kind,
+                "param": None if self.param is None else _encodable(self.param),
+                "code": self.code,
+                "request_id": request_id.get(),
+            }
+        }
+
+
+class ClientLeft(Exception):
+    """Nobody is there to read the answer; the work has been cancelled."""
+
+
+class Deleted(Exception):
+    """The work was cancelled by somebody else than its client."""
+
+
+class Stopped(Exception):
+    """The work was cancelled because the server ends."""
+
+
+class StreamAborted(Exception):
+    """The stream has failed and said so; the connection is to be cut without a proper end."""
+
+
+def bad_value(param: str, message: str) -> ApiError:
+    """A field whose value is not allowed."""
+    return ApiError(400, "invalid_value", f"{param}: {message}", param=param)
+
+
+def unsupported(param: str, allowed: str) -> ApiError:
+    """A field of OpenAI's API that is known and not offered here."""
+    message = f"{param}: not supported by this server; {allowed}"
+    return ApiError(400, "unsupported_parameter", message, param=param)
+
+
+def unknown_model(name: str, known: str) -> ApiError:
+    """A model nobody serves."""
+    message = f"model: {echo(name)} does not exist; this server has {known}"
+    return ApiError(404, "model_not_found", message, param="model")
+
+
+def prompt_too_long(tokens: int, context: int, field: str) -> ApiError:
+    """A prompt that leaves no room for a reply. Clients look for "maximum context length"."""
+    message = (
+        f"{field}: this model's maximum context length is {context} tokens; "
+        f"there are {tokens}, which leave no room for a reply"
+    )
+    return ApiError(400, "context_length_exceeded", message, param=field)
+
+
+def nothing_finished(stop_reason: str, policy: str) -> ApiError:
+    """The search ended before any trajectory was finished: there is no reply to send."""
+    code = "deadline_exceeded" if stop_reason == "deadline" else "nothing_finished"
+    why = "raise that limit or lower search.width"
+    if stop_reason == "width_spent":
+        why = "its expansions were spent; raise search.expansions"
+    message = f"the search ({policy}) stopped by {stop_reason} before any reply was finished: {why}"
+    return ApiError(504, code, message, headers=NO_RETRY)
+
+
+def nothing_drawn() -> ApiError:
+    """The deadline came before anything of a plain reply was drawn."""
+    message = "the deadline came before any of the reply was drawn"
+    return ApiError(504, "deadline_exceeded", message, headers=NO_RETRY)
+
+
+def search_unknown(search_id: str) -> ApiError:
+    """No such search, or it is no longer kept."""
+    message = f"id: there is no search {echo(search_id)}, or it is no longer kept"
+    return ApiError(404, "search_not_found", message, param="id")
+
+
+def search_running(search_id: str) -> ApiError:
+    """Something that needs a finished search."""
+    message = f"id: the search {echo(search_id)} is not done; wait for it"
+    return ApiError(409, "search_running", message, param="id", headers=NO_RETRY)
+
+
+def no_events(search_id: str) -> ApiError:
+    """Events are kept of background searches alone."""
+    message = f"id: no events are kept of {echo(search_id)}; only 'background' searches have them"
+    return ApiError(404, "events_not_kept", message, param="id")
+
+
+def shutting_down(retry_after: int) -> ApiError:
+    """The server ends; another one, or the next, may take the request."""
+    headers = {"retry-after": str(retry_after)}
+    return ApiError(503, "shutting_down", "this server is shutting down", headers=headers)
+
+
+def internal_error() -> ApiError:
+    """Something nobody foresaw; its text is in the log alone."""
+    message = "internal error; the server's log has it under this request's x-request-id"
+    return ApiError(500, "internal_error", message)
+
+
+def translate(error: Exception, retry_after: int) -> ApiError:
+    """Any exception as an ApiError; the text of an unforeseen one never leaves the server."""
+    match error:
+        case ApiError():
+            return error
+        case EngineDown():
+            headers = {"retry-after": str(retry_after)}
+            return ApiError(503, "engine_unavailable", str(error), headers=headers)
+        case KvFull():
+            headers = {"retry-after": str(retry_after)}
+            return ApiError(503, "kv_full", str(error), headers=headers)
+        case PrefixTooLong():
+            message = f"{error} (the maximum context length and the KV budget bound a prompt)"
+            return ApiError(400, "context_length_exceeded", message, param="messages")
+        case Deleted():
+            message = "the search was deleted while it ran"
+            return ApiError(409, "search_cancelled", message, headers=NO_RETRY)
+        case Stopped():
+            return shutting_down(retry_after)
+        case RewardMissing():
+            return ApiError(500, "reward_missing", str(error), headers=NO_RETRY)
+        case EngineError():
+            return ApiError(500, "engine_error", str(error), headers=NO_RETRY)
+        case RequestValidationError():
+            return _from_validation(error)
+        case StarletteHTTPException():
+            return _from_http(error)
+    return internal_error()
+
+
+def unforeseen(error: Exception) -> bool:
+    """Whether an exception is a fault of this server's own, which belongs into the log."""
+    return translate(error, 0).code == "internal_error"
+
+
+def install(app: FastAPI, retry_after: int) -> None:
+    """Make every foreseen error, unknown routes included, leave in OpenAI's shape."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        said = translate(error, retry_after)
+        headers = dict(said.headers or {})
+        if said.status_code == METHOD_NOT_ALLOWED:
+            headers.pop("Allow", None)  # of one route of the path alone
+            headers["allow"] = ", ".join(_methods(request))
+        return JSONResponse(said.body(), said.status_code, headers)
+
+    for kind in (StarletteHTTPException, RequestValidationError, EngineError, Deleted, Stopped):
+        app.add_exception_handler(kind, answer)
+
+
+def _methods(request: Request) -> list[str]:
+    """What a path may be asked by: several routes may share it, and each knows its own alone."""
+    named = ("type", "path", "root_path", "headers")
+    scope = {name: request.scope[name] for name in named if name in request.scope}
+    return [
+        method
+        for method in METHODS
+        if any(r.matches(scope | {"method": method})[0] is Match.FULL for r in request.app.routes)
+    ]
+
+
+def echo(value: object) -> str:
+    """A client's value, quoted and short enough for a message."""
+    if isinstance(value, str | list):
+        value = value[:LONGEST_ECHO]
+    text = repr(value)
+    return text if len(text) <= LONGEST_ECHO else text[: LONGEST_ECHO - 3] + "..."
+
+
+def field_name(loc: tuple[int | str, ...]) -> str:
+    """``("body", "messages", 0, "role")`` as ``messages[0].role``."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part != "body" or name:
+            name += f".{part}" if name else part
+    return name
+
+
+def _from_validation(error: RequestValidationError) -> ApiError:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        at = first["loc"][-1]
+        why = first.get("ctx", {}).get("error", "malformed")
+        message = f"the body is not valid JSON: {why} at character {at}"
+        return ApiError(400, "invalid_json", message)
+    name = field_name(first["loc"])
+    if not name:
+        message = "the body must be a JSON object, sent with Content-Type: application/json"
+        if first["type"] == "value_error":
+            message = f"the body: {first['ctx']['error']}"
+        return ApiError(400, "invalid_body", message)
+    if first["type"] == "missing":
+        return ApiError(400, "missing_required_parameter", f"{name}: required", param=name)
+    if first["type"] == "extra_forbidden":
+        known = f"; known are {', '.join(SearchSpec.model_fields)}" if "." in name else ""
+        message = f"{name}: there is no such field{known}"
+        return ApiError(400, "unknown_parameter", message, param=name)
+    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return bad_value(name, f"{said}, got {echo(first['input'])}")
+
+
+def _from_http(error: StarletteHTTPException) -> ApiError:
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    messages = {
+        404: "there is no such route",
+        405: "this route does not take that method",
+        400: "the body could not be read as JSON",
+    }
+    status = error.status_code
+    code = codes.get(status, "bad_request" if status < 500 else "internal_error")
+    message = messages.get(status, HTTPStatus(status).phrase)
+    return ApiError(status, code, message, headers=error.headers)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,95 @@
+"""A search that goes on from a node of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.passed_on import PassedOn
+from search.engine import Engine, Trajectory
+from search.tree import ROOT, Finish
+from search.tree_json import from_json
+from server.api_errors import bad_value
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What stands already: the earlier search's id, the node, the prompt and the steps to it."""
+
+    search: str
+    node: int
+    prompt: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and steps: what the new tree starts from."""
+        return self.prompt + tuple(token for step in self.steps for token in step)
+
+    @property
+    def text(self) -> str:
+        """The steps' text, with which every reply begins."""
+        return "".join(self.texts)
+
+    def shown(self) -> dict[str, Any]:
+        """For the response; ``path`` is enough to go on from its own nodes."""
+        path = {"steps": [list(step) for step in self.steps], "texts": list(self.texts)}
+        return {"search": self.search, "node": self.node, "text": self.text, "path": path}
+
+
+def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:
+    """A kept search's node to go on from. Raises ApiError for one that is not there or has ended.
+
+    A search that was itself a branch is gone on with from its own beginning.
+    """
+    if "tree" not in kept:
+        raise bad_value("id", "the search failed; there is no tree to go on from")
+    tree = from_json(kept["tree"])
+    if not ROOT <= node < len(tree):
+        raise bad_value("node", f"from 0 to {len(tree) - 1} in this tree, got {node}")
+    if node != ROOT and tree[node].finish in (Finish.END, Finish.EMPTY, Finish.LOOP):
+        raise bad_value("node", f"{node} has ended ({tree[node].finish.value}); nothing follows it")
+    chain = tree.chain(node)
+    before = kept.get("branched_from", {}).get("path", {"steps": [], "texts": []})
+    given = sum(map(len, before["steps"]))
+    return Continuation(
+        search=kept["id"],
+        node=node,
+        prompt=tree.prompt[: len(tree.prompt) - given],
+        steps=(*map(tuple, before["steps"]), *(step.tokens for step in chain)),
+        texts=(*before["texts"], *(step.text for step in chain)),
+    )
+
+
+class ContinuedEngine(PassedOn):
+    """An engine whose reward model reads the steps that stand already as steps, not as prompt."""
+
+    def __init__(self, engine: Engine, continuation: Continuation) -> None:
+        super().__init__(engine)
+        self._continuation = continuation
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """Whole trajectories, from the first step of the earlier search on."""
+        del prompt  # it holds the steps that stand already
+        return await self._engine.score(
+            tree, self._continuation.prompt, question, self._whole(trajectories)
+        )
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """Whole trajectories, too."""
+        del prompt
+        return await self._engine.embed(tree, self._continuation.prompt, self._whole(trajectories))
+
+    def _whole(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        steps, texts = self._continuation.steps, self._continuation.texts
+        return [replace(t, steps=steps + t.steps, texts=texts + t.texts) for t in trajectories]

@@ -1,0 +1,148 @@
+"""Searches that can be asked for by id: running ones, and finished ones for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.settings import Settings
+from server.streams import event
+
+HEARTBEAT = b": still searching\n\n"
+
+
+class EventLog:
+    """Server-sent events numbered from 0; any number of readers, who may come and go."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._ended = False
+        self._news = asyncio.Event()
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, name: str, data: dict[str, Any], *, last: bool = False) -> None:
+        """Keep an event and wake the readers."""
+        if self._ended:
+            return
+        self._events.append(event(data, name, len(self._events)))
+        self.size += len(self._events[-1])
+        self._ended = last
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def read(self, after: int, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
+        """The events after number ``after``, those that are still to come included."""
+        at = after + 1
+        while True:
+            while at < len(self._events):
+                yield self._events[at]
+                at += 1
+            if self._ended:
+                return
+            try:
+                async with asyncio.timeout(quiet_seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                yield HEARTBEAT
+
+
+class Cancellable(Protocol):
+    """A search under way."""
+
+    def cancel(self) -> object:
+        """End it."""
+        ...
+
+
+@dataclass(slots=True)
+class KeptSearch:
+    """A search: its ``task`` while it runs, its JSON ``document`` once it is done.
+
+    ``owner`` is the key that asked for it; ``ended`` is when it was done, in seconds by the store's
+    clock. ``event_log``: the events of a background search.
+    """
+
+    owner: str
+    created: int
+    task: Cancellable | None
+    document: bytes = b""
+    ended: float = 0.0
+    event_log: EventLog | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes kept of it once it is done."""
+        return (
+            0
+            if self.task is not None
+            else len(self.document) + (self.event_log.size if self.event_log else 0)
+        )
+
+
+class SearchStore:
+    """Bounded in number, bytes and age; the oldest finished ones go first."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._kept: OrderedDict[str, KeptSearch] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        self._forget()
+        return len(self._kept)
+
+    def begin(
+        self,
+        search_id: str,
+        owner: str,
+        created: int,
+        task: Cancellable | None,
+        event_log: EventLog | None = None,
+    ) -> None:
+        """Note a search that starts."""
+        self._kept[search_id] = KeptSearch(owner, created, task, event_log=event_log)
+
+    def finish(self, search_id: str, document: bytes) -> None:
+        """Keep a finished search's document; one that was deleted meanwhile stays deleted."""
+        search = self._kept.get(search_id)
+        if search is None:
+            return
+        search.task, search.document, search.ended = None, document, self._clock()
+        self._kept.move_to_end(search_id)
+        self._bytes += search.size
+        self._forget()
+
+    def get(self, search_id: str, owner: str) -> KeptSearch | None:
+        """A search that runs or is still kept; to anybody but its owner there is none."""
+        self._forget()
+        search = self._kept.get(search_id)
+        return search if search is not None and search.owner == owner else None
+
+    def remove(self, search_id: str) -> KeptSearch | None:
+        """Forget a search and cancel it if it runs; None if there is no such search."""
+        self._forget()
+        search = self._kept.pop(search_id, None)
+        if search is None:
+            return None
+        self._bytes -= search.size
+        if search.task is not None:
+            search.task.cancel()
+        return search
+
+    def _forget(self) -> None:
+        """Drop finished searches that are too old, too many or too large together."""
+        oldest = self._clock() - self._settings.kept_seconds
+        finished = [name for name, search in self._kept.items() if search.task is None]
+        for i, name in enumerate(finished):
+            too_many = len(finished) - i > self._settings.kept_searches
+            too_large = self._bytes > self._settings.kept_bytes
+            if not (too_many or too_large or self._kept[name].ended < oldest):
+                break
+            self._bytes -= self._kept.pop(name).size

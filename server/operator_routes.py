@@ -1,0 +1,81 @@
+"""Routes for operators and for clients that look before they ask: models, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from search.engine import EngineDown, EngineError, Usage
+from server.api_errors import shutting_down
+from server.request_parsing import model_names, resolve_model
+from server.service import Service
+
+OWNER = "hedgerow"
+EPOCH = 1_767_225_600
+"""``created`` of the models: some clients need a time, and it must not change between starts."""
+
+
+def ops_routes(service: Service) -> APIRouter:
+    """The routes, bound to a service."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        served = [each.settings for each in service.models]
+        listed = [_model(name) for settings in served for name in model_names(settings)]
+        return JSONResponse({"object": "list", "data": listed})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        resolve_model(name, service.serving(name).settings)
+        return JSONResponse(_model(name))
+
+    @router.get("/v1/usage")
+    async def own_usage(request: Request) -> Response:
+        return JSONResponse(service.quotas.account(request.state.key.name))
+
+    @router.get("/admin/usage")
+    async def all_usage() -> Response:
+        return JSONResponse({"data": service.quotas.all()})
+
+    @router.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        if service.draining.is_set():
+            raise shutting_down(service.settings.retry_after_seconds)
+        try:
+            async with asyncio.timeout(service.settings.ready_seconds):
+                for each in service.models:
+                    await each.runner.engine.health()
+        except TimeoutError:
+            raise EngineDown("the engine does not answer") from None
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        told = await asyncio.gather(*(_told(each) for each in service.models))
+        for each, usage in zip(service.models, told, strict=True):
+            service.metrics.engines.heard(each.settings.model, usage)
+        service.metrics.tasks.set(len(asyncio.all_tasks()))
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _told(service: Service) -> Usage | None:
+    """What a model's engine holds and has done; None if it does not say so in time."""
+    try:
+        async with asyncio.timeout(service.settings.ready_seconds):
+            return await service.runner.engine.usage()
+    except (EngineError, TimeoutError):
+        return None
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": EPOCH, "owned_by": OWNER}

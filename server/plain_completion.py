@@ -1,0 +1,130 @@
+"""A plain completion: one chain drawn in pieces, so that a stream shows what is already certain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from search.controller import ABORT_SECONDS, within
+from search.deadline import Deadline, TooLate
+from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
+from search.seed import node_seed
+from search.tree import Finish
+from server.api_errors import nothing_drawn
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCompletion:
+    """What is wanted: ``prompt`` ids, at most ``limit`` tokens drawn ``piece`` at a time.
+
+    ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole. ``draw``
+    tells the replies to one request apart. With ``ignore_eos`` the model cannot end it.
+    """
+
+    prompt: tuple[int, ...]
+    limit: int
+    piece: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seconds: float = 600.0
+    draw: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlainReply:
+    """The reply's text, how many tokens were drawn for it, and why it ended."""
+
+    text: str
+    tokens: int
+    finish_reason: Literal["stop", "length"]
+
+
+async def complete(
+    wanted: PlainCompletion, engine: Engine, tree_id: str, on_text: Callable[[str], None]
+) -> PlainReply:
+    """Draw the reply, calling ``on_text`` with each part of it that can no longer change.
+
+    Noise goes by absolute position under one seed, so the size of the pieces changes nothing.
+    At the deadline the reply is what was drawn by then. Raises EngineError, and ApiError (504) if
+    nothing was. Whatever happens, the engine lets go of the tree, if need be after the reply.
+    """
+    until = Deadline(time.monotonic, time.monotonic() + wanted.seconds)
+    limit = min(wanted.limit, engine.capabilities.context_tokens - len(wanted.prompt))
+    if limit < 1:
+        raise PrefixTooLong(f"{len(wanted.prompt)} prompt tokens leave no room for a reply")
+    try:
+        reply = await _chain(wanted, limit, until, engine, tree_id, on_text)
+        with suppress(EngineError, TooLate):  # the reply is whole
+            await within(until.closing(), engine.release(tree_id))
+        return reply
+    except BaseException:
+        with suppress(EngineError, TooLate):
+            await within(until.closing(ABORT_SECONDS), engine.abort(tree_id))
+        raise
+
+
+async def _chain(
+    wanted: PlainCompletion,
+    limit: int,
+    until: Deadline,
+    engine: Engine,
+    tree_id: str,
+    on_text: Callable[[str], None],
+) -> PlainReply:
+    seed = node_seed(wanted.seed, "step", (wanted.draw,))
+    sampling = Sampling(wanted.temperature, wanted.top_p, wanted.stop, wanted.piece)
+    tokens, text, sent, node = wanted.prompt, "", 0, 0
+    while True:
+        left = limit - (len(tokens) - len(wanted.prompt))
+        branch = Branch(node, 0, tokens, seed, min(wanted.piece, left), node + 1)
+        try:
+            (step,) = await within(until.left(), engine.expand(tree_id, [branch], sampling))
+        except TooLate:
+            if not node:
+                raise nothing_drawn() from None
+            on_text(text[sent:])
+            return PlainReply(text, len(tokens) - len(wanted.prompt), "length")
+        tokens, text, node = tokens + step.tokens, text + step.text, node + 1
+        drawn = len(tokens) - len(wanted.prompt)
+        end = first_stop(text, wanted.stop, sent)
+        if end is not None or (step.finish is Finish.END and not wanted.ignore_eos):
+            on_text(text[sent:end])
+            return PlainReply(text[:end], drawn, "stop")
+        if drawn >= limit:
+            on_text(text[sent:])
+            return PlainReply(text, drawn, "length")
+        certain = len(text) - held_back(text, wanted.stop)
+        on_text(text[sent:certain])
+        sent = certain
+
+
+def first_stop(text: str, stop: tuple[str, ...], since: int = 0) -> int | None:
+    """Where the stop string begins that is complete first (of several, the longest); or None.
+
+    Not the one that begins first: whoever reads along could not know of it yet. None begins before
+    ``since``: what was not held back then is not looked at again.
+    """
+    found = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
+    return min(found)[1] if found else None
+
+
+def held_back(text: str, stop: tuple[str, ...]) -> int:
+    """How many last characters may still turn out to be the beginning of a stop string.
+
+    Only the end of the text is looked at, as much of it as the longest string could reach.
+    """
+    return max((_begun(text, string) for string in stop), default=0)
+
+
+def _begun(text: str, string: str) -> int:
+    """How many last characters of the text are the longest beginning of ``string``."""
+    at = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while at >= 0 and not string.startswith(text[at:]):
+        at = text.find(string[0], at + 1)
+    return 0 if at < 0 else len(text) - at

@@ -1,0 +1,253 @@
+"""What an operator watches: Prometheus series, all prefixed ``hedgerow_``, in base units.
+
+Labels come from closed sets only: policies, stop reasons, routes, the models that are served
+(``served``), an engine's models by their part (``model``), the names of configured keys.
+``docs/metrics.md`` says which question each series answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from search.engine import Usage
+from search.outcome import Outcome
+from server.request_models import IgnoredFields
+
+WAITS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
+NODES = (1, 4, 16, 64, 256, 1024, 4096)
+ABOUT = ("engine", "kernel", "model", "version")
+
+ENGINE_COUNTERS = {
+    "decoded_tokens": "Tokens the policy model decoded.",
+    "prefilled_tokens": "Tokens the policy model prefilled, prompts and evicted prefixes alike.",
+    "cached_tokens": "Prefix tokens that were found in the KV cache.",
+    "prm_tokens": "Tokens the reward model read, or a judge read and wrote.",
+    "rehydrated_tokens": "Tokens whose KV was dropped and computed again.",
+    "target_passes": "Passes of the policy model that drew for a branch, each branch's counted.",
+    "drafted_tokens": "Tokens the draft model proposed and the policy model checked.",
+    "accepted_tokens": "Proposed tokens that were what the policy model drew.",
+    "speculated_used_tokens": "Tokens drawn before a round asked for them.",
+    "speculated_wasted_tokens": "Tokens drawn early that no round asked for.",
+    "rehydrations": "Prefills that brought dropped KV back.",
+    "retractions": "Branches that gave way for want of KV, to go on later.",
+    "kv_policy_seconds": "Time spent on deciding which KV goes.",
+    "call_faults": "Calls and hints that the engine failed at, by themselves.",
+    "wrong_books": "Times that the engine's own accounts of its KV did not add up.",
+}
+
+
+disable_created_metrics()  # a second series for each counter and bucket that nobody reads
+
+
+class Metrics:
+    """The series of one server, in a registry of its own."""
+
+    def __init__(self, ignored: IgnoredFields) -> None:
+        """Nothing is served yet."""
+        self.registry = CollectorRegistry()
+        self.engines = EngineSeries(ignored)
+        self.registry.register(self.engines)
+        self._info = self._gauge("info", "What is served, and by what.", *ABOUT)
+        self.searches = self._count("searches", "Searches that ended.", "policy", "stop_reason")
+        self.in_flight = self._gauge("searches_in_flight", "Searches under way.", "policy")
+        self.generated = self._count("generated_tokens", "Tokens of committed trees.")
+        self.kept = self._count("kept_tokens", "Those on the paths of finished trajectories.")
+        self.pruned = self._count("pruned_tokens", "Those on no finished trajectory's path.")
+        self.unread_answers = self._count(
+            "unread_answers", "Answers like maths that were compared by their spelling alone."
+        )
+        self.policy_seconds = self._count("policy_seconds", "Time spent on planning.", "policy")
+        self.rounds = self._count("rounds", "Rounds that were planned and grown.", "policy")
+        self.solver_fallbacks = self._count(
+            "solver_fallbacks", "Rounds planned by a policy's simpler rule.", "policy"
+        )
+        self.embedder_fallbacks = self._count(
+            "embedder_fallbacks", "Rounds whose steps could not be compared.", "policy"
+        )
+        self.search_seconds = self._spread(
+            "search_seconds", "Duration of searches.", SECONDS, "policy"
+        )
+        self.search_nodes = self._spread("search_nodes", "Steps of a tree.", NODES, "policy")
+        self.goodput = self._spread(
+            "precise_goodput_tokens_per_second",
+            "Mean tokens of a search's finished trajectories over their mean completion time.",
+            GOODPUT,
+        )
+        self.request_seconds = self._spread(
+            "request_seconds", "Duration of requests, streams included.", SECONDS, "route", "status"
+        )
+        self.tasks = self._gauge("asyncio_tasks", "Tasks of the server's event loop.")
+        self.requests_in_flight = self._gauge("requests_in_flight", "Requests being answered.")
+        self.key_tokens = self._count("key_tokens", "Tokens used by each key.", "key", "kind")
+        self.refusals = self._count("refusals", "Requests turned away at the gate.", "code")
+        self.arriving = self._gauge("requests_arriving", "Requests whose bodies are on their way.")
+        self.queue = self._gauge("requests_waiting", "Requests that wait for their turn.")
+        self.queue_wait = self._spread(
+            "queue_wait_seconds", "Time that requests waited for their turn.", WAITS
+        )
+        self.disconnects = self._count("disconnects", "Clients that left before their answer.")
+        self.unwritten_trees = self._count(
+            "unwritten_trees", "Trees that could not be written to the file of trees."
+        )
+        self.engine_restarts = self._count(
+            "engine_restarts", "Times a dead engine was restarted.", "served"
+        )
+
+    def serves(self, model: str, engine: str, version: str, kernel: str = "") -> None:
+        """Say that a model is served, by which engine, what computes its attention, and what
+        version of this server does so."""
+        self._info.labels(model=model, engine=engine, version=version, kernel=kernel).set(1)
+        self.engine_restarts.labels(model)
+
+    def searched(self, outcome: Outcome) -> None:
+        """Count a search that ended."""
+        policy, stats = outcome.spec.policy, outcome.stats
+        kept = _finished_tokens(outcome)
+        self.searches.labels(policy, outcome.stop_reason.value).inc()
+        self.generated.inc(stats.generated_tokens)
+        self.kept.inc(kept)
+        self.pruned.inc(stats.generated_tokens - kept)
+        self.policy_seconds.labels(policy).inc(stats.policy_seconds)
+        self.rounds.labels(policy).inc(stats.rounds)
+        self.solver_fallbacks.labels(policy).inc(stats.solver_fallbacks)
+        self.embedder_fallbacks.labels(policy).inc(stats.embedder_fallbacks)
+        self.search_seconds.labels(policy).observe(stats.seconds)
+        self.search_nodes.labels(policy).observe(stats.nodes)
+        if stats.precise_goodput:
+            self.goodput.observe(stats.precise_goodput)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+    def _count(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"hedgerow_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"hedgerow_{name}", what, labels, registry=self.registry)
+
+    def _spread(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"hedgerow_{name}", what, labels, buckets=buckets, registry=self.registry)
+
+
+class EngineSeries(Collector):
+    """Series read off the last report of every engine, by the model that it serves."""
+
+    def __init__(self, ignored: IgnoredFields) -> None:
+        self._reports: dict[str, Usage] = {}
+        self._up: dict[str, float] = {}
+        self._ignored = ignored
+
+    def heard(self, served: str, usage: Usage | None) -> None:
+        """Take in what a model's engine answered this scrape, None if it did not."""
+        self._up[served] = float(usage is not None)
+        if usage is not None:
+            self._reports[served] = usage
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at every scrape."""
+        up = {(served,): up for served, up in self._up.items()}
+        what = "1 when the engine answered this scrape."
+        yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
+        yield CounterMetricFamily(
+            "hedgerow_ignored_fields", "Unknown request fields ignored.", value=self._ignored.total
+        )
+        for kind, name, what, labels, values in READINGS:
+            found = {
+                (served, *of): value
+                for served, usage in self._reports.items()
+                for of, value in values(usage).items()
+            }
+            yield _family(kind, name, what, ("served", *labels), found)
+
+
+Values = Mapping[tuple[str, ...], float]
+"""A series' values by its labels."""
+
+
+def _tokens(usage: Usage) -> Values:
+    return {
+        ("policy", "active"): usage.kv_tokens_active,
+        ("policy", "cached"): usage.kv_tokens_cached,
+        ("reward", "active"): usage.prm_kv_tokens_active,
+        ("reward", "cached"): usage.prm_kv_tokens_cached,
+    }
+
+
+def _evicted(usage: Usage) -> Values:
+    held, prm_held = usage.held_evicted_tokens_total, usage.prm_held_evicted_tokens_total
+    return {
+        ("policy", "active"): held,
+        ("policy", "cached"): usage.evicted_tokens_total - held,
+        ("reward", "active"): prm_held,
+        ("reward", "cached"): usage.prm_evicted_tokens_total - prm_held,
+    }
+
+
+def _room(usage: Usage) -> Values:
+    return {("policy",): usage.kv_tokens_capacity, ("reward",): usage.prm_kv_tokens_capacity}
+
+
+def _peak(usage: Usage) -> Values:
+    return {("policy",): usage.kv_tokens_peak, ("reward",): usage.prm_kv_tokens_peak}
+
+
+def _branches(usage: Usage) -> Values:
+    return {("running",): usage.running, ("waiting",): usage.waiting}
+
+
+def _total(name: str) -> Callable[[Usage], Values]:
+    return lambda usage: {(): getattr(usage, f"{name}_total")}
+
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+READINGS: list[tuple[Family, str, str, tuple[str, ...], Callable[[Usage], Values]]] = [
+    (GaugeMetricFamily, "kv_tokens", "KV held, in tokens.", ("model", "state"), _tokens),
+    (GaugeMetricFamily, "kv_capacity_tokens", "Room for KV, in tokens.", ("model",), _room),
+    (GaugeMetricFamily, "kv_peak_tokens", "Most active KV since the start.", ("model",), _peak),
+    (
+        CounterMetricFamily,
+        "evicted_tokens",
+        "Tokens dropped under pressure.",
+        ("model", "state"),
+        _evicted,
+    ),
+    (GaugeMetricFamily, "branches", "Branches in the engine.", ("state",), _branches),
+    *(
+        (CounterMetricFamily, name, what, (), _total(name))
+        for name, what in ENGINE_COUNTERS.items()
+    ),
+]
+"""What is read off an engine's report: kind, name, meaning, labels and values of each series."""
+
+
+def _family(
+    kind: Family,
+    name: str,
+    what: str,
+    labels: tuple[str, ...],
+    values: Values,
+) -> Metric:
+    family = kind(f"hedgerow_{name}", what, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _finished_tokens(outcome: Outcome) -> int:
+    kept = {step.id for node in outcome.tree.finished() for step in outcome.tree.chain(node.id)}
+    return sum(len(outcome.tree[node_id].tokens) for node_id in kept)

@@ -1,0 +1,334 @@
+"""What clients may send: OpenAI's chat request, and ``POST /v1/search``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
+
+from search.spec import SearchSpec
+from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.unsupported_parameters import CHAT, HARMLESS, TEXT, asks_nothing
+
+log = logging.getLogger("hedgerow.requests")
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+MOST_NAMES_LOGGED = 200
+LONGEST_NAME_LOGGED = 64
+MOST_STOPS = 16
+LONGEST_STOP = 256
+MOST_FIELDS = 256
+"""Of one object: each that is wrong has an error of its own."""
+MOST_MESSAGES = 1 << 14
+MOST = 2**31 - 1
+"""Of anything that is counted."""
+
+_CONTENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+_NOTHING_CALLED = {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]}
+_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+_STOP_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        _STOP,
+        {"type": "null"},
+        {"type": "array", "items": _STOP, "maxItems": MOST_STOPS},
+    ]
+}
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 1},
+    ]
+}
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, str | bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+# A JSON number: 5 or 5.0, but not "5" or true. Bounds come before, or the document loses them.
+Seed = Annotated[
+    int,
+    Field(
+        ge=-(2**63),
+        le=2**64 - 1,
+        json_schema_extra={"minimum": 2048 - 2**63, "maximum": 2**64 - 4096},
+    ),
+    BeforeValidator(_whole),
+]
+"""The document names what is within these ends as a double too, as many clients read numbers."""
+Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_whole)]
+Index = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0, strict=True)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
+
+
+def _few(value: object) -> object:
+    """Raises ValueError for an object with more fields than anybody means."""
+    if isinstance(value, dict) and len(value) > MOST_FIELDS:
+        raise ValueError(f"at most {MOST_FIELDS} fields are allowed, these are {len(value)}")
+    return value
+
+
+Spec = Annotated[SearchSpec, BeforeValidator(_few)]
+
+
+class Message(BaseModel):
+    """One message; whatever else a client attaches to it is left alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Role
+    content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
+    tool_calls: Annotated[Any, WithJsonSchema(_NOTHING_CALLED)] = None
+    function_call: Annotated[Any, WithJsonSchema({"type": "null"})] = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+"""The first that is wrong is told of, and no other is looked at."""
+
+
+class StreamOptions(BaseModel):
+    """``include_usage`` asks for a last chunk with the usage; other options are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: StrictBool | None = None
+
+
+class Reasoning(BaseModel):
+    """Another way to ask for an effort, which Open WebUI and OpenRouter's clients take."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    effort: Effort | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What chat and text completions share. ``temperature`` and ``top_p`` shape a plain completion
+    only: many clients always send 0, and the diversity of a search lives in ``search.temperature``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    n: Count | None = Field(default=None, description="choices: distinct answers of a search")
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    max_tokens: Count | None = Field(default=None, description="of one trajectory")
+    stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
+    ignore_eos: StrictBool | None = Field(
+        default=None, description="a plain reply goes on to its max_tokens"
+    )
+    seed: Seed | None = Field(default=None, description="taken modulo 2**63")
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    search: Spec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _let_go_of_the_unread(cls, data: object) -> object:
+        """A request may wait for long: of what nobody reads the names are enough."""
+        _few(data)
+        if isinstance(data, dict):
+            for name in data.keys() - cls.model_fields.keys() - CHAT.keys() - TEXT.keys():
+                data[name] = None
+        return data
+
+
+class ChatRequest(GenerationRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Messages
+    max_completion_tokens: Count | None = Field(default=None, description="wins")
+    reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
+    reasoning: Reasoning | None = None
+    include_reasoning: StrictBool | None = Field(
+        default=None, description="a streamed search tells of each round as reasoning_content"
+    )
+
+
+class TextRequest(GenerationRequest):
+    """``POST /v1/completions``: one prompt as it stands, no chat template."""
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+
+
+_QUESTION_OR_MESSAGES: dict[str, Any] = {
+    "oneOf": [
+        {
+            "required": [given],
+            "properties": {given: {"not": {"type": "null"}}, other: {"type": "null"}},
+        }
+        for given, other in (("question", "messages"), ("messages", "question"))
+    ]
+}
+
+
+class SearchRequest(BaseModel):
+    """``POST /v1/search``: a question or whole messages, and how to search."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_QUESTION_OR_MESSAGES)
+
+    model: str | None = None
+    question: str | None = Field(default=None, min_length=1)
+    messages: Messages | None = None
+    search: Spec = SearchSpec()
+    stream: StrictBool = False
+    background: StrictBool = Field(default=False, description="it goes on without its client")
+    dry_run: StrictBool = Field(default=False, description="say what it may cost, search nothing")
+
+    _bounded = model_validator(mode="before")(_few)
+
+
+class BranchRequest(BaseModel):
+    """``POST /v1/search/{id}/branch``: go on from a node. ``search`` overrides the earlier spec,
+    whose seed is drawn anew; its budgets count from the node on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    node: Index
+    search: Spec = SearchSpec()
+    stream: StrictBool = False
+    background: StrictBool = False
+
+    _bounded = model_validator(mode="before")(_few)
+
+
+class IgnoredFields:
+    """Remembers which unknown fields were ignored, so that each is logged once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+        self.total = 0
+
+    def note(self, names: set[str]) -> None:
+        """Count unknown top-level fields and log the names that are new."""
+        self.total += len(names)
+        for name in sorted(names):
+            short = name[:LONGEST_NAME_LOGGED]
+            if short not in self._logged and len(self._logged) < MOST_NAMES_LOGGED:
+                self._logged.add(short)
+                log.info("ignoring the unknown request field %r (said once)", short)
+
+
+def refuse_unsupported(request: GenerationRequest) -> set[str]:
+    """Raise ApiError for a known field this server cannot honour; return the unknown names."""
+    extra = request.model_extra or {}
+    refused = TEXT if isinstance(request, TextRequest) else CHAT
+    for name, neutral in refused.items():
+        if name in extra and not asks_nothing(extra[name], neutral):
+            allowed = " or ".join(repr(value) for value in neutral if value is not None)
+            raise unsupported(name, f"leave it out{f' or send {allowed}' if allowed else ''}")
+    return set(extra) - refused.keys() - HARMLESS
+
+
+def plain_messages(messages: list[Message], most: int) -> list[dict[str, str]]:
+    """Messages as the chat template takes them: text parts joined, developer as system.
+
+    Raises ApiError naming the message and part that is not text.
+    """
+    if len(messages) > most:
+        raise bad_value("messages", f"at most {most} messages are allowed, got {len(messages)}")
+    for i, message in enumerate(messages):
+        for name in ("tool_calls", "function_call"):
+            if getattr(message, name) not in (None, []):
+                raise unsupported(f"messages[{i}].{name}", "leave it out or send null")
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": _text(message.content, f"messages[{i}].content"),
+        }
+        for i, message in enumerate(messages)
+    ]
+
+
+def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
+    """``stop`` as a tuple; null and [] are none. Raises ApiError for anything but strings."""
+    if stop is None:
+        return ()
+    strings = [stop] if isinstance(stop, str) else stop
+    if not isinstance(strings, list):
+        raise bad_value("stop", f"must be a string or a list of strings, got {echo(stop)}")
+    if len(strings) > most:
+        raise bad_value("stop", f"at most {most} strings are allowed, got {len(strings)}")
+    for i, string in enumerate(strings):
+        if not isinstance(string, str) or not string:
+            raise bad_value(f"stop[{i}]", f"must be a string and not empty, got {echo(string)}")
+        if len(string) > LONGEST_STOP:
+            allowed = f"at most {LONGEST_STOP} characters are allowed"
+            raise bad_value(f"stop[{i}]", f"{allowed}, got {len(string)}")
+        _encodable(string, f"stop[{i}]")
+    return tuple(strings)
+
+
+def prompt_text(prompt: Any) -> str:
+    """The prompt of a text completion. Raises ApiError for several, and for token ids."""
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str) or not prompt:
+        allowed = "must be one string and not empty; lists of prompts and token ids are not taken"
+        raise bad_value("prompt", f"{allowed}, got {echo(prompt)}")
+    return _encodable(prompt, "prompt")
+
+
+def question_of(messages: list[dict[str, str]]) -> str:
+    """What a reward model and a task see: the last thing the user said."""
+    said = [message["content"] for message in messages if message["role"] == "user"]
+    return said[-1] if said else messages[-1]["content"]
+
+
+def _text(content: Any, name: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return _encodable(content, name)
+    if not isinstance(content, list):
+        raise bad_value(name, f"must be a string, null or a list of text parts: {echo(content)}")
+    return "".join(_part(part, f"{name}[{j}]") for j, part in enumerate(content))
+
+
+def _part(part: Any, name: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise bad_value(f"{name}.type", f"must be 'text', got {echo(kind)}")
+    if not isinstance(part.get("text"), str):
+        raise bad_value(f"{name}.text", f"must be a string, got {echo(part.get('text'))}")
+    return _encodable(part["text"], f"{name}.text")
+
+
+def _encodable(text: str, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"character {error.start}"
+        raise ApiError(
+            400, "invalid_value", f"{name}: not valid Unicode at {place}", param=name
+        ) from None
+    return text

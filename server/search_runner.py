@@ -1,0 +1,154 @@
+"""The trees under way: every search and plain completion of a server passes through here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from search.controller import Problem, search
+from search.engine import Engine
+from search.events import Event
+from search.outcome import Outcome
+from search.spec import AnswerRule, SearchSpec
+from server.admission import QueueSlot
+from server.answers import answers_to
+from server.api_errors import Deleted, Stopped
+from server.continuation import Continuation, ContinuedEngine
+from server.limits import context_for
+from server.plain_completion import PlainCompletion, PlainReply, complete
+from server.prometheus_metrics import Metrics
+from server.reply_formats import split_reasoning
+
+T = TypeVar("T")
+
+log = logging.getLogger("hedgerow.search")
+
+PLAIN = "plain"
+
+
+class SearchRunner:
+    """Runs trees on one engine, counts them, and knows which are under way."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        answers: AnswerRule = "auto",
+        search: Callable[..., Awaitable[Outcome]] = search,
+        complete: Callable[..., Awaitable[PlainReply]] = complete,
+    ) -> None:
+        """``search`` and ``complete``: these two, or the same wrapped."""
+        self.engine = engine
+        self._search = search
+        self._complete = complete
+        self._answers: AnswerRule = answers
+        self.metrics = metrics
+        self._running: dict[asyncio.Task[Any], QueueSlot] = {}
+        self._closing = False
+        self._told_of_embedder = False
+
+    def start(
+        self, work: Coroutine[Any, Any, T], slot: QueueSlot, *, kept: bool = False
+    ) -> asyncio.Task[T]:
+        """Run ``work`` as the task that has the ticket's place; cancelling that frees its tree.
+
+        It outlives its request only if it is to be ``kept``.
+        """
+        task = slot.start(work, kept=kept)
+        self._running[task] = slot
+        task.add_done_callback(self._running.pop)
+        return task
+
+    @property
+    def under_way(self) -> int:
+        """How many trees are being grown."""
+        return len(self._running)
+
+    def cancelled(self) -> Deleted | Stopped:
+        """Why a task of this forest was cancelled, if not by its own client."""
+        return Stopped() if self._closing else Deleted()
+
+    async def search(
+        self,
+        tree_id: str,
+        problem: Problem,
+        spec: SearchSpec,
+        *,
+        seconds: float,
+        listen: Callable[[Event], None] | None = None,
+        continuation: Continuation | None = None,
+        in_reasoning: bool = False,
+    ) -> Outcome:
+        """Grow one tree for at most ``seconds`` (or the spec's own deadline, if that is sooner).
+
+        ``continuation``: the steps that stand already; ``problem.prompt`` ends with them.
+        ``in_reasoning``: the prompt opens a thought. What is thought holds no answer.
+        """
+        before = continuation.text if continuation else ""
+        engine = ContinuedEngine(self.engine, continuation) if continuation else self.engine
+        if spec.deadline_ms is not None:
+            seconds = min(seconds, spec.deadline_ms / 1000)
+        answers = answers_to(problem.question, spec.answers or self._answers)
+        with self.metrics.in_flight.labels(spec.policy).track_inprogress():
+            try:
+                outcome = await self._search(
+                    problem,
+                    spec,
+                    engine,
+                    tree_id=tree_id,
+                    answer_of=lambda text: answers.of(
+                        split_reasoning(before + text, opened=in_reasoning)[1]
+                    ),
+                    same_answer=answers.same,
+                    clock=time.monotonic,
+                    deadline=time.monotonic() + seconds,
+                    listen=listen,
+                    context_tokens=context_for(spec, self.engine.capabilities),
+                )
+            except asyncio.CancelledError:
+                self.metrics.searches.labels(spec.policy, "cancelled").inc()
+                raise
+            except Exception:
+                self.metrics.searches.labels(spec.policy, "error").inc()
+                raise
+        self.metrics.searched(outcome)
+        self._tell_of_embedder(outcome)
+        if answers.maths is not None:
+            self.metrics.unread_answers.inc(answers.maths.unread)
+        return outcome
+
+    def _tell_of_embedder(self, outcome: Outcome) -> None:
+        """Log the first fault; each is counted and told in its reply."""
+        fault = outcome.stats.embedder_fault
+        if fault is not None and not self._told_of_embedder:
+            self._told_of_embedder = True
+            log.warning("%s: such searches go on without comparing steps", fault)
+
+    async def complete(
+        self, tree_id: str, wanted: PlainCompletion, on_text: Callable[[str], None] | None = None
+    ) -> PlainReply:
+        """One plain completion."""
+        with self.metrics.in_flight.labels(PLAIN).track_inprogress():
+            try:
+                told = on_text or (lambda _: None)
+                reply = await self._complete(wanted, self.engine, tree_id, told)
+            except asyncio.CancelledError:
+                self.metrics.searches.labels(PLAIN, "cancelled").inc()
+                raise
+            except Exception:
+                self.metrics.searches.labels(PLAIN, "error").inc()
+                raise
+        self.metrics.searches.labels(PLAIN, reply.finish_reason).inc()
+        self.metrics.generated.inc(reply.tokens)
+        self.metrics.kept.inc(reply.tokens)
+        return reply
+
+    async def close(self) -> None:
+        """Cancel what is under way and wait until it has let go of its trees."""
+        self._closing = True
+        for slot in tuple(self._running.values()):
+            slot.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

@@ -1,0 +1,215 @@
+"""Server-sent events: following work that is under way, and ending a stream honestly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from search.events import Answered, Event, Expanded, Finished, Scored, Started, grow
+from search.policies.policy import BacktrackingPolicy
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+from search.tree import ROOT, Node, Tree
+from server.admission import QueueSlot
+from server.reply_formats import split_reasoning
+from server.search_runner import SearchRunner
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+DONE = b"data: [DONE]\n\n"
+on_one_line = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once; ``json.dumps`` makes its encoder anew for every event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing happened for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone(Generic[R]):
+    """The work is done; the last thing a follower sees."""
+
+    value: R
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    pass
+
+
+async def follow(
+    slot: QueueSlot,
+    runner: SearchRunner,
+    work: Callable[[Callable[[T], None]], Coroutine[Any, Any, R]],
+    quiet_seconds: float,
+) -> AsyncIterator[T | Silence | WorkDone[R]]:
+    """Run ``work(tell)`` under the ticket and yield what it tells, Silence in between, its WorkDone
+    last. Raises what the work raises.
+    """
+    told: asyncio.Queue[T | _End] = asyncio.Queue()
+    task = runner.start(work(told.put_nowait), slot)
+    task.add_done_callback(lambda _: told.put_nowait(_End()))
+    while True:
+        try:
+            async with asyncio.timeout(quiet_seconds):
+                item = await told.get()
+        except TimeoutError:
+            yield Silence()
+            continue
+        if isinstance(item, _End):
+            break
+        yield item
+    if task.cancelled():
+        raise runner.cancelled()
+    yield WorkDone(task.result())
+
+
+def event(data: Any, name: str | None = None, number: int | None = None) -> bytes:
+    """One server-sent event with JSON data on one line."""
+    lines = [f"id: {number}"] if number is not None else []
+    if name is not None:
+        lines.append(f"event: {name}")
+    lines.append(f"data: {on_one_line(data)}")
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+class EventStream(StreamingResponse):
+    """Sends events as they come, until it is cancelled: the gate sees to that."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=HEADERS)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        async with aclosing(self._events):
+            await self.stream_response(send)
+
+
+class StablePrefix:
+    """Follows a search by its events.
+
+    The reply is a finished trajectory or grows from an open leaf, so it begins with what all of
+    these have in common. A policy that goes back may grow the root again: of its reply nothing is
+    certain before the end.
+    """
+
+    def __init__(self, spec: SearchSpec) -> None:
+        self._tree: Tree | None = None
+        self._trunk = ROOT
+        """The last node known to be on the way to everything alive, and the text down to it."""
+        self._said = ""
+        self._goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
+
+    def hear(self, event: Event) -> None:
+        """Take in the search's next event."""
+        if isinstance(event, Started):
+            self._tree = None if self._goes_back else Tree(event.prompt)
+        elif self._tree is not None:
+            grow(self._tree, event)
+
+    def text(self) -> str:
+        """What the reply begins with. Between rounds; it only ever grows."""
+        tree = self._tree
+        if tree is None:
+            return ""
+        alive = tree.above((*tree.leaves(), *tree.finished()))
+        while len(below := _below(tree, self._trunk, alive)) == 1:
+            self._trunk = below[0].id
+            self._said += below[0].text
+        return self._said + _common(tree, below, alive)
+
+
+def _below(tree: Tree, node: int, alive: AbstractSet[int]) -> list[Node]:
+    """The children of a node through which something alive is reached."""
+    return [tree[child] for child in tree[node].children if child in alive]
+
+
+def _common(tree: Tree, nodes: Sequence[Node], alive: AbstractSet[int]) -> str:
+    """What all that is alive at these siblings and below them says first."""
+    start = shared([node.text for node in nodes])
+    if all(len(node.text) > len(start) for node in nodes):
+        return start
+    starts = [node.text + _common(tree, _below(tree, node.id, alive), alive) for node in nodes]
+    return shared(starts)
+
+
+def shared(texts: Sequence[str]) -> str:
+    """What all texts begin with; of none that is nothing."""
+    first, last = min(texts, default=""), max(texts, default="")
+    pairs = enumerate(zip(first, last, strict=False))
+    return first[: next((i for i, (one, other) in pairs if one != other), len(first))]
+
+
+LONGEST_STEP = 80
+
+
+class Progress:
+    """Sums up each round of a search in a line once the next begins."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._steps: dict[int, str] = {}
+        self._best: tuple[float, str] | None = None
+        self._finished = 0
+
+    def hear(self, event: Event) -> str | None:
+        """Take in an event; the line of the round that is over with it, if one is."""
+        number = getattr(event, "round", self._round)
+        over = isinstance(event, Answered) or number != self._round
+        line = self._line() if over and self._steps else None
+        if over:
+            self._round, self._steps, self._best = number, {}, None
+        match event:
+            case Expanded():
+                self._steps[event.node] = " ".join(event.text.split())[:LONGEST_STEP]
+            case Scored() if self._best is None or event.reward > self._best[0]:
+                self._best = event.reward, self._steps[event.node]
+            case Finished():
+                self._finished += 1
+        return line
+
+    def _line(self) -> str:
+        best = "" if self._best is None else f"; best {self._best[0]:.2f}: {self._best[1]}"
+        return f"round {self._round}: {len(self._steps)} steps, {self._finished} finished{best}\n"
+
+
+class ReasoningStream:
+    """One choice of a stream: what has been sent of its thought and of its reply."""
+
+    def __init__(self, opened: bool | None) -> None:
+        """``opened`` None: nothing is a thought here."""
+        self._opened = opened
+        self._text = ""
+        self._thought = 0
+        self._reply = 0
+
+    def more(self, text: str) -> tuple[str, str]:
+        """The parts of the thought and of the reply that are new with ``text``."""
+        self._text += text
+        return self._new(self._text, whole=False)
+
+    def rest(self, text: str) -> tuple[str, str]:
+        """The parts not sent yet, now that the whole ``text`` is known."""
+        assert text.startswith(self._text), "what was sent as certain has changed"
+        return self._new(text, whole=True)
+
+    def _new(self, text: str, *, whole: bool) -> tuple[str, str]:
+        if self._opened is None:
+            thought, reply = "", text
+        else:
+            thought, reply = split_reasoning(text, opened=self._opened, whole=whole)
+        new = thought[self._thought :], reply[self._reply :]
+        self._thought, self._reply = len(thought), len(reply)
+        return new

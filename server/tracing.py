@@ -1,0 +1,334 @@
+"""OpenTelemetry spans of requests and of searches, sent by OTLP where that is configured.
+
+Imported only then. A search's spans are made from outside: from the calls it makes of its engine
+and from the events it tells. Attributes are those of the GenAI semantic conventions; what these
+have no name for begins with ``hedgerow.``. No span holds a prompt or a reply.
+
+    POST /v1/search
+    └─ chat sprig                    the search
+       └─ round
+          ├─ embed                   where the policy compares steps, the first time
+          ├─ decide                  until the engine is told what is planned
+          ├─ expand                  one step for each branch
+          │  └─ evict, rehydrate     by the engine meanwhile, for whatever search: what it did,
+          │                          not when; rehydrating is prefilling, and has no length here
+          ├─ score
+          └─ embed                   beside score, where the policy has compared steps before
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.passed_on import PassedOn
+from search.controller import Problem
+from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.events import Event, Evicted, Pruned, Rehydrated, Selected
+from search.outcome import Outcome
+from search.spec import SearchSpec
+from server.plain_completion import PlainCompletion, PlainReply
+
+OTLP_PATH = "/v1/traces"
+UNTRACED = frozenset({"/health", "/ready", "/metrics"})
+SERVER_ERROR = 500
+MOST_EVENTS = 1 << 20
+"""Of a span: every step of a large tree. By itself OpenTelemetry drops all but the last 128."""
+
+Search = Callable[..., Awaitable[Outcome]]
+Complete = Callable[..., Awaitable[PlainReply]]
+
+
+def by_otlp(endpoint: str) -> BatchSpanProcessor:
+    """Sends spans to a collector such as ``http://127.0.0.1:4318``, in the background."""
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint.rstrip("/") + OTLP_PATH))
+
+
+class Tracing:
+    """Makes the spans of one server that serves ``model``."""
+
+    def __init__(self, processor: SpanProcessor, model: str, version: str) -> None:
+        """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are heeded."""
+        own = {"service.name": "hedgerow", "service.version": version}
+        self._provider = TracerProvider(
+            span_limits=SpanLimits(max_events=MOST_EVENTS),
+            resource=Resource.create(own).merge(OTELResourceDetector().detect()),
+        )
+        self._provider.add_span_processor(processor)
+        self._model = model
+        self.tracer = self._provider.get_tracer("hedgerow", version)
+
+    async def close(self) -> None:
+        """Send what is left."""
+        await asyncio.to_thread(self._provider.shutdown)
+
+    def requests(self, app: ASGIApp) -> TracedRequests:
+        """An app, traced."""
+        return TracedRequests(app, self.tracer)
+
+    def searching(self, search: Search) -> Search:
+        """``search.controller.search``, traced."""
+
+        async def traced(
+            problem: Problem,
+            spec: SearchSpec,
+            engine: Engine,
+            *,
+            listen: Callable[[Event], None] | None = None,
+            **more: Any,
+        ) -> Outcome:
+            with self.tracer.start_as_current_span(f"chat {self._model}") as span:
+                span.set_attributes(self._asked(problem, spec))
+                traced = TracedEngine(engine, self.tracer, span, self._model)
+
+                def hear(event: Event) -> None:
+                    traced.hear(event)
+                    if listen is not None:
+                        listen(event)
+
+                try:
+                    outcome = await search(problem, spec, traced, listen=hear, **more)
+                finally:
+                    traced.end()
+                span.set_attributes(_answered(outcome))
+                return outcome
+
+        return traced
+
+    def completing(self, complete: Complete) -> Complete:
+        """``server.plain_completion.complete``, traced."""
+
+        async def traced(
+            wanted: PlainCompletion, engine: Engine, tree_id: str, on_text: Callable[[str], None]
+        ) -> PlainReply:
+            with self.tracer.start_as_current_span(f"chat {self._model}") as span:
+                span.set_attributes(
+                    self._about(wanted.prompt)
+                    | {
+                        "gen_ai.request.max_tokens": wanted.limit,
+                        "gen_ai.request.seed": wanted.seed,
+                        "gen_ai.request.temperature": wanted.temperature,
+                        "gen_ai.request.top_p": wanted.top_p,
+                    }
+                )
+                traced = TracedEngine(engine, self.tracer, span, self._model)
+                reply = await complete(wanted, traced, tree_id, on_text)
+                span.set_attribute("gen_ai.response.finish_reasons", (reply.finish_reason,))
+                span.set_attribute("gen_ai.usage.output_tokens", reply.tokens)
+                return reply
+
+        return traced
+
+    def _about(self, prompt: tuple[int, ...]) -> dict[str, Any]:
+        return {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "hedgerow",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            "gen_ai.usage.input_tokens": len(prompt),
+        }
+
+    def _asked(self, problem: Problem, spec: SearchSpec) -> dict[str, Any]:
+        return self._about(problem.prompt) | {
+            "gen_ai.request.seed": spec.seed or 0,
+            "gen_ai.request.temperature": spec.temperature,
+            "gen_ai.request.top_p": spec.top_p,
+            "gen_ai.request.max_tokens": spec.trajectory_tokens,
+            "hedgerow.search.policy": spec.policy,
+            "hedgerow.search.width": spec.width,
+        }
+
+
+def _answered(outcome: Outcome) -> dict[str, Any]:
+    stats = outcome.stats
+    return {
+        "gen_ai.response.finish_reasons": (outcome.stop_reason.value,),
+        "gen_ai.usage.output_tokens": stats.generated_tokens,
+        "hedgerow.search.rounds": stats.rounds,
+        "hedgerow.search.nodes": stats.nodes,
+        "hedgerow.search.tree_digest": outcome.digest,
+        "hedgerow.kv.tokens_peak": stats.engine.kv_tokens_peak,
+        "hedgerow.kv.rehydrated_tokens": stats.engine.rehydrated_tokens,
+    }
+
+
+class TracedRequests:
+    """Wraps the app: a span for every request but probes and scrapes, below its caller's."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in UNTRACED:
+            await self._app(scope, receive, send)
+            return
+        caller = propagate.extract(dict(Headers(scope=scope)))
+        method = scope["method"]
+        with self._tracer.start_as_current_span(method, caller, SpanKind.SERVER) as span:
+            span.set_attribute("http.request.method", method)
+
+            async def send_noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    _note_response(span, message)
+                await send(message)
+
+            try:
+                await self._app(scope, receive, send_noted)
+            finally:
+                route = getattr(scope.get("route"), "path", None)
+                if route is not None:
+                    span.update_name(f"{method} {route}")
+                    span.set_attribute("http.route", route)
+
+
+def _note_response(span: Span, message: Message) -> None:
+    status = message["status"]
+    span.set_attribute("http.response.status_code", status)
+    span.set_attribute("hedgerow.request_id", Headers(raw=message["headers"])["x-request-id"])
+    if status >= SERVER_ERROR:
+        span.set_status(StatusCode.ERROR)
+
+
+NANOSECONDS = 1e9
+
+
+class TracedEngine(PassedOn):
+    """An engine for one tree. ``whole``: the span of its search; ``model``: the policy's name.
+
+    The search decides from the last thing it told (``hear``) of one round, or from its embeddings
+    on, until it gives the hint of the next. Between a round's steps and what it tells of them it
+    may embed as well as score.
+    """
+
+    def __init__(self, engine: Engine, tracer: Tracer, whole: Span, model: str) -> None:
+        super().__init__(engine)
+        self._tracer = tracer
+        self._whole = set_span_in_context(whole)
+        self._model = model
+        self._round: Span | None = None
+        self._number = 0
+        self._heard = time.time_ns()
+        self._deciding_from: int | None = None
+        self._drawn = False
+
+    def hear(self, event: Event) -> None:
+        """The search told of something. A plan is told as it is made, before the hint."""
+        if isinstance(event, Selected | Pruned) and event.round > self._number:
+            self._begin()
+        if isinstance(event, Evicted | Rehydrated) and self._round is not None:
+            about = {"hedgerow.node": event.node, "hedgerow.kv.tokens_kept": event.kept}
+            self._round.add_event(event.name, about)
+        self._drawn = False
+        self._heard = time.time_ns()
+
+    def end(self) -> None:
+        """The search is over."""
+        if self._round is not None:
+            self._round.end(self._heard)
+            self._round = None
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As the engine does; what it evicted and rehydrated meanwhile hangs below."""
+        about = {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": self._model,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "hedgerow.branches": len(branches),
+        }
+        before = await self._usage()
+        with self._call("expand", about) as span:
+            steps = await self._engine.expand(tree, branches, sampling)
+            span.set_attribute("gen_ai.usage.output_tokens", sum(len(s.tokens) for s in steps))
+            after = await self._usage()
+            if before is not None and after is not None:
+                self._kv_work(set_span_in_context(span), before, after)
+        self._drawn = True
+        return steps
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """As the engine does."""
+        about = {"gen_ai.operation.name": "score", "hedgerow.trajectories": len(trajectories)}
+        with self._call("score", about):
+            return await self._engine.score(tree, prompt, question, trajectories)
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """As the engine does; beside a round's scores, or the first call of a round."""
+        beside = self._drawn
+        if not beside:
+            self._begin()
+        about = {"gen_ai.operation.name": "embeddings", "hedgerow.steps": len(trajectories)}
+        with self._call("embed", about):
+            vectors = await self._engine.embed(tree, prompt, trajectories)
+        if not beside:
+            self._deciding_from = time.time_ns()
+        return vectors
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """As the engine does; the round is decided."""
+        self._begin()
+        assert self._round is not None, "a round has begun"
+        self._number += 1
+        self._round.set_attribute("hedgerow.round", self._number)
+        decide = self._tracer.start_span("decide", self._parent(), start_time=self._deciding_from)
+        decide.end()
+        self._deciding_from = None
+        self._engine.hint(tree, hint)
+
+    def _begin(self) -> None:
+        """A new round, unless it has begun already."""
+        if self._deciding_from is None:
+            self.end()
+            self._round = self._tracer.start_span("round", self._whole, start_time=self._heard)
+            self._deciding_from = self._heard
+
+    def _parent(self) -> Context:
+        return self._whole if self._round is None else set_span_in_context(self._round)
+
+    @contextmanager
+    def _call(self, name: str, about: dict[str, Any]) -> Iterator[Span]:
+        """A span below the round, or below the whole where nothing goes by rounds."""
+        with self._tracer.start_as_current_span(name, self._parent(), attributes=about) as span:
+            yield span
+
+    async def _usage(self) -> Usage | None:
+        with suppress(EngineError):
+            return await self._engine.usage()
+        return None
+
+    def _kv_work(self, parent: Context, before: Usage, after: Usage) -> None:
+        """What the engine gave up and brought back during a call, for this search or another."""
+        now = time.time_ns()
+        evicted = after.evicted_tokens_total - before.evicted_tokens_total
+        if evicted > 0:
+            took = after.kv_policy_seconds_total - before.kv_policy_seconds_total
+            began = now - int(took * NANOSECONDS)
+            about = {"hedgerow.kv.tokens": evicted}
+            self._tracer.start_span("evict", parent, attributes=about, start_time=began).end(now)
+        rehydrated = after.rehydrated_tokens_total - before.rehydrated_tokens_total
+        if rehydrated > 0:
+            about = {"hedgerow.kv.tokens": rehydrated}
+            span = self._tracer.start_span("rehydrate", parent, attributes=about, start_time=now)
+            span.end(now)

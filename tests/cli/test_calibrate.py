@@ -1,0 +1,163 @@
+"""``hedgerow calibrate``: recorded by what passes between search and engine, fitted, written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import cli.calibrate
+from cli.calibrate import Recorder
+from cli.evaluation import Evaluation, evaluate
+from cli.main import app
+from kvpolicy.fit import together
+from kvpolicy.value import load_theta
+from models.tasks import TASKS
+from search.engine import Branch, Sampling, Step, Usage
+from search.spec import SearchSpec
+from server.assemble import RunningModel
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine, dice
+from tests.server.conftest import PlainText
+
+QUESTIONS = TASKS["game24"].questions("train", 3, 0)
+GOING_BACK = SearchSpec(policy="best_first", width=40, expansions=12, parallel=2, branch=2)
+VOCAB = 64
+TINY = "--limit 2 --width 40 --set expansions=6 --set enough_answers=40 --seed 1"
+
+
+class Attentive(ScriptedEngine):
+    """Its steps tell of attention, of a path as long as it may be, and of unlike entropies."""
+
+    evicted = 0
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As they are, with what an engine with a model tells of them."""
+        steps = await super().expand(tree, branches, sampling)
+        return [
+            replace(step, entropy=dice(step.tokens) % 4 / 2, attention=(dice(b.seed) % 9 / 9,) * 99)
+            for b, step in zip(branches, steps, strict=True)
+        ]
+
+    async def usage(self) -> Usage:
+        """With what was given up."""
+        return replace(await super().usage(), held_evicted_tokens_total=self.evicted)
+
+
+def asked(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:
+    """Three questions."""
+    return Evaluation(
+        TASKS["game24"], QUESTIONS, [5], specs, at_once=at_once, share=False, answers="text"
+    )
+
+
+async def test_recording_changes_no_tree_and_follows_from_the_searches() -> None:
+    """The same digests; the same rows in the same order, whatever runs at once."""
+    engine, text = Attentive(), PlainText()
+    specs = (GOING_BACK, GOING_BACK.model_copy(update={"policy": "mcts"}))
+    plain = await evaluate(asked(specs), [engine], text)
+    found = []
+    for at_once in (1, 8):
+        recorder = Recorder(engine, VOCAB)
+        rows = await evaluate(asked(specs, at_once), [recorder], text)
+        assert [row["tree_digest"] for row in rows] == [row["tree_digest"] for row in plain]
+        found.append(recorder.take())
+        assert recorder.take() == []
+    assert len(found[0]) == len(found[1]) == 6
+    one, two = map(together, found)
+    for name in ("v", "u", "a", "target", "weight"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    assert set(one.target.tolist()) == {0.0, 1.0}
+    assert not np.isnan(one.u).any()
+    assert np.all(one.weight >= 1)
+
+
+async def test_an_aborted_search_says_nothing() -> None:
+    """What it would have come back to is not known."""
+    recorder = Recorder(ScriptedEngine(), VOCAB)
+    branches = [Branch(0, 0, (1, 2), 3, 9, 1)]
+    await recorder.expand("tree", branches, Sampling())
+    await recorder.abort("tree")
+    assert recorder.take() == []
+
+
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> Attentive:
+    """The command gets the engine above, and must have asked for attention."""
+    engine = Attentive()
+
+    @asynccontextmanager
+    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
+        assert attention
+        yield RunningModel(engine, PlainText(), "\n\n")
+
+    monkeypatch.setattr(cli.calibrate, "running", running)
+    return engine
+
+
+def run(out: Path, *more: str, tasks: str = "game24,countdown") -> Result:
+    """The command on two questions a task."""
+    words = ["calibrate", "--task", tasks, "--out", str(out), *TINY.split(), *more]
+    return CliRunner().invoke(app, words)
+
+
+def test_the_file_is_what_the_engine_reads(tmp_path: Path, attentive: Attentive) -> None:
+    """A set for every subset of three signals; where it comes from stands in it."""
+    done = run(tmp_path / "theta.json", "--policy", "best_first,mcts", "--json")
+    assert done.exit_code == 0, (done.output, done.exception)
+    document: dict[str, Any] = json.loads(done.stdout)
+    theta = load_theta(tmp_path / "theta.json")
+    assert document["theta"] == theta.as_dict()
+    assert (theta.mode, theta.signals) == ("exact", "vua")
+    assert set(document["loss"]) == set(theta.sets)
+    assert document["loss"]["vua"] <= document["loss"][""]
+    source = theta.source
+    assert (source["tasks"], source["split"]) == (["game24", "countdown"], "train")
+    assert (source["policies"], source["searches"]) == (["best_first", "mcts"], 8)
+    assert source["search"] == {"width": 40, "expansions": 6, "enough_answers": 40}
+    again = run(tmp_path / "again.json", "--policy", "best_first,mcts")
+    assert again.exit_code == 0
+    assert "came back" in again.stdout
+    assert load_theta(tmp_path / "again.json") == theta
+
+
+def test_searches_that_did_not_keep_all_their_kv_are_refused(
+    tmp_path: Path, attentive: Attentive
+) -> None:
+    """What was given up is named, and nothing is written."""
+    attentive.evicted = 7
+    done = run(tmp_path / "theta.json", "--kv-tokens", "4096")
+    assert done.exit_code == 1
+    assert "HEDGEROW_KV_TOKENS = 4096: 7 tokens of searches were given up" in done.stderr
+    assert not (tmp_path / "theta.json").exists()
+
+
+def test_searches_that_leave_nothing_are_nothing_to_fit_to(
+    tmp_path: Path, attentive: Attentive
+) -> None:
+    """One expansion has nowhere to come back from."""
+    done = run(tmp_path / "theta.json", "--set", "expansions=1")
+    assert done.exit_code == 1
+    assert "nothing to fit to in 4 searches" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_on_the_bundled_models_in_a_real_engine(tmp_path: Path) -> None:
+    """All three signals are there for every block, and the file starts an engine."""
+    out = tmp_path / "theta.json"
+    done = run(out, "--json", tasks="blocksworld")
+    assert done.exit_code == 0, (done.output, done.exception)
+    theta = load_theta(out)
+    assert theta.signals == "vua"
+    assert theta.source["rows"] > 10
+    done = run(tmp_path / "second.json", "--kv-theta", str(out), tasks="blocksworld")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert load_theta(tmp_path / "second.json").sets == theta.sets

@@ -1,0 +1,268 @@
+"""The command line: JSON alone on stdout, one clear line for a mistake, trees that replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import cli.calibrate
+import cli.eval_command
+import server.assemble
+from cli.main import app
+from cli.replay import first_difference, read_records
+from search.tree_json import from_json, to_json
+from server.assemble import RunningModel
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine, babble
+from tests.server.conftest import PlainText
+
+CALIBRATE = ["calibrate", "--task", "game24", "--out", "x"]
+SOLVE = ["solve", "What is it?", "--width", "4", "--seed", "3"]
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
+    """Commands that start an engine get the scripted one."""
+    engine = ScriptedEngine()
+
+    @asynccontextmanager
+    async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
+        yield RunningModel(engine, PlainText(), "\n\n")
+
+    monkeypatch.setattr(server.assemble, "running", running)
+    monkeypatch.setattr(cli.eval_command, "running", running)
+    monkeypatch.setattr(cli.calibrate, "running", running)
+    return engine
+
+
+def run(*words: str) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(app, list(words))
+
+
+def test_solve_prints_the_growing_tree_the_reply_and_the_votes() -> None:
+    """Without a terminal every step is a line of its own."""
+    done = run(*SOLVE)
+    assert done.exit_code == 0
+    assert "round 1: step 1 below 0: " in done.stdout
+    assert "scores 0." in done.stdout
+    assert "The answer is " in done.stdout
+    assert "vote: weighted_majority" in done.stdout
+    assert "rebase 4, seed 3" in done.stdout
+
+
+def test_json_stands_alone_on_stdout() -> None:
+    """One document; the progress is on stderr."""
+    done = run(*SOLVE, "--json")
+    document = json.loads(done.stdout)
+    assert document["seed"] == 3
+    assert document["policy"] == "rebase"
+    assert "round 1: step 1" in done.stderr
+
+
+def test_a_recorded_tree_replays(tmp_path: Path, scripted: ScriptedEngine) -> None:
+    """The same engine grows the same tree; another one does not, and the first node is named."""
+    record = tmp_path / "response.json"
+    record.write_text(run(*SOLVE, "--json").stdout)
+    done = run("replay", str(record))
+    assert done.exit_code == 0
+    assert "same tree" in done.stdout
+    scripted.say = lambda b: "other\n\n" if b.child == 1 else babble(b)
+    done = run("replay", str(record), "--json")
+    found = json.loads(done.stdout)["rows"][0]
+    assert done.exit_code == 1
+    assert found["same"] is False
+    assert found["recorded"] != found["replayed"]
+    assert found["difference"].startswith("node ")
+
+
+def test_a_chat_response_replays_by_its_digest(tmp_path: Path, scripted: ScriptedEngine) -> None:
+    """A chat completion holds no tree, but everything that is needed to grow it again."""
+    document = json.loads(run(*SOLVE, "--json").stdout)
+    search = {k: document[k] for k in ("spec", "messages", "tree_digest")}
+    record = tmp_path / "chat.json"
+    record.write_text(json.dumps({"object": "chat.completion", "search": search}))
+    assert run("replay", str(record)).exit_code == 0
+    search["tree_digest"] = "0" * 64
+    record.write_text(json.dumps({"object": "chat.completion", "search": search}))
+    done = run("replay", str(record))
+    assert done.exit_code == 1
+    assert "no tree was recorded" in done.stdout
+
+
+def test_trees_are_lines_that_replay(tmp_path: Path) -> None:
+    """``--trees`` appends a line a tree, of solve and of eval alike."""
+    trees = tmp_path / "trees.jsonl"
+    run(*SOLVE, "--trees", str(trees))
+    done = run("eval", "--task", "game24", "--limit", "2", "--width", "2", "--trees", str(trees))
+    assert done.exit_code == 0, done.output
+    assert len(trees.read_text().splitlines()) == 3
+    done = run("replay", str(trees), "--json")
+    assert done.exit_code == 0
+    assert len(json.loads(done.stdout)["rows"]) == 3
+
+
+def test_any_field_of_a_search_can_be_set() -> None:
+    """``--set`` takes JSON values and plain words, of solve and of eval alike."""
+    dials = ["--set", "vote=majority", "--set", "max_depth=3", "--set", "consensus=certain"]
+    spec = json.loads(run(*SOLVE, "--json", *dials).stdout)["spec"]
+    assert (spec["vote"], spec["max_depth"], spec["consensus"]) == ("majority", 3, "certain")
+    words = [
+        "eval",
+        "--task",
+        "game24",
+        "--limit",
+        "1",
+        "--width",
+        "9",
+        "--policy",
+        "beam",
+        "--json",
+    ]
+    digests = [
+        json.loads(run(*words, *more).stdout)["rows"][0]["tree_digest"]
+        for more in ([], ["--set", "beam_width=3"], ["--set", "beam_width=1"])
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_eval_compares_answers_as_it_is_told() -> None:
+    """The scripted replies give no puzzle's answer of the task, but they name numbers."""
+    words = ["eval", "--task", "game24", "--limit", "1", "--width", "4", "--json"]
+    task, maths = (
+        json.loads(run(*words, *more).stdout)["rows"][0]["tree_digest"]
+        for more in ([], ["--answers", "maths"])
+    )
+    assert task != maths
+
+
+def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
+    """Policies times widths, in the order given; the plot is written beside."""
+    words = "--task game24 --split dev --limit 3 --policy beam,rebase --width 1,2 --seed 7 --json"
+    picture = tmp_path / "plot.svg"
+    done = run("eval", *words.split(), "--plot", str(picture))
+    assert done.exit_code == 0, (done.output, done.exception)
+    rows = json.loads(done.stdout)["rows"]
+    assert [(r["policy"], r["width"]) for r in rows] == [
+        ("beam", 1),
+        ("beam", 2),
+        ("rebase", 1),
+        ("rebase", 2),
+    ]
+    assert all(r["n"] == 3 and r["seed"] == 7 and r["task"] == "game24" for r in rows)
+    assert rows[0]["tree_digest"] == rows[2]["tree_digest"]  # one trajectory is one trajectory
+    assert picture.read_text().startswith("<?xml")
+    again = json.loads(run("eval", *words.split()).stdout)["rows"]
+    assert [r["tree_digest"] for r in again] == [r["tree_digest"] for r in rows]
+
+
+def test_eval_takes_a_file_and_several_seeds(tmp_path: Path) -> None:
+    """Problems of one's own, in the file's order; a row stands for all seeds."""
+    task = tmp_path / "mine.jsonl"
+    lines = [{"problem": f"What is {i}?", "answer": str(i)} for i in range(3)]
+    task.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("eval", "--task", str(task), "--seed", "3,4", "--width", "2", "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["task"], row["n"], row["seed"]) == ("mine", 3, [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["solve", "?", "--policy", "dfs"], "--policy dfs: must be 'best_of_n'"),
+        (["solve", "?", "--width", "0"], "--width 0: must be greater than or equal to 1"),
+        (["solve", "?", "--set", "beams=2"], "--set beams=2: must be name=value with one of "),
+        (["solve", "?", "--set", "width=2"], "--set width=2: must be name=value with one of "),
+        (["solve", "?", "--set", "beam_width"], "--set beam_width=: must be a valid integer"),
+        (["solve", "?", "--set", "top_p=2"], "--set top_p=2: must be less than or equal to 1"),
+        (["solve", "?", "--set", "consensus=2"], "--set consensus=2: must be 'certain' or a n"),
+        (["solve", "?", "--kv-tokens", "1"], "HEDGEROW_KV_TOKENS = '1'"),
+        (["solve", "?", "--trees", "/nowhere/x"], "--trees /nowhere/x: No such file"),
+        (["eval", "--task", "game24", "--plot", "x.bmp1"], "--plot x.bmp1: the suffix must be"),
+        (["eval", "--task", "game24", "--plot", "/nowhere/x.png"], "no folder /nowhere"),
+        (["eval", "--task", "chess"], "--task chess: known are game24"),
+        (["eval", "--task", "game24", "--width", "1,x"], "--width x: must be whole numbers"),
+        (["eval", "--task", "game24", "--seed", "-1"], "--seed -1: must be whole numbers"),
+        (["eval", "--task", "game24", "--width", ","], "each needs at least one value"),
+        (["eval", "--task", "/nowhere.jsonl"], "--task /nowhere.jsonl: "),
+        (["eval", "--task", "game24", "--model", "/nowhere"], "= '/nowhere': there is no such"),
+        (["eval", "--task", "game24", "--model", "no/such"], "hf download no/such"),
+        (["replay", "/nowhere.json"], "No such file"),
+        (["calibrate", "--task", "game24", "--out", "/nowhere/x"], "--out /nowhere/x: a file in"),
+        ([*CALIBRATE, "--policy", "mcts,rebase"], "--policy rebase: one that goes back is needed"),
+        ([*CALIBRATE, "--engine", "sglang"], "HEDGEROW_ENGINE = 'sglang': 'embedded' is needed"),
+        ([*CALIBRATE, "--kv-policy", "lru"], "HEDGEROW_KV_POLICY = 'lru': 'arborkv' is needed"),
+        ([*CALIBRATE, "--kv-theta", "/no"], "HEDGEROW_KV_THETA = '/no': there is no such file"),
+        (["calibrate", "--task", ",", "--out", "x"], "--task: none; at least one is needed"),
+        (["solve", "?", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: "),
+    ],
+)
+def test_mistakes_are_one_line_on_stderr(words: list[str], said: str) -> None:
+    """The switch, its value and what is allowed; a non-zero exit; nothing on stdout."""
+    done = run(*words)
+    assert done.exit_code != 0
+    assert done.stderr.startswith("hedgerow: ")
+    assert said in done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_an_engine_that_fails_is_one_line(scripted: ScriptedEngine) -> None:
+    """No traceback for what was foreseen."""
+    scripted.fail_at = 0
+    done = run(*SOLVE)
+    assert done.exit_code == 1
+    assert "hedgerow: the engine is down" in done.stderr
+    scripted.down, scripted.fail_at = False, 1
+    done = run("eval", "--task", "game24", "--limit", "2", "--json")
+    assert done.exit_code == 1
+    assert "hedgerow: the engine is down" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("no json", "neither JSON nor JSON lines"),
+        ("[]", "must hold a JSON object"),
+        ('{"choices": []}', "missing: spec, messages, tree_digest"),
+        ('{"spec": {"policy": "x"}, "messages": [], "tree_digest": ""}', "SearchSpec.policy = 'x'"),
+    ],
+)
+def test_files_that_hold_no_search_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    """The message names the file and what is missing."""
+    record = tmp_path / "wrong.json"
+    record.write_text(text)
+    done = run("replay", str(record))
+    assert done.exit_code == 2
+    assert str(record) in done.stderr
+    assert said in done.stderr
+
+
+def test_the_first_difference_is_found(tmp_path: Path) -> None:
+    """By id: another prompt, another reward, a missing node, another answer alone."""
+    record = tmp_path / "response.json"
+    record.write_text(run(*SOLVE, "--json").stdout)
+    (found,) = read_records(record)
+    assert found.tree is not None
+    document = json.loads(json.dumps(to_json(found.tree)))
+
+    def compare() -> str:
+        assert found.tree is not None
+        return first_difference(found.tree, from_json(document))
+
+    assert compare() == "the nodes are the same; the answers differ"
+    last = document["nodes"].pop()
+    assert (
+        compare()
+        == f"node {last['id']}: one tree has {last['id'] + 1} nodes, the other {last['id']}"
+    )
+    document["nodes"][2]["reward"] = 0.0
+    assert compare().startswith("node 3, reward: ")
+    document["prompt"][0] += 1
+    assert compare() == "the prompts differ"

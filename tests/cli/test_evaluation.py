@@ -1,0 +1,276 @@
+"""``hedgerow eval``: rows with known outcomes, intervals by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.accuracy_plot import plot
+from cli.eval_command import side_by_side
+from cli.evaluation import Evaluation, Trial, clustered95, evaluate, item_seed, wilson95
+from models.tasks.task import Split, Verdict
+from search.digest import combined_digest
+from search.engine import Branch, EngineDown
+from search.spec import SearchSpec
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine, answer_of, decode
+from tests.server.conftest import PlainText
+
+KEYS = {
+    "task",
+    "policy",
+    "width",
+    "n",
+    "seed",
+    "accuracy",
+    "accuracy_ci95",
+    "pass_at_n",
+    "kv_tokens_total",
+    "kv_tokens_peak",
+    "generated_tokens",
+    "flops",
+    "model_calls",
+    "prm_tokens",
+    "fallbacks",
+    "policy_seconds",
+    "seconds",
+    "precise_goodput",
+    "shared",
+    "tree_digest",
+}
+
+
+class Echo:
+    """Questions that are numbers; a reply is right if it repeats its number."""
+
+    name = "echo"
+    max_depth = 3
+    max_step_tokens = 32
+
+    def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
+        """Numbers from 0."""
+        return [str(i) for i in range(limit or 8)]
+
+    def key(self, question: str) -> str:
+        """The number."""
+        return question
+
+    def matches(self, question: str) -> bool:
+        """Any number."""
+        return question.isdecimal()
+
+    def check(self, question: str, text: str) -> Verdict:
+        """Right if the last line says the number."""
+        right = answer_of(text) == question
+        return Verdict(right, (right,), "" if right else "another number")
+
+    def answer(self, text: str) -> str | None:
+        """What the last line says."""
+        return answer_of(text)
+
+    def solve(self, question: str, rng: random.Random) -> list[str]:
+        """The answer at once."""
+        return [f"The answer is {question}."]
+
+    def rival(self, question: str, rng: random.Random) -> str:
+        """The next number."""
+        return str(int(question) + 1)
+
+    def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
+        """The first number."""
+        return "0", self.solve("0", rng)
+
+
+def wanted(
+    widths: tuple[int, ...] = (1, 4), share: bool = True, seeds: tuple[int, ...] = (5,)
+) -> Evaluation:
+    """Eight questions by two policies."""
+    specs = [
+        SearchSpec.model_validate({"policy": policy, "width": width})
+        for policy in ("best_of_n", "rebase")
+        for width in widths
+    ]
+    return Evaluation(Echo(), Echo().questions("test", 8), seeds, specs, at_once=3, share=share)
+
+
+def asked(branch: Branch) -> int:
+    """The question's number, read off the prompt."""
+    return int(decode(branch.tokens).split("\n")[0].removeprefix("user: "))
+
+
+async def test_accuracy_counts_the_chosen_replies() -> None:
+    """Right for even questions alone: 4 of 8, at every width and for both policies."""
+    engine = ScriptedEngine(say=lambda b: f"The answer is {asked(b) // 2 * 2}.")
+    rows = await evaluate(wanted(), [engine], PlainText())
+    assert [(r["policy"], r["width"]) for r in rows] == [
+        ("best_of_n", 1),
+        ("best_of_n", 4),
+        ("rebase", 1),
+        ("rebase", 4),
+    ]
+    for row in rows:
+        assert row.keys() == KEYS
+        assert (row["n"], row["accuracy"], row["pass_at_n"]) == (8, 0.5, 0.5)
+        assert row["accuracy_ci95"][0] < 0.5 < row["accuracy_ci95"][1]
+
+
+async def test_pass_at_n_counts_any_finished_reply() -> None:
+    """The first child is right and scored 0, its siblings agree on a wrong answer: never chosen."""
+
+    def say(branch: Branch) -> str:
+        return f"The answer is {asked(branch) if branch.child == 0 else 99}."
+
+    engine = ScriptedEngine(say=say, score_of=lambda texts: 0.9 if "99" in texts[-1] else 0.0)
+    rows = await evaluate(wanted((4,)), [engine], PlainText())
+    assert [(row["accuracy"], row["pass_at_n"]) for row in rows] == [(0.0, 1.0), (0.0, 1.0)]
+
+
+async def test_sharing_draws_changes_no_tree() -> None:
+    """Accuracy, tokens and digests are those of searches that share nothing."""
+    keys = ("accuracy", "pass_at_n", "generated_tokens", "kv_tokens_total", "tree_digest")
+    engine, apart = ScriptedEngine(), ScriptedEngine()
+    trials: list[Trial] = []
+    shared = await evaluate(wanted(), [engine], PlainText(), done=trials.append)
+    alone = await evaluate(wanted(share=False), [apart], PlainText())
+    assert [[r[k] for k in keys] for r in shared] == [[r[k] for k in keys] for r in alone]
+    assert sum(map(len, engine.expanded)) < sum(map(len, apart.expanded))
+    assert len(trials) == 8 * 4
+
+
+async def test_engines_side_by_side_change_no_row() -> None:
+    """Each gets questions, and all rows but their seconds are those of one engine."""
+    engines = [ScriptedEngine(), ScriptedEngine()]
+    alone = await evaluate(wanted(), [ScriptedEngine()], PlainText())
+    dealt = await evaluate(wanted(), engines, PlainText())
+    assert all(engine.expanded for engine in engines)
+    for one, other in zip(alone, dealt, strict=True):
+        seconds = {"seconds": 0.0, "policy_seconds": 0.0, "precise_goodput": 0.0}
+        assert one | seconds == other | seconds
+
+
+async def test_the_digest_of_a_row_is_over_all_its_trees() -> None:
+    """In the questions' order, whichever was done first."""
+    trials: list[Trial] = []
+    rows = await evaluate(wanted((2,)), [ScriptedEngine()], PlainText(), done=trials.append)
+    mine = {t.question: t.outcome.digest for t in trials if t.outcome.spec.policy == "rebase"}
+    assert rows[1]["tree_digest"] == combined_digest(mine[str(i)] for i in range(8))
+
+
+async def test_one_failure_ends_the_evaluation() -> None:
+    """No row is ever made of fewer questions than it says."""
+    with pytest.raises(EngineDown):
+        await evaluate(wanted(), [ScriptedEngine(fail_at=7)], PlainText())
+
+
+def test_wilson_by_hand() -> None:
+    """8 of 10: (0.8 + 0.19207) / 1.38415 -/+ 0.22657; the bounds stay within [0, 1]."""
+    low, high = wilson95(0.8, 10)
+    assert low == pytest.approx(0.4902, abs=1e-4)
+    assert high == pytest.approx(0.9433, abs=1e-4)
+    assert wilson95(0.0, 5)[0] == 0.0
+    assert wilson95(1.0, 5)[1] == 1.0
+    assert wilson95(0.0, 0) == [0.0, 1.0]
+
+
+def test_seeds_count_for_as_much_as_they_tell() -> None:
+    """Two questions, two seeds, by hand.
+
+    Answers that repeat the question's own, (1, 0) twice: the means 1 and 0 vary by (1/4 + 1/4) / 4
+    = 1/8, independent trials by 1/16, so 4 trials count as 2. Means of 1/2 and 1/2 do not vary:
+    all 4 count. Where all are right nothing is known about the variance, and the questions count.
+    """
+    assert clustered95([True, False, True, False], 2) == wilson95(0.5, 2)
+    assert clustered95([True, False, False, True], 2) == wilson95(0.5, 4)
+    assert clustered95([True] * 4, 2) == wilson95(1.0, 2)
+    assert clustered95([], 0) == [0.0, 1.0]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_one_seed_is_wilson(right: list[bool]) -> None:
+    """Without repetition the trials are the questions."""
+    share = sum(right) / len(right)
+    assert clustered95(right, len(right)) == pytest.approx(wilson95(share, len(right)))
+
+
+async def test_several_seeds_are_their_runs_together() -> None:
+    """Sums of the single runs, the mean of their accuracies, and the questions counted once."""
+    alone = [await evaluate(wanted(seeds=(s,)), [ScriptedEngine()], PlainText()) for s in (5, 6)]
+    both = await evaluate(wanted(seeds=(5, 6)), [ScriptedEngine()], PlainText())
+    for first, second, row in zip(*alone, both, strict=True):
+        assert (row["n"], row["seed"], first["seed"]) == (8, [5, 6], 5)
+        assert row["accuracy"] == (first["accuracy"] + second["accuracy"]) / 2
+        for key in ("kv_tokens_total", "generated_tokens", "model_calls"):
+            assert row[key] == first[key] + second[key]
+        assert first["tree_digest"] != second["tree_digest"]
+
+
+async def test_every_search_finishes_its_width() -> None:
+    """Exactly n trajectories, whatever the policy: nothing is padded and nothing is left over."""
+    trials: list[Trial] = []
+    engine = ScriptedEngine(say=lambda b: f"The answer is {b.child}.")
+    await evaluate(wanted((1, 4, 9)), [engine], PlainText(), done=trials.append)
+    assert len(trials) == 8 * 6
+    assert all(t.outcome.stats.finished == t.outcome.spec.width for t in trials)
+
+
+def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
+    """One seed a question, the same for all policies; within the range a spec takes."""
+    seeds = {item_seed(seed, question) for seed in range(4) for question in "abcd"}
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert item_seed(1, "a") == item_seed(1, "a")
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "engines", "threads"),
+    [
+        ({}, 0, 4, 1),  # the bundled models are small: one a core
+        ({}, 2, 2, 2),
+        ({}, 1, 1, 0),
+        ({}, 8, 8, 1),
+        ({"threads": 3}, 0, 1, 3),  # whoever says threads has thought of one engine
+        ({"threads": 3}, 2, 2, 3),
+        ({"engine": "sglang", "policy_urls": ("http://127.0.0.1:1",)}, 0, 1, 0),
+    ],
+)
+def test_engines_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, Any],
+    asked: int,
+    engines: int,
+    threads: int,
+) -> None:
+    """On four cores; what is said of threads holds."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    each = side_by_side(Settings(**said), asked)
+    assert [one.threads for one in each] == [threads] * engines
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    """The suffix gives the format."""
+    rows = asyncio.run(evaluate(wanted(), [ScriptedEngine()], PlainText()))
+    plot(rows, tmp_path / "accuracy.png")
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_is_fit_for_print(tmp_path: Path) -> None:
+    """Text stays text, policies differ in grey by marker and dashes, equal rows are equal bytes."""
+    rows = [
+        {"task": "t", "n": 9, "seed": 0, "policy": policy, "width": width}
+        | {"accuracy": 0.5, "accuracy_ci95": [0.3, 0.7], "kv_tokens_total": 100 * width}
+        for policy in ("rebase", "ets")
+        for width in (1, 4)
+    ]
+    for name in ("a.svg", "b.svg", "a.pdf"):
+        plot(rows, tmp_path / name)
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn == (tmp_path / "b.svg").read_text()
+    assert drawn.count("stroke-dasharray") >= 1
+    assert ">rebase</text>" in drawn
+    assert b"/Type3" not in (tmp_path / "a.pdf").read_bytes()

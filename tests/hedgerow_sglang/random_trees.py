@@ -1,0 +1,231 @@
+"""Run in SGLang's environment: our cache on random trees against kvpolicy's exact mode.
+
+``python -m tests.hedgerow_sglang.random_trees SEEDS`` prints one JSON document; an assertion that
+fails ends it. No server and no model: SGLang's own radix cache and the notes are real.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from array import array
+from dataclasses import dataclass, field
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (  # pyright: ignore[reportMissingImports]
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+from sglang.srt.mem_cache.cache_init_params import (  # pyright: ignore[reportMissingImports]
+    CacheInitParams,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey  # pyright: ignore[reportMissingImports]
+
+from hedgerow_sglang.plugin_protocol import Note
+from hedgerow_sglang.search_cache import SearchCache
+from hedgerow_sglang.search_registry import CacheNamespace
+from kvpolicy.eviction_order import Infeasible
+
+HERE = CacheNamespace()
+
+
+class Slots:
+    """An allocator that only counts. ``size`` 0: nothing is freed beyond what is wanted."""
+
+    device = "cpu"
+    size = 0
+
+    def __init__(self) -> None:
+        self.freed = 0
+
+    def free_segment(self, slots: torch.Tensor, start_pos: int) -> None:
+        """As SGLang's."""
+        self.freed += len(slots)
+
+    def free(self, slots: torch.Tensor) -> None:
+        """As SGLang's before 0.5.21."""
+        self.freed += len(slots)
+
+
+def empty_cache(page: int = 1) -> SearchCache:
+    """A cache without a model."""
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=None,
+        token_to_kv_pool_allocator=Slots(),
+        page_size=page,
+    )
+    return SearchCache(params)
+
+
+@dataclass
+class CachedTrees:
+    """Random trees, cached whole. ``paths``: of each block, by tree and node; ``first``: a
+    tree's first token. Siblings begin with tokens of their own, so no two blocks share any."""
+
+    cache: SearchCache
+    chance: random.Random
+    paths: dict[tuple[str, int], array] = field(default_factory=dict)
+    parents: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def plant(self, tree: str, first: int, blocks: int, page: int) -> None:
+        """Grow a tree in rounds of one block, every block under a random one."""
+        prompt = array("q", [first] * (page * self.chance.randint(1, 5)))
+        self.paths[tree, 0] = prompt
+        for node in range(1, blocks):
+            parent = self.chance.randrange(node)
+            step = [100 + node] * (page * self.chance.randint(1, 9))
+            self.draw(tree, node, parent, array("q", step), turn=0)
+
+    def draw(self, tree: str, node: int, parent: int, step: array, turn: int) -> None:
+        """A step is drawn: its request's note, its tokens in SGLang's tree, its block."""
+        note = Note(tree, len(self.paths[tree, 0]), node, parent, turn)
+        self.cache.take_note(note)
+        path = self.paths[tree, parent] + step
+        self.cache.insert(InsertParams(key=RadixKey(path), value=torch.arange(len(path))))
+        self.cache.searches.complete_step(note, path, HERE)
+        self.paths[tree, node], self.parents[tree, node] = path, parent
+
+    def hint(self, tree: str, turn: int, **what: object) -> None:
+        """The search says what it thinks by now."""
+        self.cache.take_note(Note(tree, len(self.paths[tree, 0]), turn=turn, **what))  # type: ignore[arg-type]
+
+    def cached(self, tree: str, node: int) -> int:
+        """Tokens of a block's path that are cached."""
+        match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(self.paths[tree, node])))
+        indices = getattr(match, "device_indices", None)
+        return match.device_prefix_len if indices is None else len(indices)
+
+    def kept(self, tree: str, node: int) -> int:
+        """Tokens of a block that are cached."""
+        above = 0 if node == 0 else len(self.paths[tree, self.parents[tree, node]])
+        return max(0, self.cached(tree, node) - above)
+
+
+def random_trees(seed: int, page: int = 1) -> CachedTrees:
+    """One to three trees; most blocks have rewards, some of them equal; each tree stands at one or
+    two leaves."""
+    chance = random.Random(seed)
+    trees = CachedTrees(empty_cache(page), chance)
+    for number in range(chance.randint(1, 3)):
+        tree, blocks = f"tree{number}", chance.randint(2, 20)
+        trees.plant(tree, number + 1, blocks, page)
+        values = {n: chance.randint(0, 8) / 8 for n in range(1, blocks) if chance.random() < 0.8}
+        active = tuple(chance.sample(range(blocks), min(blocks, chance.randint(1, 2))))
+        trees.hint(tree, 1, values=values, active=active)
+    return trees
+
+
+def on_active_paths(trees: CachedTrees) -> int:
+    """Tokens that kvpolicy gives up at no budget."""
+    try:
+        trees.cache.searches.pressure(0)
+    except Infeasible as error:
+        return error.needed
+    return 0
+
+
+def same_decisions(seed: int) -> int:
+    """Make room up to four times: what is kept is each time what kvpolicy would keep."""
+    trees = random_trees(seed)
+    cache, least = trees.cache, on_active_paths(trees)
+    budgets = range(least, cache.total_size() + 1)
+    budgets = sorted(trees.chance.sample(budgets, min(4, len(budgets))), reverse=True)
+    for budget in budgets:
+        cache.evict(EvictParams(num_tokens=cache.total_size() - budget))
+        expected = cache.searches.pressure(budget)
+        for tree, node in trees.paths:
+            assert trees.kept(tree, node) == expected[tree][node], (seed, budget, tree, node)
+        assert cache.evictable_size() == cache.total_size() == budget, (seed, budget)
+    return len(budgets)
+
+
+def pages_go_whole(seed: int) -> int:
+    """With pages of four tokens a little more may go than was wanted, and never part of a page."""
+    trees = random_trees(seed, page=4)
+    cache = trees.cache
+    wanted = trees.chance.randint(1, cache.total_size())
+    freed = cache.evict(EvictParams(num_tokens=wanted)).num_tokens_evicted
+    assert wanted <= freed < wanted + 4, (seed, wanted, freed)
+    for tree, node in trees.paths:
+        above = max(trees.parents.get((tree, node), 0), 0)
+        assert trees.cached(tree, node) % 4 == 0
+        whole = trees.cached(tree, above) == len(trees.paths[tree, above])
+        assert whole or node == 0 or not trees.kept(tree, node), (seed, tree, node)
+    return freed
+
+
+def a_pruned_subtree_goes_at_once(seed: int) -> int:
+    """Room is not wanted; the subtree is gone, everything else is there."""
+    trees = random_trees(seed)
+    tree, top = trees.chance.choice([at for at in trees.paths if at[1] > 0])
+    dead = {top}
+    for (name, node), parent in trees.parents.items():
+        if name == tree and parent in dead:
+            dead.add(node)
+    before = trees.cache.total_size()
+    trees.hint(tree, 2, dead=tuple(sorted(dead)))
+    for name, node in trees.paths:
+        gone = name == tree and node in dead
+        above = 0 if node == 0 else len(trees.paths[name, trees.parents[name, node]])
+        whole = len(trees.paths[name, node]) - above
+        assert trees.kept(name, node) == (0 if gone else whole), (seed, name, node)
+    assert trees.cache.freed_tokens == before - trees.cache.total_size() > 0
+    return trees.cache.freed_tokens
+
+
+def what_another_search_holds_stays() -> int:
+    """Two searches with the same prompt and a step in common; then one is over, then the other."""
+    trees = CachedTrees(empty_cache(), random.Random(0))
+    for tree in ("ash", "oak"):
+        trees.paths[tree, 0] = array("q", [9] * 3)
+        trees.draw(tree, 1, 0, array("q", [1] * 5), turn=0)
+        own = [2] * 4 if tree == "ash" else [1, 1, 3, 3]
+        trees.draw(tree, 2, 1, array("q", own), turn=0)
+    total = 3 + 5 + 4 + 4
+    assert trees.cache.total_size() == total
+    assert trees.cache.state()["held_tokens"] == total
+    trees.hint("oak", 1, dead=(1, 2))
+    assert [trees.kept("ash", node) for node in (0, 1, 2)] == [3, 5, 4]
+    assert trees.cache.total_size() == total - 4
+    trees.cache.take_note(Note("oak", 3, over=("ash",)))
+    assert trees.cache.total_size() == 3
+    assert trees.cache.state()["held_tokens"] == 3
+    trees.cache.take_note(Note("oak", 3, over=("oak",)))
+    assert trees.cache.total_size() == 3
+    assert trees.cache.state()["held_tokens"] == 0
+    return total
+
+
+def what_is_read_now_stays() -> int:
+    """A path that a running request has locked is neither dropped nor evicted."""
+    trees = CachedTrees(empty_cache(), random.Random(0))
+    trees.paths["ash", 0] = array("q", [9] * 3)
+    trees.draw("ash", 1, 0, array("q", [1] * 5), turn=0)
+    key = RadixKey(trees.paths["ash", 1])
+    last = trees.cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
+    trees.cache.inc_lock_ref(last)
+    trees.hint("ash", 1, dead=(1,))
+    assert trees.cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 0
+    assert trees.kept("ash", 1) == 5
+    trees.cache.dec_lock_ref(last)
+    assert trees.cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 8
+    return 8
+
+
+def main(seeds: int) -> None:
+    """Everything, with what was counted on the way."""
+    counts = {
+        "compared": sum(same_decisions(seed) for seed in range(seeds)),
+        "paged": sum(pages_go_whole(seed) for seed in range(seeds)),
+        "dropped": sum(a_pruned_subtree_goes_at_once(seed) for seed in range(seeds)),
+        "shared": what_another_search_holds_stays(),
+        "locked": what_is_read_now_stays(),
+    }
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,125 @@
+"""What the plug-in knows of searches, from their notes alone, without SGLang."""
+
+from __future__ import annotations
+
+from array import array
+
+from hedgerow_sglang.plugin_protocol import Note
+from hedgerow_sglang.search_registry import SILENT_TURNS, CacheNamespace, SearchRegistry
+
+PROMPT = 2
+HERE = CacheNamespace()
+
+
+def ids(*tokens: int) -> array:
+    """Token ids."""
+    return array("q", tokens)
+
+
+def grown() -> SearchRegistry:
+    """Ash has the prompt 9 9 and below it the steps 1: 1 1 (value 0.2) and 2: 2 2 (0.8)."""
+    searches = SearchRegistry()
+    first = Note("ash", PROMPT, 1, 0, turn=1, active=(0,))
+    second = Note("ash", PROMPT, 2, 0, turn=1, active=(0,))
+    for note in (first, second):
+        assert searches.take_note(note) == []
+    searches.complete_step(first, ids(9, 9, 1, 1), HERE)
+    searches.complete_step(second, ids(9, 9, 2, 2), HERE)
+    searches.take_note(Note("ash", PROMPT, 3, 2, turn=2, values={1: 0.2, 2: 0.8}, active=(2,)))
+    return searches
+
+
+def order(searches: SearchRegistry) -> list[int]:
+    """Ash's blocks, the one that goes first in front."""
+    held = [block for _, block in searches.held() if block.tree == "ash"]
+    return [block.node for block in sorted(held, key=lambda block: block.rank)]
+
+
+def test_the_order_is_kvpolicys() -> None:
+    """Block 1 is off the path; the prompt and block 2 are on it, the higher id goes first."""
+    assert order(grown()) == [1, 2, 0]
+    assert grown().pressure(5) == {"ash": [2, 1, 2]}
+
+
+def test_a_step_without_a_reward_has_its_parents_value() -> None:
+    """When the search turns to 1, the fresh step 3 below 2 outlives it no longer, yet its 0.8."""
+    searches = grown()
+    searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
+    searches.take_note(Note("ash", PROMPT, 4, 1, turn=3, active=(1,)))
+    assert order(searches) == [3, 2, 1, 0]
+    searches.take_note(Note("ash", PROMPT, 4, 0, turn=4, active=(0,)))
+    assert order(searches) == [1, 3, 2, 0]
+
+
+def test_where_the_search_would_turn_next_goes_before_rewards() -> None:
+    """Block 2 is worth 0.8 and block 1 0.2, but the search would turn to 1 before 2."""
+    searches = grown()
+    searches.take_note(Note("ash", PROMPT, 4, 0, turn=3, active=(0,), outlook=(1, 2, 7)))
+    assert order(searches) == [2, 1, 0]
+
+
+def test_a_turn_is_taken_once_and_never_an_earlier_one() -> None:
+    """All requests of a round bring the hint; requests overtake each other."""
+    searches = grown()
+    searches.take_note(Note("ash", PROMPT, 4, 2, turn=2, values={1: 0.9}, active=(1,)))
+    searches.take_note(Note("ash", PROMPT, 5, 2, turn=1, values={1: 0.9}, active=(1,)))
+    assert order(searches) == [1, 2, 0]
+
+
+def test_what_died_is_freed_once_and_does_not_come_back() -> None:
+    searches = grown()
+    (dead,) = searches.take_note(Note("ash", PROMPT, 4, 2, turn=3, dead=(1,)))
+    assert dead == (HERE, ids(9, 9, 1, 1), PROMPT)
+    assert searches.take_note(Note("ash", PROMPT, 5, 2, turn=4, dead=(1,))) == []
+    searches.complete_step(Note("ash", PROMPT, 1, 0, turn=4), ids(9, 9, 1, 1), HERE)
+    assert 1 not in order(searches)
+
+
+def test_a_search_that_is_over_is_freed_whole() -> None:
+    """Anybody's note may say so, and a late step of it plants nothing."""
+    searches = grown()
+    paths = [dead.tokens for dead in searches.take_note(Note("oak", 3, over=("ash", "elm")))]
+    assert paths == [ids(9, 9), ids(9, 9, 1, 1), ids(9, 9, 2, 2)]
+    searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
+    assert len(searches) == 1
+    assert searches.take_note(Note("oak", 3, over=("oak",))) == []
+    assert len(searches) == 0
+
+
+def test_a_search_that_comes_from_another_server_hangs_below_its_prompt() -> None:
+    """Its parent is unknown here; so is one whose tokens are not the path's own."""
+    searches = grown()
+    searches.complete_step(Note("ash", PROMPT, 12, 7, turn=2), ids(9, 9, 2, 2, 6), HERE)
+    searches.complete_step(Note("ash", PROMPT, 13, 2, turn=2), ids(9, 9, 3, 3, 6), HERE)
+    above = {block.node: block.parent for _, block in searches.held()}
+    assert (above[12], above[13]) == (0, 0)
+    assert searches.pressure(100) == {"ash": [2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3]}
+
+
+def test_what_was_read_before() -> None:
+    """Nothing in the first round; later all of the parent's path but its last token. A request
+    about no step reads what it can of any block's path."""
+    searches = grown()
+    good = ids(9, 9, 2, 2)
+    assert searches.read_before(Note("ash", PROMPT, 2, 0, turn=1), ids(9, 9)) == 0
+    assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), good) == 3
+    assert searches.read_before(Note("ash", PROMPT, 3, 0, turn=2), ids(9, 9)) == 1
+    assert searches.read_before(Note("ash", PROMPT, 3, 1, turn=2), good) == 0
+    assert searches.read_before(Note("ash", PROMPT, 3, 7, turn=2), good) == 0
+    assert searches.read_before(Note("elm", PROMPT, 3, 2, turn=2), good) == 0
+    assert searches.read_before(Note("ash", PROMPT, turn=2), good) == 3
+    assert searches.read_before(Note("ash", PROMPT, turn=2), ids(9, 9, 2)) == 1
+    assert searches.read_before(Note("ash", PROMPT, turn=1), good) == 0
+    searches.clear()
+    assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), good) == 0
+
+
+def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
+    """Its client died. Time is counted in the others' turns, which all ranks see alike."""
+    searches = grown()
+    for turn in range(1, SILENT_TURNS):
+        searches.take_note(Note("oak", 3, turn=turn))
+    assert len(searches) == 2
+    for turn in range(SILENT_TURNS, SILENT_TURNS + 2):
+        searches.take_note(Note("oak", 3, turn=turn))
+    assert len(searches) == 1

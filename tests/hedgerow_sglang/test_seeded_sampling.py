@@ -1,0 +1,137 @@
+"""Seeded sampling as the plug-in does it, against the embedded engine's own draw; no SGLang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hedgerow_sglang.noise import gumbel
+from hedgerow_sglang.plugin import make_cache, supported, version_of
+from hedgerow_sglang.plugin_protocol import sampling_seed
+from hedgerow_sglang.seeded_sampling import noise, sample, seeded_batch, truncated
+from runtime.embedded.sampler import sample as sample_embedded
+
+VOCAB = 97
+EVERY = 1 << 30
+"""What SGLang writes for no top-k."""
+
+
+def info(seeds: list[int], top_ps: list[float], top_ks: list[int] | None = None) -> SimpleNamespace:
+    """What SGLang's sampler knows of a batch."""
+    ks = top_ks or [EVERY] * len(seeds)
+    return SimpleNamespace(
+        sampling_seed=torch.tensor([sampling_seed(seed) for seed in seeds]),
+        top_ks=torch.tensor(ks, dtype=torch.int32),
+        top_ps=torch.tensor(top_ps),
+        min_ps=torch.zeros(len(seeds)),
+        need_top_p_sampling=any(p < 1 for p in top_ps),
+        need_top_k_sampling=any(k < EVERY for k in ks),
+        need_min_p_sampling=False,
+    )
+
+
+def rows_of(seed: int, rows: int) -> np.ndarray:
+    """Random logits."""
+    return np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6),
+    st.sampled_from([0.5, 0.9, 1.0]),
+    st.sampled_from([0.7, 1.0]),
+)
+def test_a_token_is_the_embedded_engines(
+    case: int, seeds: list[int], top_p: float, temperature: float
+) -> None:
+    """SGLang counts positions by the last token read, the embedded engine by the one drawn."""
+    logits = rows_of(case, len(seeds))
+    read = torch.arange(len(seeds)) + 10
+    probs = torch.softmax(torch.from_numpy(logits) / temperature, -1)
+    ours = sample(probs, info(seeds, [top_p] * len(seeds)), read)
+    theirs = sample_embedded(logits, seeds, read.numpy() + 1, temperature, top_p)
+    assert ours.dtype == torch.int32
+    assert ours.tolist() == theirs.tokens.tolist()
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Greedy, truncated and plain rows in one batch: each draws what it draws alone."""
+    seeds, top_ps, top_ks = [3, 4, 5], [1.0, 0.5, 1.0], [1, EVERY, EVERY]
+    probs = torch.softmax(torch.from_numpy(rows_of(0, 3)), -1)
+    together = sample(probs, info(seeds, top_ps, top_ks), torch.tensor([7, 8, 9]))
+    alone = [
+        sample(probs[[i]], info([seeds[i]], [top_ps[i]], [top_ks[i]]), torch.tensor([7 + i])).item()
+        for i in range(3)
+    ]
+    assert together.tolist() == alone
+    assert alone[0] == probs[0].argmax().item()
+
+
+def test_what_may_be_drawn_by_hand() -> None:
+    """0.4 and 0.3 reach 0.7 and no third is kept; min-p 0.5 asks for 0.2; equals go by id."""
+    probs = torch.tensor([[0.1, 0.3, 0.4, 0.2]] * 3 + [[0.25] * 4], dtype=torch.float64)
+    top_ks = torch.tensor([EVERY, EVERY, 3, 2])
+    top_ps = torch.tensor([0.69, 1.0, 1.0, 1.0])
+    min_ps = torch.tensor([0.0, 0.5, 0.0, 0.0])
+    kept = truncated(probs, top_ks, top_ps, min_ps)
+    assert [row.nonzero().flatten().tolist() for row in kept] == [
+        [1, 2],
+        [1, 2, 3],
+        [1, 2, 3],
+        [0, 1],
+    ]
+
+
+def test_noise_is_the_embedded_engines_bit_for_bit() -> None:
+    seeds = [0, 2**63, 2**64 - 1]
+    ours = noise(torch.tensor([sampling_seed(s) for s in seeds]), torch.tensor([1, 2, 3]), VOCAB)
+    assert np.array_equal(ours.numpy(), gumbel(np.array(seeds, np.uint64), [1, 2, 3], VOCAB))
+
+
+def test_every_row_of_a_batch_has_a_seed() -> None:
+    """Its own, or one by the request's id; a batch that has seeds is left as it is."""
+
+    def request(rid: str, seed: int | None) -> SimpleNamespace:
+        return SimpleNamespace(rid=rid, sampling_params=SimpleNamespace(sampling_seed=seed))
+
+    batch = SimpleNamespace(reqs=[request("a", -5), request("b", None), request("c", None)])
+    bare = SimpleNamespace(sampling_seed=None, device="cpu")
+    seeds = seeded_batch(lambda *_: bare, object, batch).sampling_seed
+    assert seeds[0].item() == -5
+    assert seeds[1] != seeds[2]
+    had = SimpleNamespace(sampling_seed=torch.tensor([1, 2, 3]), device="cpu")
+    assert seeded_batch(lambda *_: had, object, batch).sampling_seed.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [("0.5.15", False), ("0.5.16.post1", True), ("0.5.23", True), ("0.5.24", False), ("x", False)],
+)
+def test_versions_that_are_served(text: str, known: bool) -> None:
+    assert supported(version_of(text)) is known
+
+
+@pytest.mark.parametrize(
+    ("version", "context", "said"),
+    [
+        (
+            "0.5.24",
+            {},
+            "--radix-cache-backend hedgerow: SGLang 0.5.24; 0.5.16 to 0.5.23 is supported",
+        ),
+        ("0.5.23", {"is_hybrid_swa": True}, "sliding-window attention"),
+        ("0.5.23", {"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+    ],
+)
+def test_what_it_cannot_serve_it_refuses_by_name(
+    monkeypatch: pytest.MonkeyPatch, version: str, context: dict[str, bool], said: str
+) -> None:
+    """An unknown version's names may mean something else: the server does not start."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    with pytest.raises(ValueError, match=said):
+        make_cache(SimpleNamespace(**context))

@@ -1,0 +1,355 @@
+"""One tree's blocks: values that are handed down, distances, weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpolicy.eviction_order import EvictionParams
+from kvpolicy.tree_blocks import TreeBlocks
+from kvpolicy.value import Theta
+
+STRAIGHT = Theta("exact", {"": (0.0,), "v": (0.0, 1.0)})
+"""s = sigmoid(v); what has no value scores 0.5."""
+
+
+def grown(*parents: int, params: EvictionParams | None = None) -> TreeBlocks:
+    """Blocks 1, 2, ... below these parents, 10 tokens each, the prompt too."""
+    blocks = TreeBlocks(10, STRAIGHT.table(), params or EvictionParams())
+    for node, parent in enumerate(parents, start=1):
+        blocks.add_block(node, parent, 10)
+    return blocks
+
+
+def sigmoid(v: float) -> float:
+    """The score of a value."""
+    return 1 / (1 + math.exp(-v))
+
+
+def test_distances_by_hand() -> None:
+    """Two active leaves 4 and 5 in the tree 0-(1-(3-(5), 4), 2): the nearest counts."""
+    blocks = grown(0, 0, 1, 1, 3)
+    blocks.set_active([4])
+    assert blocks.distances()[0].tolist() == [2, 1, 3, 2, 0, 3]
+    blocks.set_active([4, 5])
+    distance, on_path = blocks.distances()
+    assert distance.tolist() == [2, 1, 3, 1, 0, 0]
+    assert on_path.tolist() == [True, True, False, True, True, True]
+
+
+def test_a_block_weighed_alone_is_weighed_anew_once_the_search_moves() -> None:
+    """It closed below Path*, then the search went there."""
+    blocks = grown(0)
+    blocks.set_active([1])
+    blocks.weights()
+    blocks.add_block(2, 1, 10)
+    assert not blocks.path_and_weight(2)[0]
+    blocks.set_values({99: 0.5})
+    blocks.set_active([2])
+    assert blocks.path_and_weight(2)[0]
+
+
+def test_an_active_leaf_may_stand_above_another() -> None:
+    """A node with children is expanded again: its own distance is 0, not its child's."""
+    blocks = grown(0, 1, 2)
+    blocks.set_active([1, 3])
+    assert blocks.distances()[0].tolist() == [1, 0, 1, 0]
+
+
+def test_without_an_active_leaf_nothing_is_on_the_path() -> None:
+    """Before the first transition distances are 0 and everything is off the path."""
+    distance, on_path = grown(0, 1).distances()
+    assert not distance.any()
+    assert not on_path.any()
+
+
+def test_what_the_search_would_turn_to_next_is_worth_more() -> None:
+    """Leaves 2, 4 and 3 in this order are worth 1, 1/2 and 1/3, whatever their rewards were."""
+    blocks = grown(0, 0, 0, 1)
+    blocks.set_values({1: 0.5, 2: 0.1, 3: 0.9})
+    blocks.set_active([1])
+    blocks.set_outlook([2, 4, 3, 99])
+    weights, _ = blocks.weights()
+    expected = [sigmoid(v) ** 2 * math.exp(-0.3 * d) * 0.5 for v, d in ((1, 2), (1 / 2, 1))]
+    assert weights[[2, 4]] == pytest.approx(expected)
+    assert weights[3] == pytest.approx(sigmoid(1 / 3) ** 2 * math.exp(-0.6) * 0.5)
+    blocks.set_outlook(())
+    assert blocks.weights_current
+    blocks.set_values({1: 0.2})
+    assert blocks.signals(np.array([1, 2, 4]))[0] == pytest.approx([0.2, 1.0, 1 / 2])
+
+
+def test_what_two_searches_want_equally_soon_is_worth_the_same() -> None:
+    """However many steps each of them foresees: the second in turn outweighs the third."""
+    short, long = (grown(*[0] * 6, params=EvictionParams(distance_decay=0.0)) for _ in range(2))
+    short.set_outlook([1, 2])
+    long.set_outlook([6, 5, 4, 3, 2, 1])
+    for mine, other in ((1, 6), (2, 5)):
+        assert short.weights()[0][mine] == long.weights()[0][other]
+    assert short.weights()[0][2] > long.weights()[0][4]
+
+
+@given(
+    parents=st.lists(st.integers(0, 6), min_size=3, max_size=10),
+    active=st.integers(0, 3),
+    decay=st.sampled_from([0.0, 0.3]),
+)
+def test_a_block_that_joins_weighs_what_it_would_among_all(
+    parents: list[int], active: int, decay: float
+) -> None:
+    """Closing below Path* weighs the one block; weighing everything anew gives the same."""
+    parents = [min(parent, node) for node, parent in enumerate(parents)]
+    blocks = grown(*parents[:-1], params=EvictionParams(distance_decay=decay))
+    blocks.set_values({node: 0.1 * node for node in range(1, len(parents))})
+    blocks.set_active([min(active, len(parents) - 1)])
+    blocks.weights()
+    blocks.add_block(len(parents), parents[-1], 10)
+    joined = blocks.weights_current
+    alone = [blocks.path_and_weight(node) for node in range(len(parents) + 1)]
+    weights, on_path = blocks.weights()
+    assert joined == bool(on_path[parents[-1]])
+    for node, (ahead, weight) in enumerate(alone):
+        assert ahead == on_path[node]
+        assert ahead or weight == pytest.approx(weights[node], rel=1e-12)
+
+
+def test_weights_by_hand() -> None:
+    """Active leaf 2 in 0-(1-(2, 3)): 3 is off the path, 2 steps away; 1 and 0 weigh as leaf 2."""
+    blocks = grown(0, 1, 1)
+    blocks.set_values({1: 0.1, 2: 0.5, 3: 0.9})
+    blocks.set_active([2])
+    off = 0.5 * sigmoid(0.9) ** 2 * math.exp(-0.3 * 2)
+    active = sigmoid(0.5) ** 2
+    assert active > off
+    assert blocks.weights()[0] == pytest.approx([active, active, active, off])
+
+
+def test_a_block_weighs_what_the_best_open_leaf_below_it_weighs() -> None:
+    """Its own value does not count once it has children: a poor block above a good leaf stays."""
+    blocks = grown(0, 0, 1, params=EvictionParams(distance_decay=0.0))
+    blocks.set_values({1: 0.0, 2: 0.5, 3: 1.0})
+    weights, _ = blocks.weights()
+    assert weights[1] == weights[3] > weights[2]
+
+
+def test_a_block_without_a_reward_has_its_parents_value_until_it_gets_one() -> None:
+    """Down any number of unscored generations, also when the parent's reward comes late."""
+    blocks = grown(0, 1, 2, params=EvictionParams(distance_decay=0.0))
+    blocks.set_values({1: 0.8})
+    assert blocks.own_weights()[0][1:] == pytest.approx([0.5 * sigmoid(0.8) ** 2] * 3)
+    blocks.set_values({3: 0.2})
+    blocks.set_values({1: 0.6})
+    own = [0.5 * sigmoid(v) ** 2 for v in (0.6, 0.6, 0.2)]
+    assert blocks.own_weights()[0][1:] == pytest.approx(own)
+    blocks.add_block(4, 3, 10)
+    assert blocks.own_weights()[0][4] == blocks.own_weights()[0][3]
+
+
+def test_dead_blocks_weigh_nothing_and_reopen_their_parent() -> None:
+    """When all children are dead the parent is a leaf again; an id may die before it comes."""
+    blocks = grown(0, 1, 1)
+    blocks.set_values({1: 0.9})
+    blocks.mark_dead([2, 3, 4])
+    weights, _ = blocks.weights()
+    assert weights[2] == weights[3] == -math.inf
+    assert weights[0] == weights[1] == pytest.approx(0.5 * sigmoid(0.9) ** 2)
+    blocks.add_block(4, 1, 10)
+    assert 4 not in blocks
+
+
+def test_attention_is_the_mean_mass_a_later_token() -> None:
+    """Two reports, 3 of 10 queries' mass in all: a = 0.3."""
+    theta = Theta("exact", {"": (0.0,), "a": (0.0, 10.0)})
+    blocks = TreeBlocks(10, theta.table(), EvictionParams())
+    blocks.add_block(1, 0, 5)
+    blocks.add_attention(1, 1.0, 4)
+    blocks.add_attention(1, 2.0, 6)
+    assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.0) ** 2)
+    blocks.add_attention(0, 1.0, 0)
+    blocks.add_attention(1, 99.0, 1)
+    a = blocks.signals(np.array([0, 1]))[2]
+    assert a.tolist() == pytest.approx([math.nan, 1.0], nan_ok=True), "never asked, and at most 1"
+
+
+def test_all_three_signals_are_read() -> None:
+    """v 0.5, u 0.75 and a 0.25: a logit of -1 + 2 v + 3 u + 4 a = 3.25; without v the set "ua".
+
+    Of the prompt nothing is known: a bias of 2.
+    """
+    sets = {"": (2.0,), "v": (9.0, 9.0), "u": (9.0, 9.0), "a": (9.0, 9.0)}
+    sets |= {"vu": (9.0, 9.0, 9.0), "va": (9.0, 9.0, 9.0), "ua": (-2.0, 1.0, 5.0)}
+    theta = Theta("exact", {**sets, "vua": (-1.0, 2.0, 3.0, 4.0)})
+    blocks = TreeBlocks(10, theta.table(), EvictionParams())
+    blocks.add_block(1, 0, 5, 0.75)
+    blocks.add_attention(1, 0.25, 1)
+    assert blocks.own_weights()[0] == pytest.approx(
+        [0.5 * sigmoid(2.0) ** 2, 0.5 * sigmoid(0.0) ** 2]
+    )
+    blocks.set_values({1: 0.5})
+    assert blocks.own_weights()[0][1] == pytest.approx(0.5 * sigmoid(3.25) ** 2)
+
+
+ATTENTIVE = Theta("exact", {"": (0.0,), "a": (-1.0, 4.0)})
+
+
+@given(
+    parents=st.lists(st.integers(0, 6), min_size=3, max_size=10),
+    active=st.integers(0, 3),
+    heard=st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=6),
+)
+def test_attention_weighs_as_if_all_were_weighed_anew(
+    parents: list[int], active: int, heard: list[tuple[int, float]]
+) -> None:
+    """Off Path* no weight is of before; on it attention costs no weighing, since none is asked."""
+    parents = [min(parent, node) for node, parent in enumerate(parents)]
+    one, two = (TreeBlocks(10, ATTENTIVE.table(), EvictionParams()) for _ in range(2))
+    last = len(parents)
+    for blocks in (one, two):
+        for node, parent in enumerate(parents[:-1], start=1):
+            blocks.add_block(node, parent, 10)
+        blocks.set_active([min(active, last - 1)])
+    one.weights()
+    for blocks in (one, two):
+        blocks.add_block(last, parents[-1], 10)
+        for node, mass in heard:
+            blocks.add_attention(node, mass, 1)
+    alone = [one.path_and_weight(node) for node in reversed(range(last + 1))][::-1]
+    weights, on_path = two.weights()
+    for node, (ahead, weight) in enumerate(alone):
+        assert ahead == on_path[node]
+        assert ahead or weight == pytest.approx(weights[node], rel=1e-12)
+
+
+def test_attention_on_the_path_leaves_the_order_settled() -> None:
+    """A step's end speaks of what is above it, which stays anyway; elsewhere it counts at once."""
+    blocks = TreeBlocks(10, ATTENTIVE.table(), EvictionParams())
+    for node, parent in ((1, 0), (2, 0)):
+        blocks.add_block(node, parent, 10)
+    blocks.set_active([1])
+    before = blocks.weights()[0][2]
+    blocks.add_attention(1, 0.9, 1)
+    assert blocks.weights_current
+    blocks.add_attention(2, 0.9, 1)
+    assert not blocks.weights_current
+    assert blocks.path_and_weight(2)[1] > before
+    assert blocks.chain(2) == [0, 2]
+
+
+def test_blocks_may_close_in_any_order_and_leave_gaps() -> None:
+    """Siblings end when they end, some never do: neither order nor gaps change a weight."""
+    values = {node: node % 97 / 97 for node in range(1, 400, 2)}
+    one, two = grown(), grown()
+    for node in values:
+        one.add_block(node, 0, node)
+    for node in reversed(values):
+        two.add_block(node, 0, node)
+    for blocks in (one, two):
+        blocks.set_values(values | {2: 0.5})
+        blocks.add_attention(2, 1.0, 1)
+        blocks.add_block(3, 0, 99)
+        blocks.set_active([2, 5])
+        blocks.mark_dead([7, 7])
+    assert one.weights()[0].tolist() == two.weights()[0].tolist()
+    assert one.tokens.tolist() == two.tokens.tolist()
+    assert one.active == (5,)
+    assert 2 not in one
+    one.set_outlook([2, 9, 11])
+    assert one.signals(np.array([9, 11]))[0].tolist() == [1.0, 0.5], "what has no block passes"
+
+
+def test_there_is_room_for_any_number_of_blocks() -> None:
+    """One after another, a star and a chain; the farthest of the chain is 200 steps away."""
+    star, chain = grown(*[0] * 200), grown(*range(200))
+    assert star.tokens.tolist() == chain.tokens.tolist() == [10] * 201
+    chain.set_active([0])
+    assert chain.distances()[0].tolist() == list(range(201))
+
+
+@pytest.mark.parametrize(
+    ("node", "parent", "tokens", "named"),
+    [(2, 7, 1, "parent: 7"), (1, 1, 1, "parent: 1"), (2, 1, 0, "tokens: 0"), (-3, 0, 1, "node")],
+)
+def test_a_block_that_cannot_be_is_refused(node: int, parent: int, tokens: int, named: str) -> None:
+    """An unknown parent, an id not above it, an empty step."""
+    blocks = grown(0) if named != "parent: 1" else grown()
+    with pytest.raises(ValueError, match=named):
+        blocks.add_block(node, parent, tokens)
+
+
+def test_a_value_outside_zero_to_one_is_refused() -> None:
+    """With the node in the message."""
+    with pytest.raises(ValueError, match=r"value: 1\.5 of node 1"):
+        grown(0).set_values({1: 1.5})
+
+
+TREES = st.lists(st.integers(0, 10**6), min_size=1, max_size=60).map(
+    lambda draws: [draw % (i + 1) for i, draw in enumerate(draws)]
+)
+
+
+@given(parents=TREES, data=st.data())
+def test_weights_agree_with_a_naive_walk(parents: list[int], data: st.DataObject) -> None:
+    """Distances by breadth-first search, weights leaf by leaf up every chain; never rising down."""
+    nodes = range(len(parents) + 1)
+    blocks = grown(*parents)
+    values = data.draw(st.dictionaries(st.sampled_from(nodes), st.floats(0, 1)))
+    active = data.draw(st.sets(st.sampled_from(nodes), min_size=1, max_size=4))
+    dead = data.draw(st.sets(st.sampled_from(nodes), max_size=5)) - active - {0}
+    above = dict(enumerate(parents, start=1))
+    blocks.set_values(values)
+    blocks.mark_dead(dead)
+    blocks.set_active(active)
+    value: dict[int, float | None] = {0: values.get(0)}
+    for node in nodes[1:]:
+        value[node] = values.get(node, value[above[node]])
+
+    def chain(node: int) -> list[int]:
+        return [node, *(chain(above[node]) if node else [])]
+
+    def apart(left: int, right: int) -> int:
+        return len(set(chain(left)) ^ set(chain(right)))
+
+    path = {step for leaf in active for step in chain(leaf)}
+    expected = dict.fromkeys(nodes, -math.inf)
+    for node in nodes:
+        if node in dead or any(above[c] == node and c not in dead for c in nodes[1:]):
+            continue
+        known = value[node]
+        score = 0.5 if known is None else sigmoid(known)
+        near = min(apart(node, leaf) for leaf in active)
+        weight = score**2 * math.exp(-0.3 * near) * (1.0 if node in path else 0.5)
+        for step in chain(node):
+            expected[step] = max(expected[step], weight)
+    weights, on_path = blocks.weights()
+    assert weights == pytest.approx([expected[node] for node in nodes])
+    assert set(np.flatnonzero(on_path)) == path
+    assert all(weights[above[node]] >= weights[node] for node in nodes[1:])
+
+
+def test_what_has_no_block_stands_as_on_its_path() -> None:
+    """A step still being drawn, a gap, and a verdict, which is no node's: all are dearest."""
+    blocks = grown(0)
+    blocks.add_block(4, 0, 10)
+    blocks.set_active([1])
+    off = blocks.path_and_weight(4)[1]
+    nodes = np.array([-70, -1, 0, 1, 3, 4, 9], dtype=np.int64)
+    assert blocks.weights_of(nodes).tolist() == [math.inf] * 5 + [off, math.inf]
+    assert blocks.weights_of(nodes[2:5]).tolist() == [math.inf] * 3
+    assert blocks.weights_of(nodes[2:]).tolist() == [math.inf] * 3 + [off, math.inf]
+    assert blocks.weights_of(nodes[1:4]).tolist() == [math.inf] * 3
+    assert blocks.weights_of(nodes[:0]).tolist() == []
+
+
+def test_a_block_that_the_search_may_grow_again_weighs_for_itself_too() -> None:
+    """1 has a child, yet the search would turn to it next: it is worth more than its child."""
+    blocks = grown(0, 1, 0, params=EvictionParams(distance_decay=0.0))
+    blocks.set_active([3])
+    blocks.set_outlook([1, 2])
+    weights, _ = blocks.weights()
+    assert weights[[1, 2]] == pytest.approx([0.5 * sigmoid(1) ** 2, 0.5 * sigmoid(0.5) ** 2])
+    blocks.mark_dead([1, 2])
+    assert blocks.weights()[0][1] == -math.inf

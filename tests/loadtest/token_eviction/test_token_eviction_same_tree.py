@@ -1,0 +1,67 @@
+"""With room for everything, or with rehydration, token eviction grows the reference's trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.token_eviction.token_eviction_baselines import STREAMS
+from tests.loadtest.token_eviction.support import PROMPT, SPECS, grow, reference, token_eviction
+from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+async def test_every_architecture_grows_the_references_tree(name: str, tmp_path: Path) -> None:
+    """Same noise, same tokens: biases, head norms, windows and scaled rotations included."""
+    checkpoint = make_checkpoint(tmp_path / name, name)
+    expected = await grow(reference(checkpoint), SPECS["best_first"])
+    assert (await grow(token_eviction(checkpoint, "extractive"), SPECS["best_first"])).digest == (
+        expected.digest
+    )
+
+
+@pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
+async def test_with_room_for_everything_the_tree_is_the_references(
+    llama: Path, policy: str
+) -> None:
+    """Every kind of policy: nothing is given up, so nothing is lost."""
+    expected = await grow(reference(llama), SPECS[policy])
+    for kv_policy in ("extractive", "extractive_never", *STREAMS):
+        outcome = await grow(token_eviction(llama, kv_policy), SPECS[policy])
+        assert outcome.digest == expected.digest, kv_policy
+        assert outcome.stats.engine.rehydrations == 0
+
+
+@pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
+async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: str) -> None:
+    """The budget is one path and its step. What is made whole again says what it said; what never
+    is does not."""
+    spec = SPECS[policy]
+    full = await grow(token_eviction(llama, "extractive"), spec)
+    budget = len(PROMPT) + spec.max_depth * spec.max_step_tokens
+    assert budget < 0.4 * full.stats.engine.kv_tokens_peak
+    whole = await grow(token_eviction(llama, "extractive", budget), spec)
+    never = await grow(token_eviction(llama, "extractive_never", budget), spec)
+    assert whole.digest == full.digest != never.digest
+    assert whole.stats.engine.rehydrations > 0 == never.stats.engine.rehydrations
+    for outcome in (whole, never):
+        assert outcome.stats.engine.kv_tokens_peak <= budget
+
+
+async def test_streams_lose_what_a_path_has_given_up(llama: Path) -> None:
+    """A third of every stream: another tree, whatever the room, and nothing is computed again."""
+    full = await grow(token_eviction(llama, "extractive"), SPECS["best_first"])
+    found = set()
+    for kv_policy in STREAMS:
+        outcome = await grow(token_eviction(llama, kv_policy, share=0.3), SPECS["best_first"])
+        assert outcome.stats.engine.rehydrations == 0
+        assert outcome.stats.engine.kv_tokens_peak < full.stats.engine.kv_tokens_peak
+        found.add(outcome.digest)
+    assert full.digest not in found
+    assert len(found) == len(STREAMS)

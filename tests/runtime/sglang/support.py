@@ -1,0 +1,102 @@
+"""Real SGLang servers of the bundled models, on the CPU, two at a time, each started once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+
+from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
+from server.assemble import RunningModel, running
+from server.settings import BUNDLED, load_settings
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
+KV_TOKENS = 20_000
+MEMORY = 0.5
+"""SGLang counts what others take of this machine meanwhile as its own; KV_TOKENS bounds the KV."""
+START_SECONDS = 1200.0
+LAUNCH = {
+    "HEDGEROW_ENGINE": "sglang",
+    "HEDGEROW_LAUNCH": "true",
+    "HEDGEROW_LAUNCH_PYTHON": str(PYTHON),
+    "HEDGEROW_LAUNCH_DEVICE": "cpu",
+    "HEDGEROW_LAUNCH_MEMORY": f"{MEMORY},{MEMORY}",
+    "HEDGEROW_KV_TOKENS": str(KV_TOKENS),
+    "HEDGEROW_PRM_KV_TOKENS": str(KV_TOKENS),
+    "HEDGEROW_SPECULATE": "true",
+    "HEDGEROW_POLICY_ARGS": "--random-seed 1",
+    "HEDGEROW_REWARD_ARGS": "--random-seed 1",
+}
+
+
+def stock() -> LaunchOptions:
+    """A policy's server as SGLang makes it. Refused where SGLang's environment is not made."""
+    return LaunchOptions(
+        model=BUNDLED / "policy",
+        python=PYTHON,
+        device="cpu",
+        memory=MEMORY,
+        kv_tokens=KV_TOKENS,
+        args=("--random-seed", "1"),
+    )
+
+
+class SharedServers:
+    """Servers by name. ``policy`` and ``reward`` are those that ``--launch`` starts, the first with
+    our plug-in at work; ``stock`` is a policy as SGLang makes it.
+    """
+
+    def __init__(self) -> None:
+        self._ends = AsyncExitStack()
+        self._parts: RunningModel | None = None
+        self._stock = LaunchedServer(stock())
+
+    async def launched(self) -> RunningModel:
+        """What ``--launch`` has made: the engine and its servers."""
+        if self._parts is None:
+            self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))
+        return self._parts
+
+    async def supervised(self) -> LaunchedServers:
+        """What looks after the launched servers."""
+        servers = (await self.launched()).restartable
+        assert isinstance(servers, LaunchedServers)
+        return servers
+
+    async def have(self, *names: str) -> list[LaunchedServer]:
+        """These servers, ready; the others end, to make room."""
+        policy, reward = (await self.supervised()).servers
+        by_name = {"policy": policy, "reward": reward, "stock": self._stock}
+        for name in set(by_name) - set(names):
+            await asyncio.to_thread(by_name[name].stop)
+        wanted = [by_name[name] for name in names]
+        for server in wanted:
+            if server.process is None or server.ended is not None:
+                await asyncio.to_thread(server.stop)
+                server.start()
+        await asyncio.gather(*(server.ready(START_SECONDS) for server in wanted))
+        return wanted
+
+    async def rest(self) -> None:
+        """End what runs, to make room for others' servers; ``have`` starts it again."""
+        launched = [] if self._parts is None else (await self.supervised()).servers
+        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in (*launched, self._stock)))
+
+    async def close(self) -> list[str]:
+        """End all; of the launched ones, those that still answer."""
+        await asyncio.to_thread(self._stock.stop)
+        if self._parts is None:
+            return []
+        servers = (await self.supervised()).servers
+        await self._ends.aclose()
+        left = []
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+            for server in servers:
+                with contextlib.suppress(httpx.ConnectError):
+                    await client.get(f"{server.url}/health")
+                    left.append(server.url)
+        return left

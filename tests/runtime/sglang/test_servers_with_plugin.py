@@ -1,0 +1,144 @@
+"""The plug-in at work in the real SGLang, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
+from runtime.sglang.launched_server import STUBS
+from tests.runtime.sglang.support import KV_TOKENS, PYTHON, ROOT, SharedServers
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]
+
+PROMPT = list(range(20, 120))
+STEP = 800
+IN_YARD = pytest.mark.asyncio(loop_scope="session")
+"""On the loop that the servers' keeper lives on."""
+MARGIN_TOKENS = KV_TOKENS // 50
+"""What the cache frees beyond what is wanted: ``hedgerow_sglang.search_cache.MARGIN``."""
+
+
+def test_its_decisions_are_kvpolicys_exact_modes() -> None:
+    """SGLang's own radix cache on random trees: the same tokens of every block are kept, pages
+    go whole, a pruned subtree goes at once, what another search holds or reads stays."""
+    paths = os.pathsep.join(map(str, (STUBS, ROOT)))
+    counts = subprocess.check_output(
+        [str(PYTHON), "-m", "tests.hedgerow_sglang.random_trees", "40"],
+        env=os.environ | {"PYTHONPATH": paths, "SGLANG_USE_CPU_ENGINE": "1"},
+        cwd=ROOT,
+        text=True,
+    )
+    counts = json.loads(counts.splitlines()[-1])
+    assert counts["compared"] >= 100
+    assert all(counts.values())
+
+
+class Client:
+    """Reads paths at a server, as a search would."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.AsyncClient(base_url=url, timeout=300, trust_env=False)
+
+    async def send(self, tokens: list[int], note: Note | None, draw: int = 0) -> httpx.Response:
+        """A request for ``draw`` tokens."""
+        said = {} if note is None else {"custom_params": custom_params(note)}
+        body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": draw, **said}}
+        return await self.http.post("/generate", json=body)
+
+    async def read(self, tokens: list[int], note: Note | None = None) -> int:
+        """Read a path; of its tokens, those that were cached."""
+        answer = (await self.send(tokens, note)).raise_for_status().json()
+        return answer["meta_info"]["cached_tokens"]
+
+    async def plugin_counts(self) -> dict[str, int] | None:
+        """What the plug-in has counted."""
+        return plugin_counts((await self.http.get("/server_info")).json())
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def plugged(yard: SharedServers) -> AsyncIterator[Client]:
+    """A server with the plug-in, its cache empty."""
+    (server,) = await yard.have("policy")
+    client = Client(server.url)
+    (await client.http.post("/flush_cache")).raise_for_status()
+    yield client
+    await client.http.aclose()
+
+
+def note(tree: str, node: int, parent: int, turn: int, **said: Any) -> Note:
+    """A step's note."""
+    return Note(tree, len(PROMPT), node, parent, turn, **said)
+
+
+@IN_YARD
+async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
+    """Steps 1, 3 below it, and 2: what 1 and 3 hold is free when the next note arrives."""
+    before = await plugged.plugin_counts()
+    assert before is not None
+    paths = {n: PROMPT + [200 + n] * 50 for n in (1, 2)}
+    paths[3] = paths[1] + [203] * 50
+    for node, parent in ((1, 0), (2, 0), (3, 1)):
+        await plugged.read(paths[node], note("ash", node, parent, turn=1))
+    held = await plugged.plugin_counts()
+    assert held is not None
+    assert (held["searches"] - before["searches"], held["held_tokens"]) == (1, 250)
+    await plugged.read(PROMPT, Note("ash", len(PROMPT), turn=2, dead=(1, 3)))
+    after = await plugged.plugin_counts()
+    assert after is not None
+    assert after["freed_tokens"] - before["freed_tokens"] == 100
+    assert after["held_tokens"] == 150
+    assert await plugged.read(paths[2]) == 149
+    assert await plugged.read(paths[3]) == 100
+    await plugged.read(PROMPT, Note("ash", len(PROMPT), over=("ash",)))
+    over = await plugged.plugin_counts()
+    assert over is not None
+    assert (over["searches"] - before["searches"], over["held_tokens"]) == (0, 0)
+
+
+@IN_YARD
+async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
+    """The pool holds a prompt of 100, 24 steps of 800 and 700 tokens more; a stranger wants 900:
+    the step that is worth least loses its tip, the others nothing, and what it lost is counted when
+    it is read."""
+    before = await plugged.plugin_counts()
+    assert before is not None
+    steps = {node: PROMPT + [200 + node] * STEP for node in range(1, 25)}
+    assert KV_TOKENS - len(PROMPT) - len(steps) * STEP == 700
+    for node, path in steps.items():
+        await plugged.read(path, note("oak", node, 0, turn=1))
+    values = {node: 0.1 if node == 1 else 0.9 for node in steps}
+    await plugged.read(PROMPT, Note("oak", len(PROMPT), turn=2, values=values, active=(0,)))
+    await plugged.read([300] * 900)
+    trimmed = await plugged.plugin_counts()
+    assert trimmed is not None
+    lost = trimmed["evicted_tokens"] - before["evicted_tokens"]
+    assert 200 <= lost < 200 + MARGIN_TOKENS + 120
+    assert trimmed["split_evicted_tokens"] - before["split_evicted_tokens"] == lost
+    assert await plugged.read(steps[2], note("oak", 30, 2, turn=3)) == 899
+    assert await plugged.read([*steps[1], 7], note("oak", 31, 1, turn=3)) == 900 - lost
+    again = await plugged.plugin_counts()
+    assert again is not None
+    assert again["recomputed_tokens"] - before["recomputed_tokens"] == lost - 1
+    await plugged.read(PROMPT, Note("oak", len(PROMPT), over=("oak",)))
+
+
+@IN_YARD
+async def test_a_wrong_note_is_the_clients_error(plugged: Client) -> None:
+    """It never reaches the scheduler, which goes on."""
+    body = {"input_ids": PROMPT, "sampling_params": {"custom_params": {"hedgerow": '{"tree": 3}'}}}
+    refused = await plugged.http.post("/generate", json=body)
+    assert refused.status_code == 400
+    assert "tree: 3; the name of a search is needed" in refused.text
+    await plugged.read(PROMPT)

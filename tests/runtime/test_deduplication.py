@@ -1,0 +1,195 @@
+"""What branches draw alike is computed once; every branch says what it would have said alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.embedded.deduplication import sample_followers, with_followers
+from runtime.embedded.expand_call import BranchSequence, ExpandCall, SharedPrefix
+from search.engine import Step
+from search.tree import ROOT, Finish
+from tests.runtime.hash_model import naive_step
+from tests.runtime.test_scheduler import (
+    PROMPTS,
+    SAMPLING,
+    Grower,
+    children,
+    finish,
+    scheduler,
+    unique_tokens,
+)
+from tests.runtime.test_speculative_decoding import drafted
+
+PROMPT = PROMPTS["tree2"]
+ALIKE = 24
+"""Children of one prefix: enough that many draw the same first tokens."""
+
+
+@lru_cache
+def alone(seed: int) -> list[Step]:
+    """What they say, each drawn alone from nothing."""
+    return [naive_step(branch, SAMPLING) for branch in children(PROMPT, ALIKE, seed=seed)]
+
+
+def computed(prompt: tuple[int, ...], steps: list) -> int:
+    """The distinct tokens of the steps but for the last of each, which nobody has read yet."""
+    return unique_tokens([(*prompt, *step.tokens[:-1]) for step in steps])
+
+
+def test_children_of_steps_drawn_alike_are_one_voice() -> None:
+    """Two nodes with equal tokens: their children, of other seeds, share rows until they part.
+
+    A token is deduplicated if another branch has drawn from the same row: after equal tokens.
+    """
+    engine, model = scheduler()
+    twins = [*children(PROMPT, 8, parent=1, seed=1), *children(PROMPT, 8, parent=2, seed=2)]
+    engine.expand(1, "oak", twins, SAMPLING)
+    steps = finish(engine)[1]
+    assert steps == [naive_step(branch, SAMPLING) for branch in twins]
+    assert model.rows == computed(PROMPT, steps)
+    assert model.rows < len(PROMPT) + sum(len(step.tokens) - 1 for step in steps)
+    account = engine.accounts["oak"]
+    assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
+    ways = {step.tokens[:n] for step in steps for n in range(len(step.tokens))}
+    assert account.decoded_tokens - account.deduplicated_tokens == len(ways)
+
+
+@settings(max_examples=40)
+@given(
+    places=st.integers(1, 12),
+    kv_tokens=st.sampled_from([65, 90, 130, 4000]),
+    seed=st.integers(0, 3),
+)
+def test_places_and_memory_change_nothing(places: int, kv_tokens: int, seed: int) -> None:
+    """Followers that find no place wait with what they have drawn; lanes that lose theirs take
+    all who follow along. The books are right, and nothing is held afterwards."""
+    engine, model = scheduler(batch_limit=places, kv_tokens=kv_tokens)
+    engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
+    assert finish(engine)[1] == alone(seed)
+    assert model.largest <= places
+    engine.cache.check()
+    engine.release("oak")
+    engine.cache.check()
+    assert engine.cache.active_tokens == 0
+
+
+def test_whole_searches_are_the_same_with_and_without() -> None:
+    """Several at once, round by round; deduplicated fewer rows are computed."""
+    rows, grown = [], []
+    for dedup in (False, True):
+        engine, model = scheduler(dedup=dedup)
+        grown.append(Grower(engine).grow(PROMPTS, 4, 12))
+        rows.append(model.rows)
+    assert grown[0] == grown[1]
+    assert rows[1] < rows[0]
+
+
+def test_an_abort_takes_the_followers_along() -> None:
+    """In the middle of a round, with lanes that several follow."""
+    engine, _ = scheduler()
+    engine.expand(1, "oak", children(PROMPT, 2 * ALIKE), SAMPLING)
+    engine.step()
+    engine.step()
+    assert len(engine.batch.lanes) < engine.running
+    assert engine.abort("oak") == [1]
+    engine.release("oak")
+    assert (engine.running, engine.waiting, engine.cache.active_tokens) == (0, 0, 0)
+    engine.cache.check()
+
+
+def test_a_split_by_hand() -> None:
+    """Of five that follow, two draw 7, one draws 9, two end their step with 0."""
+    call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
+    prefix = SharedPrefix(tokens=None, known=False)  # type: ignore[arg-type]
+    runs = [
+        BranchSequence(call, i, branch, prefix, (0, 0, i))
+        for i, branch in enumerate(children((1,), 5))
+    ]
+    draws = [[(token, -1.0, 0.5)] for token in (7, 9, 0, 7, 0)]
+    done = sample_followers(
+        runs, draws, (7,), lambda run: Finish.STEP if run.drawn[-1] == 0 else None
+    )
+    assert done.ended == [(runs[2], Finish.STEP), (runs[4], Finish.STEP)]
+    assert done.ways == {(7,): [runs[0], runs[3]], (9,): [runs[1]]}
+    assert (done.given, done.agreed) == ([1, 1, 1, 1, 1], [1, 0, 0, 1, 0])
+    assert done.parted((7,))
+    assert [(run.drawn, run.logprob, run.entropy) for run in runs][1] == ([9], -1.0, 0.5)
+    runs[0].following = [runs[3]]
+    assert with_followers(runs[0]) == (runs[0], runs[3])
+    assert runs[0].branch.parent == ROOT
+
+
+def test_along_the_guesses_of_another_by_hand() -> None:
+    """A branch took three tokens at once. One goes along to the end, two part at the second, one of
+    them by ending its step, and one parts at the first: it was given that draw alone."""
+    call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
+    prefix = SharedPrefix(tokens=None, known=False)  # type: ignore[arg-type]
+    runs = [
+        BranchSequence(call, i, branch, prefix, (0, 0, i))
+        for i, branch in enumerate(children((1,), 4))
+    ]
+    draws = [
+        [(token, -1.0, 0.5) for token in way] for way in ((7, 8, 9), (7, 5, 9), (7, 0, 9), (6,))
+    ]
+    done = sample_followers(
+        runs, draws, (7, 8, 9), lambda run: Finish.STEP if run.drawn[-1] == 0 else None
+    )
+    assert done.ended == [(runs[2], Finish.STEP)]
+    assert done.ways == {(7, 8, 9): [runs[0]], (7, 5): [runs[1]], (6,): [runs[3]]}
+    assert (done.given, done.agreed) == ([3, 2, 2, 1], [3, 1, 1, 0])
+    assert [run.drawn for run in runs] == [[7, 8, 9], [7, 5], [7, 0], [6]]
+    assert [run.logprob for run in runs] == [-3.0, -2.0, -2.0, -1.0]
+
+
+@settings(max_examples=60)
+@given(
+    places=st.integers(1, 12),
+    kv_tokens=st.sampled_from([65, 90, 130, 4000]),
+    draft_kv_tokens=st.sampled_from([65, 130, 4000]),
+    wrong=st.sampled_from([1, 2, 4, 10**9]),
+    tokens=st.sampled_from([0, 1, 3, 7]),
+    k_config=st.sampled_from([(), (2, 2, 1), (3, 2)]),
+    serial=st.booleans(),
+    verify_batch=st.integers(0, 3),
+    seed=st.integers(0, 3),
+)
+def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
+    """However good the guesses for the one that has the lane, however many they are and whoever's
+    turn it is: every branch says what it would have said alone, and nothing is held afterwards."""
+    engine, *_ = drafted(batch_limit=switches.pop("places"), **switches)
+    engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
+    assert finish(engine)[1] == alone(seed)
+    engine.check()
+    engine.release("oak")
+    engine.check()
+    for cache in (engine.cache, engine.speculation.drafter.cache):
+        assert cache.active_tokens == 0
+
+
+def test_a_draft_is_shared_until_they_part() -> None:
+    """A draft that is always right: no row is computed that is not without one, of no token two,
+    and as many are deduplicated; there are fewer passes. Both models read less than apart."""
+    plain, model = scheduler()
+    engine, draft, target = drafted(wrong=10**9)
+    apart, other_draft, other_target = drafted(wrong=10**9, dedup=False)
+    for each in (plain, engine, apart):
+        each.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
+        assert finish(each)[1] == alone(0)
+    totals, without = engine.totals(), plain.totals()
+    assert totals.deduplicated_tokens == without.deduplicated_tokens > 0
+    assert totals.target_passes < without.target_passes / 2
+    assert target.rows == model.rows == computed(PROMPT, alone(0)) < other_target.rows
+    assert draft.rows < other_draft.rows
+    assert totals.drafted_tokens < apart.totals().drafted_tokens
+
+
+def test_by_rejection_nobody_follows() -> None:
+    """Candidates are each branch's own there: none is drawn for another."""
+    engine, *_ = drafted(rule="leviathan")
+    engine.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
+    finish(engine)
+    assert engine.totals().deduplicated_tokens == 0

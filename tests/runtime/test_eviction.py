@@ -1,0 +1,266 @@
+"""ArborKV at work in the scheduler: which tokens go when room is short, and what it costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from kvpolicy.block_table import BlockTable
+from kvpolicy.value import Theta, confidence_of_entropy
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
+from runtime.embedded.model.forward import Span
+from runtime.embedded.radix_tree import RadixTree
+from search.engine import Branch, Hint, Sampling
+from search.seed import node_seed
+from search.tree import ROOT
+from tests.runtime.hash_model import END, VOCAB, HashModel
+from tests.runtime.test_scheduler import finish, scheduler
+
+STEPS = Sampling(max_step_tokens=20, stop=())
+
+
+def ids(*tokens: int) -> np.ndarray:
+    """Token ids or slots."""
+    return np.array(tokens, dtype=np.int64)
+
+
+class Cached:
+    """A radix tree with a search's prompt 9 9 and the steps 1 (value 0.2) and 2 (0.8) below it."""
+
+    def __init__(self, policy: KvPolicy, values: ValueParams = VALUE_PARAMS) -> None:
+        self.radix = RadixTree()
+        self.evictor = EVICTORS[policy](self.radix, 10, values)
+        self.cache(ids(9, 9), 0)
+        self.evictor.add_tree("ash", ids(9, 9))
+        self.step("ash", 2, ids(9, 9, 2, 2), 2)
+        self.step("ash", 1, ids(9, 9, 1, 1), 4)
+        self.evictor.hint("ash", Hint({1: 0.2, 2: 0.8}, (ROOT,)))
+
+    def cache(self, path: np.ndarray, first: int, tree: str = "ash") -> None:
+        """What is new of a path gets the slots from ``first`` on."""
+        known = len(self.radix.match(tree, path)[1])
+        slots = np.arange(first - known, first - known + len(path))
+        self.radix.insert(self.radix.root_of(tree), path, slots, tree)
+
+    def step(self, tree: str, node: int, path: np.ndarray, first: int, parent: int = ROOT) -> None:
+        """A step ends."""
+        self.cache(path, first, tree)
+        self.evictor.end_step(tree, node, parent, path)
+
+
+def test_the_least_valuable_block_goes_first_from_its_tip() -> None:
+    """Slots 5 and 4 are the poor step's, 3 and 2 the good one's; by age it is the other way."""
+    assert Cached("arborkv").evictor.evict(3).tolist() == [4, 5, 3]
+    assert Cached("lru").evictor.evict(3).tolist() == [2, 3, 5]
+
+
+def test_a_block_that_two_searches_hold_is_worth_what_it_is_to_the_dearer() -> None:
+    """Oak rates the step 9 9 1 1 at 0.9: now ash's other step goes first."""
+    cached = Cached("arborkv")
+    cached.evictor.add_tree("oak", ids(9, 9))
+    cached.step("oak", 1, ids(9, 9, 1, 1), 6)
+    cached.evictor.hint("oak", Hint({1: 0.9}, (ROOT,)))
+    assert cached.evictor.evict(2).tolist() == [2, 3]
+    cached.radix.check()
+
+
+def test_what_is_read_next_goes_last_and_the_last_in_turn_first() -> None:
+    """Both steps are expanded now: the higher id waits longer, whatever its value."""
+    cached = Cached("arborkv")
+    cached.evictor.hint("ash", Hint(active=(1, 2)))
+    assert cached.evictor.evict(2).tolist() == [2, 3]
+
+
+def test_an_unscored_step_is_worth_what_its_parent_is() -> None:
+    """The good step's fresh child outlives the poor step."""
+    cached = Cached("arborkv")
+    cached.step("ash", 3, ids(9, 9, 2, 2, 5), 6, parent=2)
+    assert cached.evictor.evict(2).tolist() == [4, 5]
+
+
+SURE = ValueParams(Theta("exact", {"": (0.0,), "u": (0.0, 1.0)}))
+
+
+def test_of_two_steps_the_surer_one_stays_where_u_is_read() -> None:
+    """Before a fit u is not read, and of equal values the higher id goes first."""
+    for worth, gone in ((SURE, 6), (VALUE_PARAMS, 7)):
+        cached = Cached("arborkv", worth)
+        for node, slot, confidence in ((3, 6, 0.1), (4, 7, 0.9)):
+            cached.cache(ids(9, 9, node), slot)
+            cached.evictor.end_step("ash", node, ROOT, ids(9, 9, node), confidence)
+        cached.evictor.hint("ash", Hint({3: 0.5, 4: 0.5}, (1, 2)))
+        assert cached.evictor.evict(1).tolist() == [gone]
+
+
+def test_a_step_closes_with_the_certainty_of_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """u = 1 - H / log|V|, with the entropy that the step itself tells."""
+    heard = []
+    monkeypatch.setattr(BlockTable, "boundary", lambda *event: heard.append(event[1:]))
+    engine, _ = scheduler(model=Endless())
+    prompt = tuple(range(20))
+    branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
+    engine.expand(1, "tree", branches, STEPS)
+    steps = finish(engine)[1]
+    assert {node: confidence for _, node, _, _, confidence in heard} == {
+        i: confidence_of_entropy(step.entropy, VOCAB) for i, step in enumerate(steps, start=1)
+    }
+
+
+def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:
+    """Its tokens will be read as soon as there is room; a dead one's mark is gone."""
+    cached = Cached("arborkv")
+    cached.cache(ids(9, 9, 7, 7), 6)
+    cached.evictor.preempt_step("ash", 3, ids(9, 9, 7, 7))
+    assert cached.evictor.evict(4).tolist() == [4, 5, 2, 3]
+    cached.evictor.remove_step("ash", 3)
+    cached.evictor.remove_tree("ash")
+    assert not any(node.steps for node in (cached.radix.root_of("ash"), *cached.radix.nodes()))
+
+
+def test_a_verdict_under_way_outlives_what_is_only_remembered() -> None:
+    """Its name is no node's: below the root, far from any block."""
+    cached = Cached("arborkv")
+    cached.cache(ids(9, 9, 7, 7), 6)
+    cached.evictor.preempt_step("ash", -200, ids(9, 9, 7, 7))
+    assert cached.evictor.evict(4).tolist() == [4, 5, 2, 3]
+    cached.radix.check()
+    cached.evictor.remove_step("ash", -200)
+    assert cached.radix.steps.filed("ash").tolist() == [ROOT]
+
+
+def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_prompt() -> None:
+    """Its parent's own block is unknown here; the order needs only that it is there."""
+    cached = Cached("arborkv")
+    cached.step("ash", 12, ids(9, 9, 2, 2, 6), 6, parent=7)
+    assert cached.evictor.evict(1).tolist() != [6]
+    cached.radix.check()
+
+
+def test_full_retention_ends_the_youngest_search_that_does_not_fit() -> None:
+    """Nothing held is given up: the older search draws what it would draw alone, to its end."""
+    alone, _ = scheduler(kv_tokens=4000, kv_policy="full", model=Endless())
+    engine, _ = scheduler(kv_tokens=200, kv_policy="full", model=Endless())
+    prompts = {"old": tuple(range(20)), "young": tuple(range(1, 21))}
+    branches = {
+        tree: [Branch(ROOT, i, prompt, node_seed(0, tree, (i,)), 20, i + 1) for i in range(6)]
+        for tree, prompt in prompts.items()
+    }
+    alone.expand(1, "old", branches["old"], STEPS)
+    expected = finish(alone)[1]
+    engine.expand(1, "old", branches["old"], STEPS)
+    engine.expand(2, "young", branches["young"], STEPS)
+    assert finish(engine) == {1: expected}
+    assert engine.starved() == [2]
+    assert engine.starved() == []
+    assert engine.cache.evicted_tokens == 0
+    assert engine.cache.tokens_of("young") == 0
+    engine.cache.check()
+    engine.release("young")
+    engine.release("old")
+    assert engine.cache.active_tokens == 0
+
+
+def test_a_search_alone_that_outgrows_full_retention_ends_and_lets_go() -> None:
+    """Where another policy would compute again, full has nothing to give."""
+    engine, _ = scheduler(kv_tokens=100, kv_policy="full", model=Endless())
+    prompt = tuple(range(20))
+    branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
+    engine.expand(1, "tree", branches, STEPS)
+    assert finish(engine) == {}
+    assert engine.starved() == [1]
+    assert not engine.busy
+    engine.cache.check()
+
+
+class Endless(HashModel):
+    """A model that never ends its reply."""
+
+    def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
+        """Logits without the end token's."""
+        logits = super().run(spans, store)
+        logits[:, END] = -50.0
+        return logits
+
+
+def best_first(policy: KvPolicy, kv_tokens: int, seed: int) -> tuple[list, int, int]:
+    """48 nodes, the two best open ones at a time: the steps, tokens computed again, in prefills."""
+    draw = random.Random(seed)
+    engine, _ = scheduler(kv_tokens=kv_tokens, kv_policy=policy, model=Endless())
+    prompt = tuple(draw.choices(range(26), k=20))
+    paths, value, above = {ROOT: prompt}, {ROOT: 0.5}, {ROOT: -1}
+    opened, dead, drawn, rewards = {ROOT}, set[int](), [], {}
+    for call in range(24):
+        active = sorted(opened, key=lambda node: (-value[node], node))[:2]
+        live = {node for leaf in opened for node in _chain(above, leaf)}
+        gone = tuple(sorted(set(above) - live - dead))
+        engine.hint("tree", Hint(rewards, tuple(active), gone))
+        dead |= set(gone)
+        opened -= set(active)
+        branches = []
+        for parent in active:
+            for child in range(3):
+                node = len(above)
+                above[node] = parent
+                noise = node_seed(seed, "step", (parent, child))
+                branches.append(Branch(parent, child, paths[parent], noise, 20, node))
+        engine.expand(call, "tree", branches, STEPS)
+        steps = finish(engine)[call]
+        drawn += steps
+        rewards = {}
+        for branch, step in zip(branches, steps, strict=True):
+            value[branch.node] = rewards[branch.node] = round(draw.betavariate(2, 2), 4)
+            paths[branch.node] = branch.tokens + step.tokens
+            if len(paths[branch.node]) < 140:
+                opened.add(branch.node)
+    engine.cache.check()
+    cost = engine.release("tree")
+    assert cost is not None
+    return drawn, cost.rehydrated_tokens, cost.rehydrations
+
+
+def _chain(above: dict[int, int], node: int) -> list[int]:
+    return [node, *(_chain(above, above[node]) if node else [])]
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_a_search_that_backtracks_computes_less_again_than_by_age(seed: int) -> None:
+    """The same steps in a pool of any size; by worth at most a quarter of what lru brings back."""
+    steps, none, _ = best_first("arborkv", 4000, seed)
+    assert none == 0
+    small, by_age, _ = best_first("lru", 600, seed)
+    again, by_worth, prefills = best_first("arborkv", 600, seed)
+    assert steps == small == again
+    assert 4 * by_worth <= by_age
+    assert prefills > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["lru", "arborkv"])
+def test_what_is_told_of_a_step_is_what_is_cached_of_it(
+    policy: KvPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every call, for every step that may be visited again."""
+    told: dict[int, int] = {}
+    lost = []
+    tell = RadixTree.changed_steps
+
+    def changed_steps(radix: RadixTree, tree: str) -> dict[int, int]:
+        told.update(tell(radix, tree))
+        for node, end in radix.steps._ends[tree].items():
+            whole = np.frombuffer(end.path, dtype=np.int64)
+            above = len(whole) - STEPS.max_step_tokens
+            cached = max(len(radix.match(tree, whole)[1]) - above, 0)
+            kept = max(told.get(node, len(whole)) - above, 0)
+            assert abs(kept - cached) <= 3  # a last token is cached late, siblings begin alike
+            lost.append(STEPS.max_step_tokens - cached)
+        return {}
+
+    monkeypatch.setattr(RadixTree, "changed_steps", changed_steps)
+    best_first(policy, 600, 2)
+    assert {0, STEPS.max_step_tokens} < set(lost)

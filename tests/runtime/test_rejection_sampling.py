@@ -1,0 +1,177 @@
+"""Rejection sampling draws from the target's distribution: enumerated, and by chi-square."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.rejection_sampling import (
+    CandidateOffer,
+    candidate_seeds,
+    choose,
+    distribution,
+    trials,
+)
+from runtime.embedded.sampler import rank_candidates, sample
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.speculative_loading import load_speculative_decoder
+from runtime.text import Text
+from search.engine import Branch, Sampling
+from search.seed import node_seed
+from search.tree import ROOT
+from tests.runtime.test_scheduler import finish
+
+SPRIG = "models/sprig"
+VOCAB = 4
+
+
+def orders(q: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """What can be drawn from q without replacement, each with its probability."""
+    for drawn in permutations(np.flatnonzero(q).tolist(), min(count, int(np.count_nonzero(q)))):
+        left, chance = q.copy(), 1.0
+        for token in drawn:
+            chance *= q[token] / left.sum()
+            left[token] = 0.0
+        yield drawn, chance
+
+
+def outcome(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
+    """The distribution of the token that comes out, over all that the draft may offer."""
+    total = np.zeros(len(p))
+    for candidates, likely in orders(q, count):
+        chances, rest = trials(p, CandidateOffer(candidates, q))
+        reached = likely
+        for token, chance in zip(candidates, chances, strict=False):
+            total[token] += reached * chance
+            reached *= 1 - chance
+        total += reached * rest
+    return total
+
+
+def some(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> np.ndarray:
+    """A distribution over the tiny vocabulary."""
+    logits = np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 1.5
+    return distribution(logits, temperature, top_p)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.2, 1.0), (1.0, 0.7), (0.0, 1.0)])
+def test_the_first_two_tokens_by_enumeration(count: int, temperature: float, top_p: float) -> None:
+    """Every order of candidates for the first and for the second token, whatever the draft thinks:
+    the pair has the target's probability."""
+    for seed in range(5):
+        first = some(seed, temperature, top_p)
+        came = outcome(first, some(seed + 100, temperature, top_p), count)
+        for a, b in product(range(VOCAB), repeat=2):
+            second = some(1000 * seed + a, temperature, top_p)
+            draft = some(1000 * seed + a + 500, temperature, top_p)
+            pair = came[a] * outcome(second, draft, count)[b]
+            assert pair == pytest.approx(first[a] * second[b], abs=1e-9)
+
+
+def test_one_candidate_is_the_paper_s_rule() -> None:
+    """p = (.5, .5), q = (.9, .1): a first token is accepted with 5/9, else the second comes."""
+    p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
+    chances, rest = trials(p, CandidateOffer((0,), q))
+    assert chances == [pytest.approx(5 / 9)]
+    assert rest.tolist() == [0.0, 1.0]
+    assert trials(p, CandidateOffer((1,), q))[0] == [1.0]
+
+
+def test_the_noise_is_fair() -> None:
+    """Two thousand branches with two candidates each: the chosen tokens fit the target."""
+    p, q = some(1), some(2)
+    came = Counter[int]()
+    rng = np.random.default_rng(0)
+    for seed in range(2000):
+        candidates = tuple(rng.choice(VOCAB, 2, replace=False, p=q).tolist())
+        came[choose(p, CandidateOffer(candidates, q), node_seed(seed, "fair", (0,)), 17)] += 1
+    assert chisquare([came[v] for v in range(VOCAB)], 2000 * p).pvalue > 0.001
+
+
+PROMPT = "Use 4 9 10 13 to make 24."
+
+
+def fits(seen: Sequence[int], expected: np.ndarray) -> bool:
+    """Whether tokens come from probabilities (vocab,), by chi-square; rare ones count together."""
+    counts, wanted = np.bincount(seen, minlength=len(expected)), len(seen) * expected
+    often = wanted >= 5
+    found = [*counts[often], counts[~often].sum()]
+    return chisquare(found, [*wanted[often], wanted[~often].sum()]).pvalue > 1e-4
+
+
+def said_after(model: str, path: Sequence[int]) -> np.ndarray:
+    """The bundled model's logits (vocab,) after a path."""
+    forward = Forward(f"{SPRIG}/{model}", threads=1)
+    span = Span(np.array(path), 0, np.arange(len(path)), len(path) - 1)
+    return forward.run([span], forward.new_store(len(path)))[0].numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
+    """The bundled pair at a prompt, so many candidates: 20,000 branches, by chi-square."""
+    prompt = Text(f"{SPRIG}/policy").encode_chat([{"role": "user", "content": PROMPT}])
+    said = said_after("draft", prompt)
+    p = distribution(said_after("policy", prompt), 1.0, 1.0)
+    q = distribution(said, 1.0, 1.0)
+    seeds = [node_seed(5, "chi", (i,)) for i in range(20_000)]
+    drawn = []
+    for first in range(0, len(seeds), 500):
+        some_seeds = seeds[first : first + 500]
+        rows, ones = np.repeat(said[None], len(some_seeds), 0), np.ones(len(some_seeds))
+        at = [len(prompt)] * len(some_seeds)
+        offered = rank_candidates(rows, candidate_seeds(some_seeds), at, ones, ones, count)
+        for seed, candidates in zip(some_seeds, offered.tolist(), strict=True):
+            drawn.append(choose(p, CandidateOffer(tuple(candidates), q), seed, len(prompt)))
+    assert fits(drawn, p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k_config", [(1, 1, 1), (2, 2, 1)])
+def test_branches_drawn_by_rejection_fit_the_policy(k_config: tuple[int, ...]) -> None:
+    """A thousand branches of four tokens through the scheduler: what follows the commonest
+    beginning of each length fits the policy, forks of forks and all."""
+    options = EngineOptions(
+        f"{SPRIG}/policy",
+        draft="scheduled",
+        draft_model=f"{SPRIG}/draft",
+        draft_rule="leviathan",
+        draft_tokens=len(k_config),
+        k_config=k_config,
+        threads=1,
+    )
+    text, forward = Text(options.policy), Forward(options.policy, threads=1)
+    prompt = tuple(text.encode_chat([{"role": "user", "content": PROMPT}]))
+    engine = Scheduler(
+        forward,
+        sample,
+        text,
+        context=text.context,
+        vocab=forward.config.vocab,
+        kv_tokens=8000,
+        batch_limit=250,
+        flops=forward.config.flops,
+        speculation=load_speculative_decoder(options, text),
+    )
+    sampling = Sampling(temperature=1.0, max_step_tokens=4)
+    seeds = [node_seed(5, "through", (i,)) for i in range(1000)]
+    branches = [Branch(ROOT, i, prompt, seed, 4, i + 1) for i, seed in enumerate(seeds)]
+    engine.expand(1, "oak", branches, sampling)
+    paths = [step.tokens for step in finish(engine)[1]]
+    engine.check()
+    totals = engine.totals()
+    assert totals.accepted_tokens > 0.5 * totals.tested_tokens > 500
+    for depth in range(4):
+        longer = [path for path in paths if len(path) > depth]
+        common = Counter(path[:depth] for path in longer).most_common(1)[0][0]
+        after = [path[depth] for path in longer if path[:depth] == common]
+        expected = distribution(said_after("policy", [*prompt, *common]), 1.0, 1.0)
+        assert fits(after, expected)

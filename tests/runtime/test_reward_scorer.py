@@ -1,0 +1,186 @@
+"""The scorer on a model whose logits show any wrong slot: scores from scratch, however cached."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from runtime.embedded.reward_scorer import RewardScorer
+from runtime.reward_path import PolicyIds
+from runtime.reward_reader import Reader, Softmax
+from search.engine import EngineError, Hint, PrefixTooLong, Trajectory
+from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, logits_after
+
+READER = Reader(PolicyIds(tag=27), Softmax(good=0, bad=1))
+PROMPT = tuple(random.Random(0).choices(range(26), k=24))
+
+
+def scorer(*, kv_tokens: int = 4000, batch_limit: int = 64) -> tuple[RewardScorer, HashModel]:
+    """A scorer over a fresh hash model."""
+    model = HashModel()
+    made = RewardScorer(
+        model,
+        READER,
+        context=CONTEXT,
+        vocab=VOCAB,
+        kv_tokens=kv_tokens,
+        batch_limit=batch_limit,
+        flops=model.flops,
+    )
+    return made, model
+
+
+def finish(engine: RewardScorer) -> dict[int, list[float]]:
+    """Step until nothing is left to read; the calls' rewards."""
+    answers: dict[int, list[float]] = {}
+    while engine.busy:
+        answers |= {scored.call: scored.rewards for scored in engine.step()}
+    return answers
+
+
+def random_trajectories(seed: int, rounds: int = 4, width: int = 6) -> list[list[Trajectory]]:
+    """A tree's trajectories round by round; each extends one of the round before."""
+    draw = random.Random(seed)
+    found: list[list[Trajectory]] = []
+    above: list[tuple[tuple[int, ...], ...]] = [()]
+    node = 0
+    for _ in range(rounds):
+        grown = []
+        for _ in range(width):
+            node += 1
+            step = tuple(draw.choices(range(26), k=draw.randrange(1, 9)))
+            steps = (*draw.choice(above), step)
+            grown.append(Trajectory(node, steps, ("",) * len(steps)))
+        found.append(grown)
+        above = [t.steps for t in grown]
+    return found
+
+
+def from_scratch(trajectory: Trajectory) -> float:
+    """The reward with nothing cached."""
+    logits = logits_after(READER.path(PROMPT, "", trajectory, {}))
+    return READER.reward(logits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("batch_limit", "kv_tokens"), [(1, 4000), (64, 4000), (64, 110), (5, 75)])
+def test_incremental_scores_are_scores_from_scratch(batch_limit: int, kv_tokens: int) -> None:
+    """Bit for bit, one or many at once, with or without room for all of it."""
+    engine, _ = scorer(batch_limit=batch_limit, kv_tokens=kv_tokens)
+    trees = {f"tree{i}": random_trajectories(i) for i in range(3)}
+    for level in range(4):
+        for call, (tree, rounds) in enumerate(trees.items()):
+            engine.score(call, tree, PROMPT, "", rounds[level])
+        answers = finish(engine)
+        for call, rounds in enumerate(trees.values()):
+            assert answers[call] == [from_scratch(t) for t in rounds[level]]
+        engine.cache.check()
+    assert (engine.cache.evicted_tokens > 0) == (kv_tokens < 4000)
+
+
+def test_only_new_tokens_are_computed() -> None:
+    """A prompt is read once, then each round costs its own steps and tags."""
+    engine, model = scorer()
+    rounds = random_trajectories(7)
+    for level, trajectories in enumerate(rounds):
+        before = model.rows
+        engine.score(level, "oak", PROMPT, "", trajectories)
+        finish(engine)
+        new = sum(len(t.steps[-1]) + 1 for t in trajectories)
+        assert model.rows - before <= new + (len(PROMPT) if level == 0 else 0)
+    assert engine.totals().prefilled_tokens == model.rows
+
+
+def test_a_score_once_given_is_not_computed_again() -> None:
+    """Asked again, also within one call and under another node id, the answer takes no work."""
+    engine, model = scorer()
+    (first,) = random_trajectories(1, rounds=1, width=1)
+    twin = Trajectory(99, first[0].steps, first[0].texts)
+    engine.score(1, "oak", PROMPT, "", [*first, twin])
+    one, two = finish(engine)[1]
+    rows = model.rows
+    engine.score(2, "oak", PROMPT, "", [twin])
+    assert finish(engine) == {2: [one]}
+    assert one == two == from_scratch(first[0])
+    assert model.rows == rows == len(PROMPT) + len(first[0].steps[0]) + 1
+
+
+def test_pruned_and_released_trajectories_are_freed() -> None:
+    """Dead nodes go at once, twins with their last living name; in the end the prompt stays."""
+    engine, _ = scorer()
+    steps = ((1, 2, 3), (1, 2, 4), (1, 2, 3))
+    trajectories = [Trajectory(i + 1, (step,), ("",)) for i, step in enumerate(steps)]
+    engine.score(1, "oak", PROMPT, "", trajectories)
+    finish(engine)
+    assert engine.cache.active_tokens == len(PROMPT) + 6
+    engine.hint("oak", Hint(dead=(1,)))
+    assert engine.cache.active_tokens == len(PROMPT) + 6
+    engine.hint("oak", Hint(dead=(3,)))
+    assert engine.cache.active_tokens == len(PROMPT) + 4
+    engine.release("oak")
+    assert (engine.cache.active_tokens, engine.cache.cached_tokens) == (0, len(PROMPT))
+    engine.cache.check()
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2])
+def test_abort_frees_and_others_go_on(iterations: int) -> None:
+    """Wherever its paths are, an aborted tree holds nothing and gets no answer."""
+    engine, _ = scorer(batch_limit=4)
+    one, two = random_trajectories(1)[0], random_trajectories(2)[0]
+    engine.score(1, "oak", PROMPT, "", one)
+    engine.score(2, "elm", PROMPT, "", two)
+    answers = {s.call: s.rewards for _ in range(iterations) for s in engine.step()}
+    assert 1 in answers or engine.abort("oak") == [1]
+    engine.release("oak")
+    assert engine.cache.tokens_of("oak") == 0
+    engine.cache.check()
+    answers |= finish(engine)
+    assert answers[2] == [from_scratch(t) for t in two]
+
+
+def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
+    """Length and room are named; so is a token id the model does not have."""
+    engine, _ = scorer(kv_tokens=30)
+    long = Trajectory(1, (tuple(range(20)),), ("",))
+    with pytest.raises(PrefixTooLong, match=r"45 tokens .* prm_kv_tokens of 30"):
+        engine.score(1, "oak", PROMPT, "", [long])
+    with pytest.raises(EngineError, match=f"token id {VOCAB}"):
+        engine.score(2, "oak", PROMPT, "", [Trajectory(1, ((VOCAB,),), ("",))])
+    assert not engine.busy
+
+
+def test_a_step_ahead_is_scored_in_the_pass_of_the_one_before() -> None:
+    """Both rewards come from one pass, bit for bit; asked for, the second costs nothing."""
+    first, second = (1, 2, 3), (4, 5, 6, 7)
+    one = Trajectory(1, (first,), ("",))
+    two = Trajectory(9, (first, second), ("", ""))
+    engine, model = scorer()
+    engine.score(1, "oak", PROMPT, "", [one], {1: two})
+    assert [scored.rewards for scored in engine.step()] == [[from_scratch(one)]]
+    rows = model.rows
+    engine.score(2, "oak", PROMPT, "", [two])
+    assert finish(engine) == {2: [from_scratch(two)]}
+    assert model.rows == rows
+    engine.cache.check()
+
+
+def test_a_step_ahead_may_come_later_or_not_at_all() -> None:
+    """Cut into many passes the asked score does not wait; too long a step is left out; what died
+    is forgotten and let go of."""
+    short = Trajectory(1, ((1, 2),), ("",))
+    ahead = Trajectory(1, ((1, 2), tuple(random.Random(1).choices(range(26), k=300))), ("", ""))
+    engine, _ = scorer()
+    engine.score(1, "oak", PROMPT, "", [short], {1: ahead})
+    assert finish(engine) == {1: [from_scratch(short)]}
+    assert engine.batch.lanes
+    engine.score(2, "oak", PROMPT, "", [replace(ahead, node=2)])
+    assert finish(engine) == {2: [from_scratch(ahead)]}
+    engine.hint("oak", Hint(dead=(1, 2)))
+    engine.cache.check()
+    assert engine.cache.active_tokens == len(PROMPT)
+    small, _ = scorer(kv_tokens=60)
+    small.score(1, "oak", PROMPT, "", [short], {1: ahead})
+    assert finish(small) == {1: [from_scratch(short)]}
+    assert not small.batch.lanes
+    small.cache.check()

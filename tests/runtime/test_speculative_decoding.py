@@ -1,0 +1,335 @@
+"""Drafts change time, never a step: whatever the draft says, however its proposals are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.embedded.deduplication import FollowerTokens
+from runtime.embedded.draft_length import AcceptanceRate, DraftLength, KeptPromise
+from runtime.embedded.draft_model import DraftModel
+from runtime.embedded.draft_tree import DraftTree
+from runtime.embedded.draft_verification import VerifiedTokens
+from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.expand_call import BranchSequence
+from runtime.embedded.model.forward import Span
+from runtime.embedded.options import DraftRule
+from runtime.embedded.sampler import rank_candidates, sample
+from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.speculative_decoding import SpeculativeDecoder
+from search.tree import Finish
+from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
+from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish
+
+
+class Likeness(HashModel):
+    """Says what the hash model says, but for one logit row in ``wrong`` something else."""
+
+    def __init__(self, wrong: int) -> None:
+        super().__init__()
+        self._wrong = wrong
+
+    def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
+        """Logits as asked, some of them turned round."""
+        logits = super().run(spans, store)
+        turned = (logits[:, 0] * 2**20).long() % self._wrong == 0
+        logits[turned] = logits[turned].flip(-1)
+        return logits
+
+
+def drafted(
+    *,
+    wrong: int = 4,
+    tokens: int = 3,
+    k_config: tuple[int, ...] = (),
+    serial: bool = False,
+    verify_batch: int = 0,
+    kv_tokens: int = 4000,
+    draft_kv_tokens: int = 4000,
+    batch_limit: int = 64,
+    kv_policy: KvPolicy = "arborkv",
+    dedup: bool = True,
+    rule: DraftRule = "coupled",
+) -> tuple[Scheduler, Likeness, HashModel]:
+    """A scheduler with a draft that is wrong once in so many tokens."""
+    model, draft, ticks = HashModel(), Likeness(wrong), count()
+    pace = DraftLength(tokens, k_config)
+    drafter = DraftModel(
+        draft,
+        context=CONTEXT,
+        kv_tokens=draft_kv_tokens,
+        batch_limit=batch_limit,
+        eos=Letters.eos,
+        flops=HashModel.flops,
+        timed=pace.draft.add,
+        clock=lambda: float(next(ticks)),
+        rule=rule,
+    )
+    speculation = SpeculativeDecoder(
+        drafter,
+        pace,
+        serial=serial,
+        verify_batch=verify_batch,
+        clock=lambda: float(next(ticks)),
+    )
+    made = Scheduler(
+        model,
+        sample,
+        Letters(),  # type: ignore[arg-type]
+        context=CONTEXT,
+        vocab=VOCAB,
+        kv_tokens=kv_tokens,
+        batch_limit=batch_limit,
+        flops=model.flops,
+        kv_policy=kv_policy,
+        speculation=speculation,
+        dedup=dedup,
+    )
+    return made, draft, model
+
+
+@pytest.mark.parametrize("dedup", [False, True], ids=["apart", "deduplicated"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"serial": True},
+        {},
+        {"wrong": 1},
+        {"wrong": 10**9, "tokens": 7, "batch_limit": 1},
+        {"verify_batch": 1, "k_config": (2, 1, 1)},
+        {"k_config": (2, 2, 1), "wrong": 2, "verify_batch": 3, "batch_limit": 8},
+        {"k_config": (3, 2), "kv_tokens": 120, "draft_kv_tokens": 90},
+        {"verify_batch": 3, "batch_limit": 8, "tokens": 0},
+        {"kv_tokens": 100},
+        {"kv_tokens": 100, "draft_kv_tokens": 90, "verify_batch": 1},
+        {"kv_tokens": 65, "draft_kv_tokens": 70, "kv_policy": "lru", "batch_limit": 7},
+    ],
+    ids=str,
+)
+def test_steps_are_what_naive_decoding_draws(settings: dict, dedup: bool) -> None:
+    """Serial or scheduled, a good draft or a bad one, little memory or much: every step is the one
+    drawn alone from nothing, log-probability and entropy included, and the books are right."""
+    engine, *_ = drafted(**settings, dedup=dedup)
+    grown = Grower(engine).grow({name: PROMPTS[name] for name in ("tree3", "tree5")}, 2, 3)
+    for branch, step in (pair for pairs in grown.values() for pair in pairs):
+        assert step == naive_step(branch, SAMPLING)
+    engine.check()
+    totals = engine.totals()
+    assert 0 <= totals.accepted_tokens <= totals.tested_tokens <= totals.drafted_tokens
+    assert totals.drafted_tokens > 0
+    if settings.get("wrong") == 10**9:
+        assert totals.accepted_tokens == totals.tested_tokens > 0
+
+
+def test_a_draft_that_is_always_right_saves_passes() -> None:
+    """Seven right guesses and the draw after them: eight tokens a pass. Of a step of n tokens the
+    first comes from the prefix's pass; its last one is never proposed."""
+    engine, *_ = drafted(wrong=10**9, tokens=7, dedup=False)
+    steps = Grower(engine).round({"oak": children(PROMPTS["tree5"], 6)})["oak"]
+    totals = engine.totals()
+    assert totals.target_passes == sum(-(-(len(step.tokens) - 1) // 8) for step in steps)
+    assert totals.decoded_tokens == sum(len(step.tokens) for step in steps)
+    assert totals.prefilled_tokens == len(PROMPTS["tree5"])
+
+
+def test_drafts_share_their_prompt() -> None:
+    """Sixteen drafts of one prompt: the draft model reads it once, and their next steps find it."""
+    engine, draft, _ = drafted(wrong=10**9, tokens=2)
+    prompt = PROMPTS["tree5"]
+    grower = Grower(engine)
+    steps = grower.round({"oak": children(prompt, 16)})["oak"]
+    assert draft.rows <= len(prompt) + sum(len(step.tokens) for step in steps)
+    before = draft.rows
+    going_on = next(s.tokens for s in steps if s.finish is not Finish.END)
+    again = grower.round({"oak": children((*prompt, *going_on), 4, parent=1)})["oak"]
+    assert draft.rows - before < 2 + sum(len(step.tokens) for step in again)
+
+
+def test_candidates_are_the_first_under_the_noise() -> None:
+    """(2, 2, 1) after one token: two, each followed by two, each followed by one. A draft that is
+    right says first what is drawn; the others are forks beside it."""
+    engine, *_ = drafted(wrong=10**9, k_config=(2, 2, 1))
+    assert engine.speculation is not None
+    engine.expand(1, "oak", children(PROMPTS["tree5"], 1), SAMPLING)
+    while not engine.running:
+        engine.step()
+    (run,) = (work for work in engine._running.values() if isinstance(work, BranchSequence))
+    guesses = engine.speculation.drafter.propose({run: (2, 2, 1)})[run]
+    wanted = naive_step(run.branch, SAMPLING).tokens
+    drawn = len(run.drawn)
+    assert tuple(guesses.tokens) == wanted[drawn : drawn + 3]
+    assert [(fork.at, len(fork.tokens)) for fork in guesses.forks] == [(0, 3), (1, 2), (1, 2)]
+    assert guesses.count == 2 + 4 + 4
+    firsts = [token for token, _ in guesses.at(None, 0)]
+    assert (
+        firsts
+        == rank_candidates(
+            logits_after(run.tokens().tolist())[None],
+            [run.branch.seed],
+            [run.length],
+            np.array([SAMPLING.temperature]),
+            np.array([SAMPLING.top_p]),
+            2,
+        )[0].tolist()
+    )
+
+
+def test_two_candidates_are_right_more_often() -> None:
+    """A draft whose first guess is wrong every other time has the draw among its two candidates
+    no less often, and takes fewer passes."""
+    alone, both = (drafted(wrong=2, k_config=k_config)[0] for k_config in ((), (2, 2, 1)))
+    for engine in (alone, both):
+        Grower(engine).round({"oak": children(PROMPTS["tree2"], 24)})
+    one, two = alone.totals(), both.totals()
+    assert two.accepted_tokens / two.tested_tokens >= one.accepted_tokens / one.tested_tokens
+    assert two.target_passes <= one.target_passes
+
+
+@pytest.mark.parametrize(("serial", "verify_batch"), [(True, 0), (False, 1)])
+def test_one_is_checked_at_a_time(serial: bool, verify_batch: int) -> None:
+    """The paper's two ways: one branch from start to end, or all in turn; never two in a pass."""
+    engine, draft, model = drafted(serial=serial, verify_batch=verify_batch)
+    Grower(engine).round({"oak": children(PROMPTS["tree1"], 5)})
+    assert model.largest == 1
+    assert (draft.largest > 1) != serial
+
+
+@pytest.mark.parametrize("passes", [1, 3, 5])
+def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
+    """Wherever it comes: only prompts stay cached, in the draft's cache too."""
+    engine, *_ = drafted(verify_batch=2)
+    engine.expand(1, "oak", children(PROMPTS["tree1"], 5), SAMPLING)
+    engine.expand(2, "elm", children(PROMPTS["tree2"], 3), SAMPLING)
+    for _ in range(passes):
+        engine.step()
+    assert engine.abort("oak") == [1]
+    engine.release("oak")
+    engine.check()
+    assert finish(engine)[2] == [
+        naive_step(branch, SAMPLING) for branch in children(PROMPTS["tree2"], 3)
+    ]
+    cost = engine.release("elm")
+    assert cost is not None
+    assert cost.drafted_tokens > 0
+    engine.check()
+    for cache in (engine.cache, engine.speculation.drafter.cache):
+        assert cache.active_tokens == 0
+
+
+class TestPace:
+    """How far to draft."""
+
+    @staticmethod
+    def measured(draft_seconds: float, acceptance: float) -> DraftLength:
+        """Passes that take 10 and ``draft_seconds`` whatever their rows, up to a hundred rows."""
+        pace = DraftLength()
+        for rows in (1, 8, 64, 100) * 10:
+            pace.target.add(rows, 10.0)
+            pace.draft.add(rows, draft_seconds)
+        for _ in range(100):
+            pace.took(1000, 100, round(100 * acceptance), ended=False)
+        return pace
+
+    def test_the_length_that_pays_most(self) -> None:
+        """Acceptance 0.8, a draft of a tenth of the target's time: (1 - 0.8^6) / 0.2 / 1.5 = 2.46
+        tokens a pass's time at length 5, 2.44 at 4, 2.47 at 6; 2.45 at 7."""
+        pace = self.measured(1.0, 0.8)
+        assert pace.own.value == pytest.approx(0.8, abs=0.01)
+        assert pace.yields()[5] == pytest.approx(3.69, abs=0.05)
+        assert pace.plan(1, 1, 1)[0] in (5, 6, 7)
+
+    def test_a_dear_or_a_wrong_draft_pauses(self) -> None:
+        """Nothing is drafted but for a trial now and then, which get rarer."""
+        for pace in (self.measured(9.0, 0.8), self.measured(1.0, 0.02)):
+            plans = [pace.plan(8, 8, 8) for _ in range(500)]
+            trials = [i for i, plan in enumerate(plans) if plan != (0, 0)]
+            assert trials == [63, 63 + 128, 63 + 128 + 256]
+            assert {plans[i] for i in trials} == {(3, 4)}
+            assert pace.pauses == 1
+
+    def test_a_step_that_ends_takes_no_more_guesses(self) -> None:
+        """Steps of ten tokens: the guess after the next is of use in 0.9 x 0.8 of all passes."""
+        pace = self.measured(1.0, 0.8)
+        for _ in range(200):
+            pace.took(10, 10, 8, ended=True)
+        assert pace.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
+
+    @staticmethod
+    def rounds(pace: DraftLength, kept: float, number: int) -> list[tuple[int, int]]:
+        """The plans of so many rounds of 8 branches, of which the drafted ones take 1/``kept``
+        times as long as promised: a pass of 10 seconds, and one for each drafted token."""
+        plans = []
+        for _ in range(number):
+            length, branches = pace.plan(8, 8, 8)
+            plans.append((length, branches))
+            promised = 8 * pace.yields()[length], 10.0 + 1.0 * length
+            pace.came(round(promised[0]), promised[1] / (kept if length else 1.0))
+        return plans
+
+    def test_a_promise_that_is_not_kept_pauses(self) -> None:
+        """2.46 times plain decoding is promised. If a quarter of that comes of it, drafting is over
+        within four rounds; after a pause of 64 and a trial it is believed anew, and the next pause
+        is twice as long."""
+        plans = self.rounds(self.measured(1.0, 0.8), 0.25, 210)
+        drafted = [i for i, (_, branches) in enumerate(plans) if branches == 8]
+        trials = [i for i, (_, branches) in enumerate(plans) if branches == 4]
+        assert trials == [4 + 63, 4 + 64 + 4 + 127]
+        assert drafted == [*range(4), *range(68, 72), *range(200, 204)]
+
+    def test_a_promise_that_is_kept_by_and_large_holds(self) -> None:
+        """Drafting that wins goes on, even if it wins less than was promised."""
+        for kept in (0.7, 1.0, 1.3):
+            plans = self.rounds(self.measured(1.0, 0.8), kept, 100)
+            assert all(branches == 8 for _, branches in plans)
+
+    def test_a_stray_round_costs_little_trust(self) -> None:
+        """A round that took a thousand times as long as promised counts as five."""
+        trust = KeptPromise()
+        for _ in range(30):
+            trust.add(1.0, 1.0)
+        assert trust.value == 1.0
+        trust.add(1.0, 1000.0)
+        assert 0.7 < trust.value < 0.9
+
+    def test_who_follows_counts_too(self) -> None:
+        """A branch takes 0.8 of its guesses, the two that follow it a half: at length 2 a pass
+        gives it 1 + 0.8 + 0.64 = 2.44 tokens and them 1.75 each. Where those who follow take next
+        to nothing, and are many, nothing is drafted."""
+        pace = self.measured(4.0, 0.8)
+        for _ in range(100):
+            pace.following.add(100, 50)
+        assert pace.yields(company=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
+        assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
+        for _ in range(100):
+            pace.following.add(100, 1)
+        assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
+        assert pace.plan(1, 1, 1, company=15.0) == (0, 0)
+
+    def test_it_hears_of_those_who_follow(self) -> None:
+        """Of two guesses, both right: who follows to the end has taken two, who parts at the second
+        one of two, who parts at the first none of one. The draw after the guesses is no test."""
+        speculation, share = drafted()[0].speculation, AcceptanceRate()
+        assert speculation is not None
+        taken = VerifiedTokens((7, 8, 9), (0, 1, 2), None, DraftTree([7, 8]), tested=2, accepted=2)
+        speculation.followed(taken, FollowerTokens(given=[3, 3, 2, 1], agreed=[3, 2, 1, 0]))
+        for tested, right in ((2, 2), (2, 2), (2, 1), (1, 0)):
+            share.add(tested, right)
+        assert speculation.pace.following.value == share.value
+
+    def test_many_rows_cost(self) -> None:
+        """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""
+        pace = DraftLength()
+        for rows in (1, 16, 64, 256) * 10:
+            pace.target.add(rows, 1.0 * rows)
+            pace.draft.add(rows, 0.1 * rows)
+        assert pace.plan(64, 64, 64) == (0, 0)
+
+    def test_a_stray_measurement_counts_little(self) -> None:
+        """A pass that took a thousand times as long moves the line by a few percent."""
+        pace = self.measured(1.0, 0.8)
+        pace.target.add(8, 10_000.0)
+        assert pace.target.at(8) < 13.0

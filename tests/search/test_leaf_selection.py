@@ -1,0 +1,285 @@
+"""The integer program of ETS against brute force, against a second solver, and by hand."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import chain, combinations
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.leaf_kv_blocks import LeafKvBlocks, step_blocks, token_blocks
+from search.leaf_selection import FEW, UNIT, Program, best_set, optimum, solve
+from search.spec import SolverName
+from tests.search.trees import END, STEP, drawn
+
+
+@st.composite
+def programs(draw: st.DrawFn, most_leaves: int = 12) -> tuple[LeafKvBlocks, list[int], list[int]]:
+    """Blocks with leaves in some of them, inner ones too; weights and clusters of the leaves."""
+    count = draw(st.integers(1, 20))
+    above = [-1, *(draw(st.integers(0, i)) for i in range(count))]
+    costs = draw(st.lists(st.integers(1, 40), min_size=count + 1, max_size=count + 1))
+    bare = sorted(set(range(count + 1)) - set(above))[:most_leaves]
+    more = draw(st.lists(st.integers(1, count), max_size=most_leaves - len(bare)))
+    ends = sorted([*bare, *more])
+    weights = draw(st.lists(st.integers(0, 9), min_size=len(ends), max_size=len(ends)))
+    weights[0] += 1
+    names = draw(st.lists(st.integers(0, 4), min_size=len(ends), max_size=len(ends)))
+    numbers: dict[int, int] = {}
+    clusters = [numbers.setdefault(name, len(numbers)) for name in names]
+    return LeafKvBlocks(tuple(above), tuple(costs), tuple(ends)), weights, clusters
+
+
+dials = st.one_of(st.just(0.0), st.floats(0.0, 3.0))
+
+
+def objective(
+    found: tuple[LeafKvBlocks, list[int], list[int]],
+    kept: set[int],
+    lambda_b: float,
+    lambda_d: float,
+) -> Fraction:
+    """(7), written as the paper prints it, of keeping the leaves whose blocks are ``kept``."""
+    blocks, weights, clusters = found
+    leaves = [i for i, end in enumerate(blocks.ends) if end in kept]
+    held: set[int] = set()
+    for block in kept:
+        while block >= 0:
+            held.add(block)
+            block = blocks.above[block]
+    retained = Fraction(sum(weights[i] for i in leaves), sum(weights))
+    cost = Fraction(sum(blocks.costs[block] for block in held), sum(blocks.costs))
+    covered = len({clusters[i] for i in leaves}) if clusters else 0
+    coverage = Fraction(covered, len(set(clusters)) or 1)
+    return retained - Fraction(lambda_b) * cost + Fraction(lambda_d) * coverage
+
+
+@settings(max_examples=150)
+@given(found=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
+def test_the_optimum_is_brute_forces(
+    found: tuple[LeafKvBlocks, list[int], list[int]],
+    lambda_b: float,
+    lambda_d: float,
+    clustered: bool,
+) -> None:
+    """Of all sets of leaves that are not empty, none is better: for whole numbers exactly, for
+    the paper's fractions but for the rounding of the coefficients."""
+    blocks, weights, clusters = found
+    found = (blocks, weights, clusters if clustered else [])
+    program = Program.of(blocks, weights, found[2], lambda_b, lambda_d)
+    kept = solve(program, "highs")
+    assert kept
+    ends = sorted(set(blocks.ends))
+    sets = chain.from_iterable(combinations(ends, n) for n in range(1, len(ends) + 1))
+    every = [set(chosen) for chosen in sets]
+    assert program.value(kept) == max(map(program.value, every))
+    assert program.value(best_set(program)) == program.value(kept)
+    best = max(objective(found, chosen, lambda_b, lambda_d) for chosen in every)
+    rounding = Fraction(len(blocks.above) + len(weights) + len(program.members), 2 * UNIT)
+    assert objective(found, kept, lambda_b, lambda_d) >= best - 2 * rounding
+
+
+def random_tree(
+    rng: np.random.Generator, tokens: bool
+) -> tuple[LeafKvBlocks, list[int], list[int]]:
+    """A tree of up to 150 blocks whose leaves stand at one depth, as a search's do."""
+    above, level = [-1], [0]
+    for _ in range(int(rng.integers(1, 6))):
+        below = len(above) + np.arange(int(rng.integers(1, 31)))
+        above += [int(rng.choice(level)) for _ in below]
+        level = below.tolist()
+    used: set[int] = set()
+    for leaf in level:
+        while leaf >= 0:
+            used.add(leaf)
+            leaf = above[leaf]
+    place = {block: i for i, block in enumerate(sorted(used))} | {-1: -1}
+    costs = rng.integers(1, 60, len(used)) if tokens else np.ones(len(used), dtype=int)
+    blocks = LeafKvBlocks(
+        tuple(place[above[block]] for block in sorted(used)),
+        tuple(costs.tolist()),
+        tuple(place[leaf] for leaf in level),
+    )
+    clusters = np.unique(rng.integers(0, 9, len(level)), return_inverse=True)[1]
+    return blocks, rng.integers(0, 20, len(level)).tolist(), clusters.tolist()
+
+
+@pytest.mark.slow
+def test_both_solvers_reach_the_same_objective_on_500_trees() -> None:
+    """HiGHS and CBC prove the same optimum, in whole numbers, for both costs."""
+    rng = np.random.default_rng(0)
+    for number in range(500):
+        blocks, weights, clusters = random_tree(rng, tokens=bool(number % 2))
+        weights[0] += 1
+        lambda_b, lambda_d = rng.uniform(0.2, 2.5), rng.uniform(0.0, 2.0)
+        program = Program.of(blocks, weights, clusters, lambda_b, lambda_d)
+        highs, cbc = solve(program, "highs"), solve(program, "cbc")
+        assert highs
+        assert cbc
+        assert program.value(highs) == program.value(cbc)
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_coverage_worked_by_hand(solver: SolverName) -> None:
+    """Root, a with leaves 2 and 3, b with leaf 5: six blocks, each at 1/6 of lambda_b = 1.2.
+
+    Weights 5, 3, 2 of 10, so 2 and 3 together gain .5 + .3 - .2 - .2 - .2 = .2 below the root; b
+    with its leaf gains .2 - .4 = -.2. As one cluster each, b's is worth lambda_d / 3 = .2667: it is
+    kept too. With 3 and 5 alike there are two clusters, a's leaves cover both, and b is given up;
+    so it is where each of three clusters is worth .5 / 3 = .1667 only.
+    """
+    blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
+    for clusters, kept in (([0, 1, 2], {2, 3, 5}), ([0, 1, 1], {2, 3}), ([], {2, 3})):
+        program = Program.of(blocks, [5, 3, 2], clusters, 1.2, 0.8)
+        assert solve(program, solver) == kept
+    assert solve(Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.5), solver) == {2, 3}
+    program = Program.of(blocks, [5, 3, 2], [0, 1, 1], 1.2, 0.8)
+    assert program.gains == (-200_000, -200_000, 300_000, 100_000, -200_000, 0)
+    assert program.bonus == 400_000
+    assert program.members == ((2,), (3, 5))
+    assert program.value({2, 3}) == 800_000
+    assert program.value({5}) == -400_000 + 400_000
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_one_leaf_is_kept_however_dear_it_is(solver: SolverName) -> None:
+    """At lambda_b = 50 keeping nothing would be best; the better one of two leaves is kept."""
+    blocks = LeafKvBlocks((-1, 0, 0), (1, 1, 1), (1, 2))
+    assert solve(Program.of(blocks, [1, 2], [], 50.0, 0.0), solver) == {2}
+
+
+def test_the_node_limit_is_met() -> None:
+    """Without a node to look at HiGHS proves nothing and says so; with one it is done."""
+    blocks, weights, clusters = random_tree(np.random.default_rng(2), tokens=True)
+    program = Program.of(blocks, weights, clusters, 1.0, 1.0)
+    assert solve(program, "highs", node_limit=0) is None
+    assert solve(program, "highs", node_limit=1) is not None
+
+
+def test_cbc_without_a_proof_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that CBC found but did not prove best is not taken."""
+    import pulp
+
+    def found_only(self: pulp.LpProblem, _: object) -> None:
+        self.sol_status = pulp.LpSolutionIntegerFeasible
+
+    monkeypatch.setattr(pulp.LpProblem, "solve", found_only)
+    assert solve(Program.of(LeafKvBlocks((-1, 0), (1, 1), (1,)), [1], [], 1.0, 0.0), "cbc") is None
+
+
+def test_searches_may_decide_at_the_same_time() -> None:
+    """Threads that change places at every instruction: each gets its answer, none an error."""
+    blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
+    program = Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.8)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: solve(program, "highs"), range(400)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [{2, 3, 5}] * 400
+
+
+def test_between_equal_sets_the_lower_ids_are_kept() -> None:
+    """Leaves of equal weight and cost in one cluster: one covers it, and a second is worth 0.
+
+    Three leaves below the root, each of weight 1/3 and cost 1/4 of lambda_b = 4/3: a leaf's own
+    gain is 0. Then the lowest alone; in clusters of their own all of them.
+    """
+    blocks = LeafKvBlocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
+    assert best_set(Program.of(blocks, [1, 1, 1], [0, 0, 0], 4 / 3, 1.0)) == {1}
+    assert best_set(Program.of(blocks, [1, 1, 1], [0, 1, 2], 4 / 3, 1.0)) == {1, 2, 3}
+
+
+@given(found=programs(), lambda_b=dials, lambda_d=dials, order=st.randoms(use_true_random=False))
+def test_how_blocks_are_numbered_changes_nothing(
+    found: tuple[LeafKvBlocks, list[int], list[int]],
+    lambda_b: float,
+    lambda_d: float,
+    order: Random,
+) -> None:
+    """Ties included: they go by the leaves."""
+    blocks, weights, clusters = found
+    place = order.sample(range(len(blocks.above)), len(blocks.above))
+    above, costs = [-1] * len(place), [0] * len(place)
+    for block, number in enumerate(place):
+        above[number] = place[blocks.above[block]] if block else -1
+        costs[number] = blocks.costs[block]
+    other = LeafKvBlocks(tuple(above), tuple(costs), tuple(place[end] for end in blocks.ends))
+    kept, moved = (
+        best_set(Program.of(each, weights, clusters, lambda_b, lambda_d))
+        for each in (blocks, other)
+    )
+    assert moved == {place[end] for end in kept}
+
+
+def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
+    """Leaf blocks 1 and, below it, 2: whoever keeps 2 has 1, and its weight."""
+    program = Program.of(LeafKvBlocks((-1, 0, 1), (1, 1, 1), (1, 2)), [1, 9], [], 1.0, 0.0)
+    assert best_set(program) == {1, 2}
+
+
+@pytest.mark.parametrize(("leaves", "asked"), [(FEW, 0), (FEW + 1, 1)])
+def test_a_solver_is_asked_for_many_leaves(
+    leaves: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sets of few leaves are looked at, whatever the limit; equal weights: all are kept."""
+    solved: list[object] = []
+    monkeypatch.setattr("search.leaf_selection.solve", lambda *asked: solved.append(asked))
+    blocks = LeafKvBlocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
+    program = Program.of(blocks, [1] * leaves, [], 0.5, 0.0)
+    kept = optimum(program, "cbc", node_limit=0)
+    assert kept == (None if asked else set(range(1, leaves + 1)))
+    assert solved == [(program, "cbc", 0)] * asked
+
+
+def test_the_same_program_has_the_same_answer() -> None:
+    """Ties included: every weight and cost is equal here."""
+    above = (-1, *(0,) * 10, *(1 + i % 10 for i in range(40)))
+    blocks = LeafKvBlocks(above, (1,) * 51, tuple(range(11, 51)))
+    program = Program.of(blocks, [1] * 40, [i % 7 for i in range(40)], 1.3, 1.0)
+    answers = [solve(program, "highs") for _ in range(3)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_blocks_of_steps() -> None:
+    """Twins (1 and 2, and below them 4 and 5) are one block; finished and dead paths are none.
+
+    Blocks: prompt, aa, ab, b, c. Node 6 has ended, node 3 has nothing open below it.
+    """
+    tree = drawn(
+        (0, "aa", STEP, 0.5),
+        (0, "aa", STEP, 0.5),
+        (0, "ab", STEP, 0.5),
+        (1, "b", STEP, 0.5),
+        (2, "b", STEP, 0.5),
+        (3, "z", END, 0.5),
+        (2, "c", STEP, 0.5),
+    )
+    leaves = list(tree.leaves())
+    assert [leaf.id for leaf in leaves] == [4, 5, 7]
+    assert step_blocks(tree, leaves) == LeafKvBlocks((-1, 0, 1, 1), (1, 1, 1, 1), (2, 2, 3))
+    assert token_blocks(tree, leaves) == LeafKvBlocks((-1, 0, 1, 1), (1, 2, 1, 1), (2, 2, 3))
+
+
+def test_blocks_of_tokens_share_common_beginnings() -> None:
+    """abc, abd and ab: the edge ab is cut out above c and d, and a leaf ends in it."""
+    tree = drawn((0, "abc", STEP, 0.5), (0, "abd", STEP, 0.5), (0, "ab", STEP, 0.5))
+    leaves = list(tree.leaves())
+    blocks = token_blocks(tree, leaves)
+    assert sorted(blocks.costs) == [1, 1, 1, 2]
+    assert sum(blocks.costs) == tree_tokens(leaves)
+    assert blocks.above[blocks.ends[0]] == blocks.above[blocks.ends[1]] == blocks.ends[2]
+    assert step_blocks(tree, leaves).costs == (1, 1, 1, 1)
+
+
+def tree_tokens(leaves: list) -> int:
+    """The prompt's one token and the distinct beginnings of the leaves' steps."""
+    return 1 + len({leaf.tokens[: n + 1] for leaf in leaves for n in range(len(leaf.tokens))})

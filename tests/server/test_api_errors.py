@@ -1,0 +1,332 @@
+"""Every error in OpenAI's shape, naming the field, its value and what is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, get_args
+
+import httpx2
+import openai as openai_package
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+
+from search.engine import EngineError, RewardMissing
+from search.spec import PolicyName
+from server.app import create_app, create_service
+from server.request_models import ChatRequest
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import BASE, PlainText, question
+
+CHAT = "/v1/chat/completions"
+GOOD: dict[str, Any] = {"model": "sprig", "messages": question()}
+IMAGE = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]
+
+LAST = get_args(PolicyName)[-1]
+
+CALLED = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
+    ({"messages": []}, "messages", "invalid_value", "at least 1"),
+    ({"messages": [{"role": "me", "content": ""}]}, "messages[0].role", "invalid_value", "'user'"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_value", "3"),
+    ({"messages": IMAGE}, "messages[0].content[1].type", "invalid_value", "'image_url'"),
+    ({"temperature": 3}, "temperature", "invalid_value", "less than or equal to 2"),
+    ({"temperature": "warm"}, "temperature", "invalid_value", "'warm'"),
+    ({"top_p": 0}, "top_p", "invalid_value", "greater than 0"),
+    ({"temperature": "1"}, "temperature", "invalid_value", "valid number, got '1'"),
+    ({"max_tokens": "5"}, "max_tokens", "invalid_value", "valid integer, got '5'"),
+    ({"seed": True}, "seed", "invalid_value", "valid integer, got True"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", "greater than or equal to 1"),
+    ({"stream": 1}, "stream", "invalid_value", "valid boolean, got 1"),
+    ({"stop": 7}, "stop", "invalid_value", "list of strings"),
+    ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "not empty"),
+    ({"stop": ["x"] * 17}, "stop", "invalid_value", "at most 16"),
+    ({"stop": "x" * 257}, "stop[0]", "invalid_value", "at most 256 characters"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value", "'medium'"),
+    ({"n": 0}, "n", "invalid_value", "greater than or equal to 1"),
+    ({"n": 17}, "n", "invalid_value", "at most 16 choices"),
+    ({"n": 3, "search": {"width": 2}}, "n", "invalid_value", "at most 2 choices"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "leave it out"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "t"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter", "False"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "leave it out"),
+    ({"messages": CALLED}, "messages[0].tool_calls", "unsupported_parameter", "null"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "0"),
+    ({"search": {"polcy": "beam"}}, "search.polcy", "unknown_parameter", "policy, width"),
+    ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", f"{LAST!r}, got 'dfs'"),
+    ({"search": {"width": 0}}, "search.width", "invalid_value", "greater than or equal to 1"),
+    ({"search": {"width": "16"}}, "search.width", "invalid_value", "valid integer, got '16'"),
+    ({"search": {"vote": "loud"}}, "search.vote", "invalid_value", "'majority'"),
+    ({"search": 5}, "search", "invalid_value", "got 5"),
+    ({"model": "gpt-9"}, "model", "model_not_found", "'sprig'"),
+    ({"model": "sprig:rebase-0"}, "model", "model_not_found", "does not exist"),
+    ({"model": "sprig:rebase-9999"}, "model", "model_not_found", "does not exist"),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "code", "words"), REFUSED)
+async def test_bad_input_names_the_field_its_value_and_what_is_allowed(
+    http: httpx2.AsyncClient, change: dict[str, Any], param: str | None, code: str, words: str
+) -> None:
+    """One clear error a request, 404 for models and 400 for everything else."""
+    answer = await http.post(CHAT, json=GOOD | change)
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if code == "model_not_found" else 400)
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"], error["code"]) == (param, code)
+    assert words in error["message"]
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_body"),
+        (b"{", "invalid_json"),
+        (b'{"model": NaN', "invalid_json"),
+        (b"[]", "invalid_body"),
+        (b"3", "invalid_body"),
+        (b"\xff\xfe", "invalid_json"),
+        (b'{"model": "sprig"}', "missing_required_parameter"),
+        (b"[" * 100_000, "bad_request"),
+        (b'{"model":"sprig","messages":[{"role":"user","content":"\\ud800"}]}', "invalid_value"),
+        (b'{"model":"\\ud800","messages":[{"role":"user","content":"a"}]}', "model_not_found"),
+        (b'{"model":"sprig","messages":[{"role":"user"}],"stop":"\\ud800"}', "invalid_value"),
+        (b'{"model":"sprig","messages":[{"role":"user"}],"temperature":NaN}', "invalid_value"),
+        (b'{"model":"sprig","messages":[{"role":"user"}],"seed":1e400}', "invalid_value"),
+        (b'{"model":"sprig","messages":[{"role":"user"}],"search":{"\\ud800":1}}', "invalid_value"),
+    ],
+)
+async def test_broken_bodies_are_refused(http: httpx2.AsyncClient, body: bytes, code: str) -> None:
+    """No body, however broken, is a server error."""
+    answer = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["code"].startswith(code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"model": "sprig", "messages": [1] * 400_000}, "messages[0]"),
+        ("/v1/search", {"messages": [{}] * 200_000}, "messages[0].role"),
+        ("/v1/search", {"question": "a", "search": {str(i): 1 for i in range(9000)}}, "search"),
+        ("/v1/completions", {str(i): 1 for i in range(9000)}, None),
+    ],
+)
+async def test_of_many_faults_one_is_told(
+    http: httpx2.AsyncClient, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    """None of the others is looked for, which would hold the event loop for seconds."""
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert len(answer.content) < 500
+
+
+def test_of_what_nobody_reads_the_names_are_kept_alone() -> None:
+    """A request may wait for long, and what it holds waits with it."""
+    sent = {"model": "sprig", "messages": question(), "metadata": {"a": "x" * 9000}, "top_k": 5}
+    request = ChatRequest.model_validate(sent)
+    assert request.model_extra == {"metadata": None, "top_k": 5}
+    assert sent["metadata"] is None
+
+
+async def test_a_body_that_is_not_declared_as_json_is_refused(http: httpx2.AsyncClient) -> None:
+    """The message says what to send."""
+    answer = await http.post(CHAT, content=b'{"model": "sprig"}')
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+FIELDS = [
+    "model",
+    "messages",
+    "stop",
+    "search",
+    "seed",
+    "max_tokens",
+    "stream_options",
+    "n",
+    "tools",
+]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JUNK, max_size=5))
+@hypothesis_settings(max_examples=60)
+def test_no_body_makes_a_server_error(body: dict[str, Any]) -> None:
+    """Whatever JSON is sent, the answer is a reply or a 4xx in OpenAI's shape."""
+
+    async def send() -> httpx2.Response:
+        service = create_service(Settings(), ScriptedEngine(), PlainText())
+        transport = httpx2.ASGITransport(app=create_app(service))
+        async with httpx2.AsyncClient(transport=transport, base_url=BASE) as client:
+            return await client.post(
+                CHAT,
+                content=json.dumps(GOOD | body).encode(),
+                headers={"content-type": "application/json"},
+            )
+
+    answer = asyncio.run(send())
+    assert answer.status_code < 500
+    if answer.status_code >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code", "request_id"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "not_found"),
+        ("GET", "/v1/chat/completions/", 404, "not_found"),
+        ("GET", CHAT, 405, "method_not_allowed"),
+        ("PUT", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+        ("GET", "/v1/search/search-0", 404, "search_not_found"),
+        ("DELETE", "/v1/search/search-0", 404, "search_not_found"),
+    ],
+)
+async def test_routes_and_methods_that_are_not_there(
+    http: httpx2.AsyncClient, method: str, path: str, status: int, code: str
+) -> None:
+    """Unknown routes, methods and ids answer in the same shape."""
+    answer = await http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+
+
+async def test_openais_client_raises_its_own_errors(openai: AsyncOpenAI) -> None:
+    """The client's exception classes follow from status and body."""
+    with pytest.raises(openai_package.NotFoundError) as missing:
+        await openai.chat.completions.create(model="nope", messages=question())
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai_package.BadRequestError) as bad:
+        await openai.chat.completions.create(
+            model="sprig", messages=question(), extra_body={"search": {"policy": "x"}}
+        )
+    assert bad.value.param == "search.policy"
+
+
+@pytest.mark.parametrize("extra", [{}, {"search": {"width": 2}}, {"stream": True}])
+async def test_a_prompt_over_the_context_is_refused(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, extra: dict[str, Any]
+) -> None:
+    """Clients look for the code and for the words "maximum context length"."""
+    engine.context_tokens = 10
+    answer = await http.post(CHAT, json=GOOD | extra)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 10 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("extra", [{}, {"search": {"width": 2}}])
+async def test_an_engine_that_is_down_is_503_with_retry_after(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, extra: dict[str, Any]
+) -> None:
+    """The client is told when to come back."""
+    engine.fail_at = 0
+    answer = await http.post(CHAT, json=GOOD | extra)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_unavailable"
+    assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_a_deadline_before_anything_finished_is_504_and_not_to_be_retried(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Clients retry 504 by themselves; a long search must not run three times."""
+    engine.gate = asyncio.Event()
+    body = GOOD | {"search": {"width": 2, "deadline_ms": 20}}
+    answer = await http.post(CHAT, json=body)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert answer.headers["x-should-retry"] == "false"
+    assert not engine.live
+
+
+async def test_a_budget_that_nothing_fits_in_is_said(http: httpx2.AsyncClient) -> None:
+    """With no finished trajectory there is no reply to send; the reason is named."""
+    answer = await http.post(CHAT, json=GOOD | {"search": {"width": 2, "max_tokens": 1}})
+    assert answer.status_code == 504
+    assert "max_tokens" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "shown"),
+    [
+        (RewardMissing("format x: no tag"), 500, "reward_missing", "no tag"),
+        (EngineError("bad books"), 500, "engine_error", "bad books"),
+        (RuntimeError("secret"), 500, "internal_error", "x-request-id"),
+    ],
+)
+async def test_faults_inside_are_told_without_their_secrets(
+    http: httpx2.AsyncClient,
+    engine: ScriptedEngine,
+    error: Exception,
+    status: int,
+    code: str,
+    shown: str,
+) -> None:
+    """The engine's own messages are fit for clients; an unforeseen exception's text is not."""
+
+    def fail() -> None:
+        raise error
+
+    engine.on_expand = fail
+    answer = await http.post(CHAT, json=GOOD | {"search": {"width": 2}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert shown in answer.json()["error"]["message"]
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"]
+    assert not engine.live
+
+
+async def test_a_search_that_needs_rewards_is_refused_without_a_reward_model(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """The field to change is named; self_consistency still works."""
+    engine.scores = False
+    answer = await http.post(CHAT, json=GOOD | {"search": {"policy": "rebase", "width": 2}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "search.policy"
+    answer = await http.post(CHAT, json=GOOD | {"search": {"policy": "self_consistency"}})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"max_body_bytes": 2000}], indirect=True)
+@pytest.mark.parametrize("declared", [True, False])
+async def test_bodies_are_bounded(http: httpx2.AsyncClient, declared: bool) -> None:
+    """Too many bytes are refused by their declared length, or as soon as they arrive."""
+    content = b'{"model": "' + b"x" * 3000 + b'"}'
+
+    async def pieces():
+        for i in range(0, len(content), 500):
+            yield content[i : i + 500]
+
+    answer = await http.post(
+        CHAT,
+        content=content if declared else pieces(),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+    assert "2000 bytes" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"), [("abc-123", True), ("with space", False), ("x" * 200, False)]
+)
+async def test_request_ids_are_echoed_or_minted(
+    http: httpx2.AsyncClient, sent: str, echoed: bool
+) -> None:
+    """A short printable id is echoed; anything else is replaced."""
+    answer = await http.get("/health", headers={"x-request-id": sent})
+    assert (answer.headers["x-request-id"] == sent) == echoed
+    assert len(answer.headers["x-request-id"]) <= 128

@@ -1,0 +1,38 @@
+"""Trajectories leave the reward model room for its tags."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+
+from search.spec import SearchSpec
+from server.limits import context_for
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question
+
+
+def test_room_by_hand() -> None:
+    """One tag a step where rewards are read, none where they are not."""
+    able = ScriptedEngine(context_tokens=100).capabilities
+    assert context_for(SearchSpec(policy="rebase", max_depth=7), able) == 93
+    assert context_for(SearchSpec(policy="self_consistency", max_depth=7), able) == 100
+    spec = SearchSpec(policy="self_consistency", max_depth=7, vote="best_min")
+    assert context_for(spec, able) == 93
+    assert context_for(SearchSpec(max_depth=200), able) == 1
+
+
+async def test_no_path_with_its_tags_outgrows_the_context(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """A model that never ends: the longest path scored fits the reward model, one tag a step."""
+    engine.context_tokens = 120
+    engine.say = lambda branch: f"{len(branch.tokens)} on\n\n"
+    body = {"model": "sprig", "messages": question(), "search": {"width": 2, "max_depth": 50}}
+    async with asyncio.timeout(20):
+        await http.post("/v1/chat/completions", json=body)
+    prompt = len(engine.expanded[0][0].tokens)
+    longest = max(
+        prompt + sum(map(len, t.steps)) + len(t.steps) for call in engine.scored for t in call
+    )
+    assert longest <= engine.context_tokens

@@ -1,0 +1,174 @@
+"""Plain completions: pieces, stop strings and the engine's tree."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from search.engine import Branch, PrefixTooLong
+from server.api_errors import ApiError
+from server.plain_completion import PlainCompletion, PlainReply, complete, first_stop, held_back
+from tests.search.scripted_engine import ScriptedEngine, dice, encode
+
+PROMPT = encode("user: count\n")
+
+
+def by_position(branch: Branch) -> str:
+    """What a model with noise by (seed, absolute position) says from here on."""
+    start = len(branch.tokens)
+    letters = (chr(97 + dice(branch.seed, at) % 5) for at in range(start, start + 40))
+    return "".join(letters) + "\n\n"
+
+
+def draw(**change: object) -> tuple[str, list[str], ScriptedEngine]:
+    """A completion of at most 40 tokens: its text, the parts told, and the engine."""
+    engine = ScriptedEngine(say=by_position)
+    wanted = PlainCompletion(prompt=PROMPT, limit=40, piece=16, seed=3)
+    told: list[str] = []
+    fields = {name: getattr(wanted, name) for name in wanted.__slots__} | change
+    reply = asyncio.run(complete(PlainCompletion(**fields), engine, "t", told.append))  # type: ignore[arg-type]
+    assert not engine.live
+    return reply.text, told, engine
+
+
+@given(st.integers(1, 50))
+def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
+    """One seed and absolute positions: pieces decide when text is seen, never what it says."""
+    text, told, _ = draw(piece=piece)
+    assert text == draw(piece=40)[0]
+    assert "".join(told) == text
+
+
+@given(st.integers(1, 50), st.lists(st.text("abcde", min_size=1, max_size=3), max_size=3))
+@example(1, ["b", "dbb"])
+def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop: list[str]) -> None:
+    """The reply ends where the stop string begins that is complete first; no part of it is told."""
+    whole = draw(piece=40)[0]
+    text, told, _ = draw(piece=piece, stop=tuple(stop))
+    ends = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
+    assert text == whole[: min(ends)[1] if ends else None]
+    assert "".join(told) == text
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+async def test_a_deadline_ends_a_reply_where_it_is(pieces: int) -> None:
+    """What is drawn by then, although the engine stands still and lets go of nothing; without a
+    piece, a 504."""
+    engine = ScriptedEngine(say=by_position)
+
+    def stop() -> None:
+        if len(engine.expanded) == pieces:
+            engine.still = frozenset({"expand", "release", "abort"})
+
+    engine.on_expand = stop
+    stop()
+    told: list[str] = []
+    wanted = PlainCompletion(PROMPT, limit=40, piece=16, seed=3, stop=("!",), seconds=0.05)
+    async with asyncio.timeout(30):
+        if not pieces:
+            with pytest.raises(ApiError, match="before any of the reply was drawn") as refused:
+                await complete(wanted, engine, "t", told.append)
+            assert (refused.value.status_code, refused.value.code) == (504, "deadline_exceeded")
+            return
+        reply = await complete(wanted, engine, "t", told.append)
+    whole = await complete(replace(wanted, seconds=60), ScriptedEngine(say=by_position), "t", str)
+    assert reply == PlainReply(whole.text[: 16 * pieces], 16 * pieces, "length")
+    assert "".join(told) == reply.text
+
+
+def test_first_stop_by_hand() -> None:
+    """The earliest occurrence of any of the strings."""
+    assert first_stop("abcabc", ("ca", "b")) == 1
+    assert first_stop("abcabc", ("x",)) is None
+    assert first_stop("abc", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "held"),
+    [("abc", ("cd",), 1), ("ab\n", ("\n\n",), 1), ("abc", ("bcd", "cx"), 2), ("abc", ("x",), 0)],
+)
+def test_held_back_by_hand(text: str, stop: tuple[str, ...], held: int) -> None:
+    """As many characters as may be the beginning of a stop string."""
+    assert held_back(text, stop) == held
+
+
+@given(
+    st.lists(st.text("ab\n", max_size=9), max_size=6),
+    st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=4).map(tuple),
+)
+def test_a_stream_finds_stops_as_the_whole_text_has_them(
+    pieces: list[str], stop: tuple[str, ...]
+) -> None:
+    """By the definitions written out: what is held back could begin a stop, and before it none
+    begins, so a text that grows is searched from there alone."""
+    text, sent = "", 0
+    for piece in pieces:
+        text += piece
+        ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+        end = min(ends)[1] if ends else None
+        assert first_stop(text, stop, sent) == first_stop(text, stop) == end
+        if end is not None:
+            break
+        continuation = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
+        assert held_back(text, stop) == max(continuation, default=0)
+        assert len(text) - held_back(text, stop) >= sent
+        sent = len(text) - held_back(text, stop)
+
+
+class Counted(str):
+    """A text that counts the characters which are looked for or cut out of it."""
+
+    __slots__ = ("looked",)
+    looked: int
+
+    def find(self, sub: str, start: Any = 0, end: Any = None, /) -> int:
+        """As a text's own."""
+        at = super().find(sub, start)
+        self.looked += (len(self) if at < 0 else at + len(sub)) - start
+        return at
+
+    def __getitem__(self, place: Any) -> str:
+        cut = super().__getitem__(place)
+        self.looked += len(cut)
+        return cut
+
+
+def test_a_stream_costs_what_its_text_does() -> None:
+    """A piece is looked at with what was held back before it, not with all that was sent."""
+
+    def looked_at(pieces: int) -> int:
+        looked, sent, text = 0, 0, ""
+        stop = ("no such text" * 20, "nor", "xy")
+        for _ in range(pieces):
+            grown = Counted(text + "nothing of note. ")
+            grown.looked = 0
+            assert first_stop(grown, stop, sent) is None
+            sent = len(grown) - held_back(grown, stop)
+            looked, text = looked + grown.looked, str(grown)
+        return looked
+
+    assert looked_at(800) < 3 * looked_at(400)
+
+
+async def test_a_prompt_without_room_is_refused() -> None:
+    """Nothing is drawn, nothing is held."""
+    engine = ScriptedEngine(context_tokens=len(PROMPT))
+    with pytest.raises(PrefixTooLong):
+        await complete(PlainCompletion(PROMPT, 5, 5, 0), engine, "t", lambda _: None)
+    assert not engine.expanded
+
+
+async def test_a_reply_whose_end_is_ignored_goes_on_to_its_limit() -> None:
+    """Each piece ends the reply, as far as the model is concerned."""
+    said = {"say": lambda branch: "Done."}
+    wanted = PlainCompletion(PROMPT, limit=40, piece=16, seed=3)
+    ended = await complete(wanted, ScriptedEngine(**said), "t", lambda _: None)
+    assert (ended.tokens, ended.finish_reason) == (6, "stop")
+    whole = replace(wanted, ignore_eos=True)
+    reply = await complete(whole, ScriptedEngine(**said), "t", lambda _: None)
+    assert (reply.tokens, reply.finish_reason) == (40, "length")

@@ -1,0 +1,63 @@
+"""The playground as it is served; ``test_playground.py`` uses it in a browser."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import httpx2
+import pytest
+
+from models.tasks import TASKS
+from search.spec import PolicyName
+from server.playground_routes import FOLDER, TYPES
+
+
+async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -> None:
+    """Every file that a file names is served, with its type and a policy that allows no other."""
+    seen: set[str] = set()
+    waiting = ["/"]
+    while waiting:
+        path = waiting.pop()
+        seen.add(path)
+        served = await http.get(path)
+        assert served.status_code == 200
+        assert "default-src 'none'" in served.headers["content-security-policy"]
+        assert served.headers["content-type"] in TYPES.values()
+        named = re.findall(r'(?:src|href)="(playground/[^"]+)"|from "\./([^"]+)"', served.text)
+        links = {"/" + (page or f"playground/{module}") for page, module in named}
+        waiting += links - seen - set(waiting)
+        assert not re.findall(r"https?://(?!www\.w3\.org)", served.text)
+    assert {path.removeprefix("/playground/") for path in seen - {"/"}} == {
+        file.name for file in FOLDER.iterdir() if file.name != "index.html"
+    }
+
+
+async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.AsyncClient) -> None:
+    """The entity tag follows from the bytes; HEAD asks without taking."""
+    first = await http.get("/playground/main.js")
+    tag = first.headers["etag"]
+    again = await http.get("/playground/main.js", headers={"if-none-match": f'"other", W/{tag}'})
+    assert (again.status_code, again.content) == (304, b"")
+    other = await http.get("/playground/tree.js", headers={"if-none-match": tag})
+    assert other.status_code == 200
+    assert (await http.head("/")).status_code == 200
+    assert (await http.get("/playground/app.py")).status_code == 404
+
+
+async def test_the_page_knows_policies_and_examples(http: httpx2.AsyncClient) -> None:
+    """Every policy, the defaults of a search, and questions of each bundled task."""
+    facts = (await http.get("/playground/facts.json")).json()
+    assert facts["policies"] == list(get_args(PolicyName))
+    assert (facts["policy"], facts["width"], facts["key_needed"]) == ("rebase", 16, False)
+    assert facts["examples"].keys() == TASKS.keys()
+    assert all(TASKS[name].matches(q) for name, qs in facts["examples"].items() for q in qs)
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": "ann:secret"}], indirect=True)
+async def test_the_page_is_open_and_asks_for_the_key(http: httpx2.AsyncClient) -> None:
+    """Who has no key gets the page, which says that one is needed, and nothing else."""
+    assert (await http.get("/")).status_code == 200
+    facts = (await http.get("/playground/facts.json")).json()
+    assert facts["key_needed"] is True
+    assert (await http.get("/v1/models")).status_code == 401

@@ -1,0 +1,84 @@
+"""Models that think aloud: the thought is told apart, and holds no answer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+
+from server.reply_formats import opens_reasoning, split_reasoning
+from server.streams import ReasoningStream
+from tests.search.scripted_engine import ScriptedEngine, encode
+from tests.server.conftest import question, saying
+
+THINKING = "<think>\nThe answer is 1? No.\n</think>\n\nThe answer is 2."
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "parts"),
+    [
+        ("Hello.", False, ("", "Hello.")),
+        ("<think>a\n\nb</think>\n\nc", False, ("a\n\nb", "c")),
+        ("a</think>c", True, ("a", "c")),
+        ("a</think>c", False, ("", "a</think>c")),
+        ("<think>a", False, ("a", "")),
+        ("a", True, ("a", "")),
+        ("say <think>a</think>", False, ("", "say <think>a</think>")),
+    ],
+)
+def test_a_thought_stands_at_the_beginning(text: str, opened: bool, parts: tuple[str, str]) -> None:
+    """Opened by the reply or by the prompt; one that is never closed leaves no reply."""
+    assert split_reasoning(text, opened=opened) == parts
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "\n", "a", "</"]), max_size=12),
+    st.booleans(),
+)
+def test_pieces_are_the_whole(pieces: list[str], opened: bool) -> None:
+    """However a text is cut, what is told of it piece by piece is what it is split into."""
+    saying, told = ReasoningStream(opened), [("", "")]
+    told += [saying.more(piece) for piece in pieces]
+    told.append(saying.rest("".join(pieces)))
+    joined = tuple("".join(part) for part in zip(*told, strict=True))
+    assert joined == split_reasoning("".join(pieces), opened=opened)
+
+
+def test_a_template_may_open_the_thought() -> None:
+    """A prompt that ends with the tag has begun one; a tag further up has not."""
+    assert opens_reasoning(encode("assistant:<think>\n"), lambda text: list(encode(text)))
+    assert opens_reasoning(encode("assistant:<think>"), lambda text: list(encode(text)))
+    assert not opens_reasoning(encode("<think>\n\n</think>\n\n"), lambda text: list(encode(text)))
+
+
+async def test_a_thought_is_reasoning_content(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Whole or streamed; the reply has none of it."""
+    engine.say = saying(THINKING)
+    whole = await openai.chat.completions.create(model="sprig", messages=question())
+    message = whole.choices[0].message
+    stream = await openai.chat.completions.create(model="sprig", messages=question(), stream=True)
+    deltas = [chunk.choices[0].delta async for chunk in stream]
+    thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert message.content == "".join(d.content or "" for d in deltas) == "The answer is 2."
+    assert (message.model_extra or {})["reasoning_content"] == thought == "The answer is 1? No."
+
+
+async def test_answers_are_not_looked_for_in_thoughts(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """What was only considered does not vote; a thought that never ends has no answer."""
+    body = {"search": {"policy": "self_consistency", "width": 2, "step_tokens": 200}}
+
+    async def parsed() -> tuple[str | None, dict]:
+        done = await openai.chat.completions.create(
+            model="sprig", messages=question(), extra_body=body
+        )
+        return done.choices[0].message.content, (done.model_extra or {})["search"]
+
+    engine.say = saying(THINKING)
+    content, found = await parsed()
+    assert (content, found["answer"]) == ("The answer is 2.", "2")
+    engine.say = lambda _: THINKING.partition("</think>")[0]
+    content, found = await parsed()
+    assert (content, found["answer"], found["unanswered"]) == ("", None, 2)

@@ -1,0 +1,113 @@
+"""Streams say what can no longer change, as soon as that is so, and never take it back."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.engine import Branch
+from search.events import Event, Expanded, Pruned, Selected, Started
+from search.events import grow as change
+from search.policies.registry import POLICIES
+from search.spec import PolicyName, SearchSpec
+from search.tree import Finish, Tree
+from server.streams import StablePrefix, shared
+from tests.search.scripted_engine import ScriptedEngine, dice, grow
+from tests.server.conftest import Call, question
+
+
+def say(branch: Branch) -> str:
+    """Few different steps, some of them empty, so that branches agree, part, loop and die."""
+    roll = dice(branch.tokens, branch.seed) % 12
+    if roll < 2:
+        return "\n\n"
+    return f"The answer is {roll}." if roll < 5 else f"step {roll // 4}\n\n"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=15)
+@given(width=st.integers(1, 8), seed=st.integers(0, 2**32))
+async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int, seed: int) -> None:
+    """Looked at before every round: it only grows, and the reply begins with it."""
+    spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=5)
+    foresight = StablePrefix(spec)
+    seen = [""]
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Selected):
+            seen.append(foresight.text())
+        foresight.hear(event)
+
+    outcome = await grow(ScriptedEngine(say), spec, listen=hear)
+    seen.append(outcome.text)
+    if outcome.chosen is not None:
+        assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3), st.integers(0, 4))))
+def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int]]) -> None:
+    """Of a tree that grows and is pruned at random, looked at after every change: as if the whole
+    texts were compared."""
+    foresight, tree = StablePrefix(SearchSpec(policy="beam")), Tree((1,))
+    foresight.hear(Started("t", "beam", 4, 0, (1,)))
+    for place, text, kind in moves:
+        leaves = list(tree.leaves())
+        if not leaves:
+            break
+        above = leaves[place % len(leaves)]
+        told: list[Event] = [Pruned(1, above.id, "")]
+        if kind:
+            finish = Finish.END if kind == 1 else Finish.STEP
+            drawn = range(len(tree), len(tree) + kind)
+            said = (above.id, 0, above.depth + 1, (2,), text, finish.value, 0.0, 0.0)
+            told = [Expanded(1, node, *said) for node in drawn]
+        for event in told:
+            foresight.hear(event)
+            change(tree, event)
+        alive = [tree.text(node.id) for node in (*tree.leaves(), *tree.finished())]
+        if alive:
+            assert foresight.text() == shared(alive)
+
+
+def test_shared_is_the_longest_common_beginning() -> None:
+    """Of no texts it is nothing."""
+    assert shared(["abc", "abd", "ab"]) == "ab"
+    assert shared(["abc"]) == "abc"
+    assert shared([]) == shared(["x", "y"]) == ""
+
+
+@pytest.mark.parametrize(("stop", "told"), [(None, "one\\n\\ntwo\\n\\n"), (["wo"], "one\\n\\nt")])
+async def test_steps_are_streamed_while_the_search_goes_on(
+    app: FastAPI, engine: ScriptedEngine, stop: list[str] | None, told: str
+) -> None:
+    """Two branches that say the same: each step is sent once both have it, long before the end,
+    and nothing after a stop string."""
+    steps = ["one\n\n", "two\n\n", "The answer is 3."]
+    engine.gate = asyncio.Event()
+
+    def step(branch: Branch) -> str:
+        return steps["".join(map(chr, branch.tokens)).count("\n\n")]
+
+    engine.say = step
+    body: dict[str, Any] = {"model": "sprig", "messages": question(), "stream": True, "stop": stop}
+    call = Call(app, "/v1/chat/completions", body | {"search": {"width": 2, "seed": 1}})
+    for piece in (b"one", b"t"):
+        await engine.waiting.wait()
+        engine.waiting.clear()
+        gate, engine.gate = engine.gate, asyncio.Event()
+        gate.set()
+        await call.until(1, b'"content":"' + piece)
+        assert b'"finish_reason":"' not in call.body
+    engine.gate.set()
+    engine.gate = None
+    await call.task
+    contents = call.body.decode().split('"content":"')[2:]
+    assert "".join(part.partition('"')[0] for part in contents).startswith(told)
+    assert ("answer is" in call.body.decode().partition('"search"')[0]) is (stop is None)
+    assert call.ended

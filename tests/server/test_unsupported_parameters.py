@@ -1,0 +1,70 @@
+"""No parameter is swallowed: what is not honoured is refused where it asks for something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from server.unsupported_parameters import CHAT, TEXT, asks_nothing
+from tests.server.conftest import question
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "sprig", "messages": question(), "max_tokens": 4, "seed": 1},
+    "/v1/completions": {"model": "sprig", "prompt": "a", "max_tokens": 4, "seed": 1},
+}
+TABLES = [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
+ASKED: dict[str, Any] = {
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "min_tokens": 3,
+    "guided_json": {"type": "object"},
+    "priority": 1,
+    "top_logprobs": 2,
+    "best_of": 2,
+    "echo": True,
+    "skip_special_tokens": False,
+}
+"""What somebody might ask for; of the others a word."""
+
+
+@pytest.mark.parametrize(("path", "table"), TABLES)
+async def test_what_is_not_honoured_is_refused_by_name(
+    http: httpx2.AsyncClient, path: str, table: dict[str, tuple[Any, ...]]
+) -> None:
+    """And the reply to its neutral values is the one without it."""
+    plain = (await http.post(path, json=BODIES[path])).json()["choices"]
+    for name, neutral in table.items():
+        asked = await http.post(path, json=BODIES[path] | {name: ASKED.get(name, "word")})
+        assert asked.status_code == 400, name
+        error = asked.json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        for value in neutral:
+            answer = await http.post(path, json=BODIES[path] | {name: value})
+            assert answer.status_code == 200, (name, value)
+            assert answer.json()["choices"] == plain
+
+
+async def test_what_load_generators_and_clients_send_is_taken(http: httpx2.AsyncClient) -> None:
+    """``ignore_eos``, ``stop: null`` and fields that nobody knows."""
+    sent = {
+        "ignore_eos": True,
+        "stop": None,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "tools": [],
+        "tool_choice": "none",
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "nobody_knows": 1,
+    }
+    for path, body in BODIES.items():
+        assert (await http.post(path, json=body | sent)).status_code == 200
+
+
+def test_true_is_no_one() -> None:
+    """JSON's true and 1 are two things, 1 and 1.0 are not."""
+    assert asks_nothing(1.0, (None, 1))
+    assert not asks_nothing(True, (None, 1))
+    assert not asks_nothing(0, (None, False))

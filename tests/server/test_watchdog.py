@@ -1,0 +1,56 @@
+"""An engine that died is started again, and again if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from search.engine import EngineDown
+from server.lifecycle import watch_engine
+
+
+class Mortal:
+    """Dies when told to; its second restart works."""
+
+    def __init__(self) -> None:
+        self.dead = True
+        self.restarts = 0
+        self.back = asyncio.Event()
+
+    async def health(self) -> None:
+        """Down while dead."""
+        if self.dead:
+            raise EngineDown("dead")
+        self.back.set()
+
+    async def restart(self) -> None:
+        """Fails once."""
+        self.restarts += 1
+        if self.restarts == 1:
+            raise OSError("no memory")
+        self.dead = False
+
+
+async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A restart that fails is tried again; a healthy engine is left alone; all is counted, and told
+    by the model's name."""
+    caplog.set_level(logging.INFO)
+    engine = Mortal()
+    restarts = Counter("restarts", "", registry=CollectorRegistry())
+    watchdog = asyncio.create_task(watch_engine(engine, 0.001, restarts, "sprig"))
+    await engine.back.wait()
+    watchdog.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watchdog
+    assert engine.restarts == 2
+    assert next(iter(restarts.collect())).samples[0].value == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "sprig: dead: restarting the engine",
+        "sprig: the engine does not start: no memory",
+        "sprig: dead: restarting the engine",
+        "sprig: the engine is back",
+    ]
