@@ -24,10 +24,11 @@ log = logging.getLogger("hedgerow.admission")
 
 @dataclass(slots=True, eq=False)
 class KeyQueue:
-    """What one key has open: tickets, trees that run, and tickets that wait in order."""
+    """What one key has open: slots and the bytes of their bodies, trees that run, who waits."""
 
     key: ApiKey
     open: int = 0
+    bytes: int = 0
     running: int = 0
     next_start: float = 0.0
     waiting: deque[QueueSlot] = field(default_factory=deque)
@@ -40,9 +41,10 @@ class QueueSlot:
     was. So nothing grows that holds no place, whoever leaves when.
     """
 
-    def __init__(self, admission: Admission, queue: KeyQueue, number: int) -> None:
+    def __init__(self, admission: Admission, queue: KeyQueue, number: int, size: int) -> None:
         self.key = queue.key
         self.number = number
+        self.size = size
         self.granted = False
         self._admission = admission
         self._queue = queue
@@ -109,24 +111,28 @@ class QueueSlot:
 
 
 class Admission:
-    """At most ``running`` trees at once and ``queued`` requests beyond them."""
+    """At most ``running`` requests whose trees grow and ``queued`` beyond them, with bodies of at
+    most ``most_bytes`` together, half of them one key's."""
 
     def __init__(
         self,
         running: int,
         queued: int,
         retry_after: int,
+        most_bytes: int = 1 << 62,
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
         """``waited`` is told how many seconds each ticket waited, granted in the end or not."""
         self.waited = waited
         self._most_running = running
         self._most_open = running + queued
+        self._most_bytes = most_bytes
         self._retry_after = retry_after
         self.queues: dict[str, KeyQueue] = {}
         self._numbers = 0
         self._now = 0.0
         self.open = 0
+        self.bytes = 0
         self.running = 0
 
     @property
@@ -134,17 +140,25 @@ class Admission:
         """Tickets whose tree may not grow yet."""
         return self.open - self.running
 
-    def take(self, key: ApiKey) -> QueueSlot:
-        """A ticket. Raises ApiError (429) when all are taken, or all that this key may have."""
+    def take(self, key: ApiKey, size: int = 0) -> QueueSlot:
+        """A place for a request with a body of so many bytes. Raises ApiError (429) when all are
+        taken, or all that this key may have."""
         queue = self.queues.setdefault(key.name, KeyQueue(key))
         if self.open >= self._most_open:
             raise self._refused("queue_full", "the queue is full")
         if queue.open >= min(key.running, self._most_running) + key.queued:
             raise self._refused("rate_limit_exceeded", "this key has too many requests open")
+        if self.bytes + size > self._most_bytes:
+            raise self._refused("queue_full", "the bodies of open requests are too large together")
+        if queue.bytes + size > max(self._most_bytes // 2, size):
+            why = "the bodies of this key's open requests are too large together"
+            raise self._refused("rate_limit_exceeded", why)
         self.open += 1
+        self.bytes += size
         queue.open += 1
+        queue.bytes += size
         self._numbers += 1
-        return QueueSlot(self, queue, self._numbers)
+        return QueueSlot(self, queue, self._numbers, size)
 
     def wait(self, slot: QueueSlot, queue: KeyQueue) -> None:
         """Put a ticket in its key's line."""
@@ -156,7 +170,9 @@ class Admission:
     def leave(self, slot: QueueSlot, queue: KeyQueue) -> None:
         """A ticket is given back, wherever it was."""
         self.open -= 1
+        self.bytes -= slot.size
         queue.open -= 1
+        queue.bytes -= slot.size
         if slot.granted:
             self.running -= 1
             queue.running -= 1

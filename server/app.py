@@ -61,6 +61,7 @@ def create_service(
         settings.max_running,
         settings.max_queued,
         settings.retry_after_seconds,
+        settings.max_bodies_bytes,
         metrics.queue_wait.observe,
     )
     metrics.queue.set_function(lambda: admission.waiting)

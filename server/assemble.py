@@ -25,7 +25,12 @@ from runtime.text import Text
 from search.engine import Engine
 from server.api_keys import ApiKeys
 from server.app import add_model, create_app, create_service
-from server.connections import Connections, raised_handle_limit, within_handles
+from server.connections import (
+    Connections,
+    accepted_at_once,
+    raised_handle_limit,
+    within_handles,
+)
 from server.further_models import further_models
 from server.header_timeout import guarded
 from server.lifecycle import GracefulServer, Restartable, watch_engine
@@ -214,7 +219,8 @@ def traces_of(settings: Settings) -> Tracing | None:
 async def serve(settings: Settings, trees: TreeLog) -> None:
     """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
     start_logging(settings.log_level, settings.log_format)
-    settings = within_handles(settings, raised_handle_limit())
+    handles = raised_handle_limit()
+    settings = within_handles(settings, handles)
     config = uvicorn.Config(
         "",
         log_config=None,
@@ -224,6 +230,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         http=guarded(Connections(settings.max_connections), settings.head_seconds),
         ws="none",
+        backlog=accepted_at_once(settings.max_connections, handles),
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )

@@ -59,7 +59,7 @@ class AuthMiddleware:
         try:
             grows = self._let_in(scope, state)
             body = await self._bodies.whole(scope, receive) if "key" in state else None
-            slot = self._slot(state) if grows else None
+            slot = self._slot(state, len(body or b"")) if grows else None
         except ApiError as refused:
             self._quotas.refused(refused.code)
             answer = JSONResponse(refused.body(), refused.status_code, refused.headers)
@@ -96,10 +96,10 @@ class AuthMiddleware:
             self._must_be_able(state["key"])
         return grows
 
-    def _slot(self, state: dict[str, Any]) -> QueueSlot:
+    def _slot(self, state: dict[str, Any], size: int) -> QueueSlot:
         """A place, now that the body is whole; while it came, much may have changed."""
         self._must_be_able(state["key"])
-        state["slot"] = self._admission.take(state["key"])
+        state["slot"] = self._admission.take(state["key"], size)
         return state["slot"]
 
     def _must_be_able(self, key: ApiKey) -> None:

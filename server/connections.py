@@ -15,6 +15,10 @@ LEAST_RESERVED = 128
 """File handles that are not clients': files, the engine's pipe, connections to other servers."""
 
 
+MOST_AT_ONCE = 2048
+"""Connections that wait to be accepted."""
+
+
 class Connection(Protocol):
     """What is asked of a client's connection."""
 
@@ -73,6 +77,12 @@ def raised_handle_limit() -> int:
             log.warning("file handles: %d; not raised to %d: %s", soft, hard, error)
             return soft
     return hard if hard != resource.RLIM_INFINITY else 1 << 20
+
+
+def accepted_at_once(connections: int, handles: int) -> int:
+    """How many connections the event loop may accept before it counts them: for a moment twice as
+    many are open beyond those that may be, the new ones and those that go for them."""
+    return max(8, min(MOST_AT_ONCE, (handles - connections) // 4))
 
 
 def within_handles(settings: Settings, handles: int) -> Settings:

@@ -197,7 +197,9 @@ class Settings(BaseModel):
     max_connections: int = Field(default=8192, ge=1, description="open at once, idle ones included")
     max_bodies: int = Field(default=4096, ge=1, description="on their way at once")
     max_bodies_by_address: int = Field(default=1024, ge=1, description="of these, of one address")
-    max_bodies_bytes: int = Field(default=256 << 20, ge=1024, description="of these together")
+    max_bodies_bytes: int = Field(
+        default=256 << 20, ge=1024, description="of these, and of open requests"
+    )
     max_messages: int = Field(default=1024, ge=1)
     max_stop_strings: int = Field(default=16, ge=1, le=16)
     max_width: int = Field(default=1024, ge=1, le=1024)

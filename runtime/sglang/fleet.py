@@ -59,6 +59,11 @@ class Fleet:
         """Where the servers are."""
         return [replica.url for replica in self.replicas]
 
+    @property
+    def kv_tokens(self) -> int:
+        """The capacity of their KV together."""
+        return sum(replica.kv_tokens for replica in self.replicas)
+
     async def ask(
         self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Awaitable[T]]
     ) -> T:

@@ -20,7 +20,7 @@ from typing import Literal
 import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME
-from runtime.sglang.priority import UNITS
+from runtime.sglang.replica import PRIORITY_UNITS
 from search.engine import EngineDown
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ An idle server sleeps until a request comes: awake it would take a core from tho
 
 BY_PRIORITY = (
     *("--enable-priority-scheduling", "--retraction-policy", "priority"),
-    *("--priority-scheduling-preemption-threshold", str(UNITS)),
+    *("--priority-scheduling-preemption-threshold", str(PRIORITY_UNITS)),
 )
 """What nobody asked for yet gives way to all else; what was asked for only waits for its like."""
 

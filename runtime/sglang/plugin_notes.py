@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params
-from runtime.sglang.priority import UNITS
-from runtime.sglang.replica import Replica
+from runtime.sglang.replica import PRIORITY_UNITS, Replica
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -62,7 +61,7 @@ class PluginNotes:
         if not server.ranks:
             return {}
         worth = 1.0 if parent == ROOT else self._values.get(parent, 0.0)
-        return {"priority": round(UNITS * worth)}
+        return {"priority": round(PRIORITY_UNITS * worth)}
 
 
 def farewell(tree: str) -> Mapping[str, Any]:

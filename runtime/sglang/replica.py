@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 
 from hedgerow_sglang.plugin_protocol import plugin_counts
-from runtime.sglang.priority import EARLY
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
@@ -31,6 +30,12 @@ MOST_SAID = 200
 AGAIN = "+"
 """Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
 it may not have noticed yet that the first one's connection is gone."""
+
+PRIORITY_UNITS = 1000
+"""A request's priority in SGLang, where what is higher goes first: what was asked for has from 0 to
+so many, by what it is worth."""
+EARLY_PRIORITY = -10 * PRIORITY_UNITS
+"""Of what nobody has asked for yet: let in last, and preempted first."""
 
 Json = Mapping[str, Any]
 
@@ -64,6 +69,7 @@ class Replica:
         """
         self.url = url.rstrip("/")
         self.up = True
+        self.details: Json = {}
         self.failures = 0
         self.plugged = False
         self.seeds = False
@@ -87,9 +93,9 @@ class Replica:
 
     def learn(self, info: Json) -> None:
         """Take what ``/server_info`` says."""
-        told = plugin_counts(info)
-        self.plugged = told is not None and bool(told["evicts"])
-        self.seeds = told is not None and bool(told["seeds"])
+        self.details = info
+        counts = plugin_counts(info) or {"evicts": 0, "seeds": 0}
+        self.plugged, self.seeds = bool(counts["evicts"]), bool(counts["seeds"])
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (
             info.get("schedule_low_priority_values_first")
@@ -106,7 +112,7 @@ class Replica:
         that is full need not draw it.
         """
         if self.schedules:
-            body = {"priority": 0, **body} | ({"priority": EARLY} if early else {})
+            body = {"priority": 0, **body} | ({"priority": EARLY_PRIORITY} if early else {})
         self.under_way += not early
         try:
             answer = await self._post("/generate", body, () if early else FULL_WAITS)

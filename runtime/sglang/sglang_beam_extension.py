@@ -17,7 +17,6 @@ from heapq import heappop, heappush
 
 from runtime.sglang.account import Path
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.luck import lucky
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.step_request import StepRequest
@@ -35,20 +34,24 @@ AGAIN_SECONDS = 0.05
 """A request that is on its way when it is stopped is not known there yet: it is stopped again."""
 LAST_SECONDS = 5.0
 """To learn what an ended search has wasted."""
+TRIAL_TOKENS = 512
+"""Tokens drawn early after which a search's hit rate is known."""
+LEAST_HIT_RATE = 0.25
+"""Share of its early tokens that a search must have used to have more drawn."""
 
 Key = tuple[int, int]
 """A parent's node and a child's index."""
 Place = tuple[int, int, int]
 """Where a child stands in its search's queue, least first: its potential, negated, less those of
 its siblings that went before; its parent's arrival; its index."""
-Book = Callable[[SearchSession, Path, Json, StepRequest], None]
+CountAnswer = Callable[[SearchSession, Path, Json, StepRequest], None]
 
 
 @dataclass(slots=True, eq=False)
 class ExtensionTask:
     """A child's step, begun early; ``rid``: of the request that draws it, once there is one."""
 
-    drawing: StepRequest
+    request: StepRequest
     replica: Replica
     task: asyncio.Task[None] = field(init=False)
     rid: str = ""
@@ -72,30 +75,30 @@ class SearchExtensions:
 class SglangBeamExtension:
     """What all searches of an engine have drawn early, and what they may draw next."""
 
-    def __init__(self, fleet: Fleet, book: Book, *, top: int, on: bool) -> None:
-        """``book`` counts an answer: its search, its prefix, itself, and what it was for. ``top``:
+    def __init__(self, fleet: Fleet, count: CountAnswer, *, top: int, on: bool) -> None:
+        """``count`` counts an answer: its search, its prefix, itself, and what it was for. ``top``:
         log-probabilities read a token; nothing is drawn early unless ``on``."""
         self._fleet = fleet
-        self._book = book
+        self._count = count
         self._top = top
         self._on = on
         self._beams: dict[SearchSession, SearchExtensions] = {}
         self._arrivals = 0
 
-    def offer(self, search: SearchSession, drawing: StepRequest) -> None:
+    def enqueue(self, search: SearchSession, request: StepRequest) -> None:
         """A branch's step is complete: its children may begin."""
-        ahead, most = drawing.branch.ahead, drawing.sampling.max_step_tokens
-        if not self._on or ahead is None or drawing.finish is Finish.END:
+        ahead, most = request.branch.ahead, request.sampling.max_step_tokens
+        if not self._on or ahead is None or request.finish is Finish.END:
             return
-        if drawing.branch.early_limit(len(drawing.tokens), most) < 1:
+        if request.branch.early_limit(len(request.tokens), most) < 1:
             return
         self._arrivals += 1
         place = (-ahead.children, self._arrivals, 0)
-        heappush(self._beams.setdefault(search, SearchExtensions()).queue, (place, drawing))
-        search.read.add(drawing.path)
-        self._fill()
+        heappush(self._beams.setdefault(search, SearchExtensions()).queue, (place, request))
+        search.read.add(request.path)
+        self._start_next()
 
-    async def take(self, search: SearchSession, drawings: Sequence[StepRequest]) -> None:
+    async def resume(self, search: SearchSession, requests: Sequence[StepRequest]) -> None:
         """A round asks for these: each gets what was drawn of it, to go on from there. What it does
         not ask for stops, and waits for a round that does."""
         beams = self._beams.get(search)
@@ -103,17 +106,17 @@ class SglangBeamExtension:
             return
         beams.queue.clear()
         await self._stop(beams.begun.values())
-        _waste(search, beams, [key for key in beams.begun if key[0] in beams.dead])
-        for drawing in drawings:
-            early = beams.begun.get((drawing.branch.parent, drawing.branch.child))
-            if early is None or not _same(early.drawing, drawing):
+        _discard(search, beams, [key for key in beams.begun if key[0] in beams.dead])
+        for request in requests:
+            early = beams.begun.get((request.branch.parent, request.branch.child))
+            if early is None or not _same(early.request, request):
                 continue
-            del beams.begun[drawing.branch.parent, drawing.branch.child]
-            drawing.go_on_from(early.drawing)
-            search.read.add(drawing.path)
-            search.account.speculated_used += len(drawing.tokens)
+            del beams.begun[request.branch.parent, request.branch.child]
+            request.continue_from(early.request)
+            search.read.add(request.path)
+            search.account.speculated_used += len(request.tokens)
 
-    def bury(self, search: SearchSession, nodes: Iterable[int]) -> None:
+    def mark_dead(self, search: SearchSession, nodes: Iterable[int]) -> None:
         """These nodes get no children any more."""
         if search in self._beams:
             self._beams[search].dead.update(nodes)
@@ -128,26 +131,26 @@ class SglangBeamExtension:
                 await self._stop(beams.begun.values())
         for early in beams.begun.values():
             early.task.cancel()
-        _waste(search, beams, list(beams.begun))
+        _discard(search, beams, list(beams.begun))
 
-    def _fill(self) -> None:
+    def _start_next(self) -> None:
         """Begin the likeliest children where places are idle, equally many of each search."""
         wanting = [search for search, beams in self._beams.items() if beams.queue]
         while wanting:
             search = min(wanting, key=self._running)
-            replica = self._room(search)
+            replica = self._server_with_room(search)
             if replica is not None:
-                self._begin(search, replica)
+                self._start_child(search, replica)
             if replica is None or not self._beams[search].queue:
                 wanting.remove(search)
 
     def _running(self, search: SearchSession) -> int:
         return sum(early.running for early in self._beams[search].begun.values())
 
-    def _room(self, search: SearchSession) -> Replica | None:
-        """Where one more of a search may begin: there is a place, memory, and luck."""
+    def _server_with_room(self, search: SearchSession) -> Replica | None:
+        """Where one more of a search may begin: there is a place, memory, and a fair hit rate."""
         account = search.account
-        if not lucky(account.speculated_used, account.speculated_wasted):
+        if not worthwhile(account.speculated_used, account.speculated_wasted):
             return None
         try:
             replica = self._fleet.place(search.tree, search.prompt)
@@ -162,10 +165,10 @@ class SglangBeamExtension:
         if replica.under_way + len(here) >= min(IDLE_PLACES, replica.places):
             return None
         own = self._beams[search].begun.values()
-        held = sum(e.drawing.branch.limit if e.running else len(e.drawing.tokens) for e in own)
+        held = sum(e.request.branch.limit if e.running else len(e.request.tokens) for e in own)
         return replica if held < SHARE * replica.kv_tokens / len(self._beams) else None
 
-    def _begin(self, search: SearchSession, replica: Replica) -> None:
+    def _start_child(self, search: SearchSession, replica: Replica) -> None:
         """Draw a search's likeliest child; its next sibling takes its turn."""
         beams = self._beams[search]
         (rest, arrival, child), parent = heappop(beams.queue)
@@ -174,26 +177,26 @@ class SglangBeamExtension:
         if child + 1 < ahead.children:
             heappush(beams.queue, ((rest + 1, arrival, child + 1), parent))
         branch = parent.branch.early_child(child, parent.tokens, parent.sampling.max_step_tokens)
-        drawing = StepRequest(branch, parent.sampling, parent.stops, parent.eos)
-        early = ExtensionTask(drawing, replica)
+        request = StepRequest(branch, parent.sampling, parent.stops, parent.eos)
+        early = ExtensionTask(request, replica)
         beams.begun[branch.parent, child] = early
-        early.task = asyncio.create_task(self._draw(search, early))
-        early.task.add_done_callback(lambda _: self._fill())
+        early.task = asyncio.create_task(self._sample(search, early))
+        early.task.add_done_callback(lambda _: self._start_next())
 
-    async def _draw(self, search: SearchSession, early: ExtensionTask) -> None:
+    async def _sample(self, search: SearchSession, early: ExtensionTask) -> None:
         """Until the step is complete, or the request is stopped. A failure is none of the search's:
         the round that asks for the step draws it."""
-        drawing, replica = early.drawing, early.replica
+        request, replica = early.request, early.replica
         try:
-            while drawing.finish is None and not early.stopped:
-                said = search.notes.on(replica, len(search.prompt), None)
+            while request.finish is None and not early.stopped:
+                note = search.notes.on(replica, len(search.prompt), None)
                 with search.request(replica) as early.rid:
-                    body = drawing.request(self._top, said) | search.common(early.rid)
-                    before, answer = drawing.path, await replica.generate(body, early=True)
+                    body = request.body(self._top, note) | search.common(early.rid)
+                    before, answer = request.path, await replica.generate(body, early=True)
                 if not answer["meta_info"].get("output_token_logprobs"):
                     return
-                drawing.take(answer)
-                self._book(search, before, answer, drawing)
+                request.take(answer)
+                self._count(search, before, answer, request)
         except EngineError as error:
             log.info("%s: an early step was not drawn: %s", replica.url, error)
 
@@ -209,9 +212,15 @@ class SglangBeamExtension:
             await asyncio.wait({early.task}, timeout=AGAIN_SECONDS)
 
 
-def _waste(search: SearchSession, beams: SearchExtensions, keys: Sequence[Key]) -> None:
+def worthwhile(used: int, wasted: int) -> bool:
+    """False once enough is known and too little of it, in tokens, was used."""
+    settled = used + wasted
+    return settled < TRIAL_TOKENS or used >= LEAST_HIT_RATE * settled
+
+
+def _discard(search: SearchSession, beams: SearchExtensions, keys: Sequence[Key]) -> None:
     for key in keys:
-        search.account.speculated_wasted += len(beams.begun.pop(key).drawing.tokens)
+        search.account.speculated_wasted += len(beams.begun.pop(key).request.tokens)
 
 
 def _same(early: StepRequest, asked: StepRequest) -> bool:

@@ -23,12 +23,12 @@ from runtime.sglang.account import Flops, free
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.launched_server import BY_PRIORITY
 from runtime.sglang.plugin_notes import PluginNotes
-from runtime.sglang.replica import Json, NotSglang, Replica
-from runtime.sglang.reward_request import asking_of
+from runtime.sglang.replica import NotSglang, Replica
+from runtime.sglang.reward_request import RewardRequest
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.server_metrics import fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.sglang_scorer import JudgeScorer, LikelihoodScorer, PrmScorer
+from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.engine import (
@@ -65,7 +65,7 @@ class SglangEngine:
         self._text = Text(options.policy)
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
-        self._asking = asking_of(self._form, prm, self._text) if prm else None
+        self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
         self._policy = Fleet("policy", [self._replica(url) for url in options.policy_urls])
         urls = options.reward_urls if prm else ()
         self._rewards = Fleet("reward", [self._replica(url) for url in urls])
@@ -125,14 +125,7 @@ class SglangEngine:
         for trajectory in trajectories:
             if not trajectory.steps or not all(trajectory.steps):
                 raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
-        search = self._session(tree)
-        match self._scoring:
-            case PrmScorer() as scorer:
-                return await scorer.score(search, prompt, question, trajectories)
-            case JudgeScorer() as bench:
-                return await bench.score(search, question, trajectories)
-            case LikelihoodScorer() as likelihood:
-                return await likelihood.score(search, prompt, trajectories)
+        return await self._scorer.score(self._session(tree), prompt, question, trajectories)
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
@@ -148,7 +141,7 @@ class SglangEngine:
         search = self._session(tree)
         search.account.bury(hint.dead)
         search.notes.take(hint)
-        self._sampler.early.bury(search, hint.dead)
+        self._sampler.extension.mark_dead(search, hint.dead)
 
     async def release(self, tree: str) -> TreeCost:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""
@@ -182,11 +175,11 @@ class SglangEngine:
         return Usage(
             kv_tokens_active=policy.held,
             kv_tokens_cached=policy.cached,
-            kv_tokens_capacity=policy.capacity or self._capacity(self._policy),
+            kv_tokens_capacity=policy.capacity or self._policy.kv_tokens,
             kv_tokens_peak=self._peak,
             prm_kv_tokens_active=reward.held,
             prm_kv_tokens_cached=reward.cached,
-            prm_kv_tokens_capacity=reward.capacity or self._capacity(self._rewards),
+            prm_kv_tokens_capacity=reward.capacity or self._rewards.kv_tokens,
             running=policy.running,
             waiting=policy.waiting,
             decoded_tokens_total=policy.generated if reported else own.decoded_tokens,
@@ -218,7 +211,7 @@ class SglangEngine:
         searches = list(self._searches.values())
         self._searches.clear()
         await asyncio.gather(*(search.stop() for search in searches))
-        await asyncio.gather(*(self._sampler.early.end(search) for search in searches))
+        await asyncio.gather(*(self._sampler.extension.end(search) for search in searches))
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._policy.close()
         await self._rewards.close()
@@ -229,7 +222,7 @@ class SglangEngine:
         """Stop what is under way for a tree, and have its servers let go of it."""
         try:
             await search.stop()
-            await self._sampler.early.end(search)
+            await self._sampler.extension.end(search)
         finally:
             self._past = _sum(self._past, search.account.cost())
             await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
@@ -270,18 +263,13 @@ class SglangEngine:
         """Wait for the servers, and build what depends on what they are."""
         options = self._options
         deadline = time.monotonic() + options.start_seconds
-        both = (*self._policy.replicas, *self._rewards.replicas)
-        fleets = (self._policy, self._rewards)
-        infos = await asyncio.gather(
+        await asyncio.gather(
             *(
-                _info(replica, fleet.what, deadline)
-                for fleet in fleets
+                _wait_for(replica, fleet.what, deadline)
+                for fleet in (self._policy, self._rewards)
                 for replica in fleet.replicas
             )
         )
-        self._infos = dict(zip((replica.url for replica in both), infos, strict=True))
-        for replica, info in zip(both, infos, strict=True):
-            replica.learn(info)
         for replica in self._policy.replicas:
             if options.speculate and not replica.schedules:
                 raise ValueError(
@@ -304,14 +292,11 @@ class SglangEngine:
             top=options.top,
             speculate=options.speculate,
         )
-        self._scoring = self._scoring_of(self._form)
+        self._scorer = self._make_scorer(self._form)
         self._capabilities = Capabilities(
             engine="sglang",
-            models={
-                name: str(path)
-                for name, path in (("policy", options.policy), ("prm", options.prm))
-                if path is not None
-            },
+            models={"policy": str(options.policy)}
+            | ({"prm": str(options.prm)} if options.prm else {}),
             exact=False,
             seeded=all(replica.seeds for replica in self._policy.replicas),
             scores=True,
@@ -321,51 +306,47 @@ class SglangEngine:
             score_tokens=self._overhead(),
         )
 
-    def _scoring_of(self, form: RewardFormat) -> PrmScorer | JudgeScorer | LikelihoodScorer:
+    def _make_scorer(self, form: RewardFormat) -> PrmScorer | PolicyJudge | LikelihoodScorer:
         if form.reads == "judge":
-            return JudgeScorer(self._sampler, Judge(form, self._text))
-        if self._prm is None or self._asking is None:
+            return PolicyJudge(self._sampler, Judge(form, self._text))
+        if self._prm is None or self._reward_request is None:
             return LikelihoodScorer(self._sampler)
         return PrmScorer(
             self._rewards,
-            self._asking,
+            self._reward_request,
             context=self._context(self._rewards, self._prm),
             flops=_flops(self._prm),
         )
 
     def _overhead(self) -> tuple[int, int]:
-        if self._asking is not None:
-            return overhead_of(self._asking.paths)
+        if self._reward_request is not None:
+            return overhead_of(self._reward_request.paths)
         if self._form.reads == "judge":
             return Judge(self._form, self._text).overhead()
         return 0, 0
 
     def _context(self, fleet: Fleet, text: Text) -> int:
         """The most tokens that all servers take; SGLang keeps a few of the context for itself."""
-        told = [self._infos[url].get("max_req_input_len") for url in fleet.urls]
-        return min([text.context, *(int(most) - 1 for most in told if most)])
-
-    def _capacity(self, fleet: Fleet) -> int:
-        return sum(int(self._infos[url].get("max_total_num_tokens", 0)) for url in fleet.urls)
+        longest = [replica.details.get("max_req_input_len") for replica in fleet.replicas]
+        return min([text.context, *(int(tokens) - 1 for tokens in longest if tokens)])
 
     def _fingerprint(self) -> str:
         """``sglang-`` and 16 hex digits over what a tree depends on besides its request."""
         options = self._options
         named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
-        for url in (*self._policy.urls, *self._rewards.urls):
-            info = self._infos[url]
+        for replica in (*self._policy.replicas, *self._rewards.replicas):
             names = ("version", "model_path", "dtype", "attention_backend", "sampling_backend")
-            named += [str(info.get(name)) for name in names]
+            named += [str(replica.details.get(name)) for name in names]
         named += [str(replica.seeds) for replica in self._policy.replicas]
         digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
         return f"sglang-{digest[:16]}"
 
 
-async def _info(replica: Replica, what: str, deadline: float) -> Json:
-    """What a server says of itself, once it is ready. ``what`` it is for names it in an error."""
+async def _wait_for(replica: Replica, what: str, deadline: float) -> None:
+    """Until a server is ready and says what it is; ``what`` it is for stands in an error."""
     while True:
         try:
-            info = await replica.info()
+            replica.learn(await replica.info())
         except NotSglang as error:
             raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
         except EngineDown as error:
@@ -373,7 +354,7 @@ async def _info(replica: Replica, what: str, deadline: float) -> Json:
                 raise EngineDown(f"{replica.url} did not come up: {error}") from error
         else:
             replica.up = True
-            return info
+            return
         await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -9,7 +9,7 @@ from runtime.judge import Judge
 from runtime.sglang.account import Flops, Path
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.reward_request import Asking, own_logprobs
+from runtime.sglang.reward_request import RewardRequest
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.step_sampler import StepSampler
 from search.engine import Branch, PrefixTooLong, Trajectory
@@ -19,10 +19,10 @@ from search.tree import ROOT
 class PrmScorer:
     """A prefill of the new tokens a path, with nothing drawn, read at its last token."""
 
-    def __init__(self, fleet: Fleet, asking: Asking, *, context: int, flops: Flops) -> None:
+    def __init__(self, fleet: Fleet, request: RewardRequest, *, context: int, flops: Flops) -> None:
         """``context``: most tokens of a path."""
         self.fleet = fleet
-        self._asking = asking
+        self._request = request
         self._context = context
         self._flops = flops
 
@@ -30,7 +30,7 @@ class PrmScorer:
         self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """One reward a trajectory. What all their paths begin with is read once before them."""
-        paths = self._asking.paths
+        paths = self._request.paths
         read = [paths.path(prompt, question, t, search.spelt) for t in trajectories]
         for path in read:
             if len(path) > self._context:
@@ -49,7 +49,7 @@ class PrmScorer:
         ]
         answers = await search.together(works)
         search.account.model_calls += bool(answers)
-        return [self._asking.reading.reward(answer) for answer in answers]
+        return [self._request.reward(answer) for answer in answers]
 
     async def _ask(
         self,
@@ -62,8 +62,8 @@ class PrmScorer:
         async def ask(replica: Replica) -> Json:
             with search.request(replica) as rid:
                 request = search.common(rid) | {"input_ids": list(path)}
-                said = search.notes.on(replica, opening, step)
-                return await self._asking.reading.ask(replica, request, said)
+                note = search.notes.on(replica, opening, step)
+                return await self._request.send(replica, request, note)
 
         answer = await self.fleet.ask(search.tree, prompt, ask)
         cached = int(answer["meta_info"].get("cached_tokens") or 0)
@@ -82,7 +82,7 @@ def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | No
     return None if parent is None or parent >= trajectory.node else (trajectory.node, parent)
 
 
-class JudgeScorer:
+class PolicyJudge:
     """Asks the policy itself, by a judge's template."""
 
     def __init__(self, drawer: StepSampler, judge: Judge) -> None:
@@ -90,12 +90,13 @@ class JudgeScorer:
         self._judge = judge
 
     async def score(
-        self, search: SearchSession, question: str, trajectories: Sequence[Trajectory]
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """One reward a trajectory; the verdicts' tokens are not the search's steps."""
+        del prompt  # the judge's template has one of its own
         judge, judged = self._judge, search.apart()
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
-        drawings = await self._sampler.draw(judged, branches, judge.sampling)
+        drawings = await self._sampler.sample(judged, branches, judge.sampling)
         texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
         votes, spent = judge.form.votes, judged.account
         ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
@@ -121,9 +122,10 @@ class LikelihoodScorer:
         self._sampler = drawer
 
     async def score(
-        self, search: SearchSession, prompt: Path, trajectories: Sequence[Trajectory]
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """One reward a trajectory."""
+        """One reward a trajectory; ``question`` is in the prompt."""
+        del question
         search.prompt = search.prompt or prompt
         works = [self._one(search, prompt, t.steps) for t in trajectories]
         return await search.together(works)
@@ -136,7 +138,9 @@ class LikelihoodScorer:
             if known is None:
                 whole = (*prompt, *(token for step in steps for token in step))
                 answer = await self._sampler.read(search, whole, len(prompt) - 1)
-                total, tokens = own_logprobs(answer)
+                read = answer["meta_info"]["input_token_logprobs"]
+                logprobs = [logprob for logprob, *_ in read if logprob is not None]
+                total, tokens = math.fsum(logprobs), len(logprobs)
                 break
             total, tokens = total + known[0], tokens + known[1]
         return math.exp(total / tokens)

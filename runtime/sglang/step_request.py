@@ -38,13 +38,13 @@ class StepRequest:
         """The prefix and what has been drawn of the step."""
         return (*self.branch.tokens, *self.tokens)
 
-    def go_on_from(self, early: StepRequest) -> None:
+    def continue_from(self, early: StepRequest) -> None:
         """Take what was drawn early of the same step."""
         self.tokens, self.logprob = early.tokens, early.logprob
         self.entropy, self.finish = early.entropy, early.finish
 
-    def request(self, top: int, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The body that asks for the rest of the step; ``said``: more sampling parameters."""
+    def body(self, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
+        """The body that asks for the rest of the step; ``note``: more sampling parameters."""
         sampling = self.sampling
         return {
             "input_ids": list(self.path),
@@ -59,7 +59,7 @@ class StepRequest:
                 "no_stop_trim": True,
                 "skip_special_tokens": False,
                 "sampling_seed": sampling_seed(self.branch.seed),
-                **said,
+                **note,
             },
         }
 

@@ -1,4 +1,4 @@
-"""Draws steps on the policy's servers."""
+"""Samples steps on the policy's servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StepSampler:
         """``context``: most tokens of a sequence; ``top``: log-probabilities read a token;
         ``speculate``: idle places draw what rounds may ask for next."""
         self.fleet = fleet
-        self.early = SglangBeamExtension(fleet, self._book, top=top, on=speculate)
+        self.extension = SglangBeamExtension(fleet, self._count, top=top, on=speculate)
         self._text = text
         self._context = context
         self._flops = flops
@@ -49,34 +49,34 @@ class StepSampler:
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
         """A step for each branch, in the order asked."""
-        drawings = await self.draw(search, branches, sampling)
+        requests = await self.sample(search, branches, sampling)
         search.fresh.clear()
-        steps = [self._file(search, drawing) for drawing in drawings]
+        steps = [self._finish_step(search, request) for request in requests]
         search.account.model_calls += max((len(step.tokens) for step in steps), default=0)
         return steps
 
-    async def draw(
+    async def sample(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[StepRequest]:
-        """As ``expand``, the drawings themselves; none of them joins the search's paths."""
+        """As ``expand``, the requests themselves; none of them joins the search's paths."""
         if not branches:
             return []
         for branch in branches:
             self._must_fit(branch)
         stops = self._stops_of(sampling.stop)
-        drawings = [StepRequest(branch, sampling, stops, self._text.eos) for branch in branches]
+        requests = [StepRequest(branch, sampling, stops, self._text.eos) for branch in branches]
         search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
-        await self.early.take(search, drawings)
+        await self.extension.resume(search, requests)
         forks: dict[Path, list[StepRequest]] = defaultdict(list)
-        for drawing in drawings:
-            if drawing.finish is None:
-                forks[drawing.branch.tokens].append(drawing)
-        whole = [drawing for drawing in drawings if drawing.finish is not None]
+        for request in requests:
+            if request.finish is None:
+                forks[request.branch.tokens].append(request)
+        whole = [request for request in requests if request.finish is not None]
         await search.together(
-            [self._fork(search, *fork) for fork in forks.items()]
-            + [self._whole(search, drawing) for drawing in whole]
+            [self._sample_siblings(search, *fork) for fork in forks.items()]
+            + [self._complete(search, request) for request in whole]
         )
-        return drawings
+        return requests
 
     async def read(
         self,
@@ -112,38 +112,38 @@ class StepSampler:
         self._read(search, path, answer)
         return answer
 
-    async def _fork(
-        self, search: SearchSession, prefix: Path, drawings: Sequence[StepRequest]
+    async def _sample_siblings(
+        self, search: SearchSession, prefix: Path, requests: Sequence[StepRequest]
     ) -> None:
         search.on(self.fleet.place(search.tree, search.prompt))
-        if len(drawings) > 1 and prefix not in search.fresh:
-            await self.read(search, prefix, -1, drawings[0].branch.parent)
-        await search.together([self._draw(search, drawing) for drawing in drawings])
+        if len(requests) > 1 and prefix not in search.fresh:
+            await self.read(search, prefix, -1, requests[0].branch.parent)
+        await search.together([self._sample(search, request) for request in requests])
 
-    async def _draw(self, search: SearchSession, drawing: StepRequest) -> None:
+    async def _sample(self, search: SearchSession, request: StepRequest) -> None:
         async def ask(replica: Replica) -> Json:
             with search.request(replica) as rid:
-                said = self._note(search, replica, drawing.branch)
+                note = self._note(search, replica, request.branch)
                 search.on(replica)
-                body = drawing.request(self._top, said) | search.common(rid)
-                ranked = search.notes.priority(replica, drawing.branch.parent)
+                body = request.body(self._top, note) | search.common(rid)
+                ranked = search.notes.priority(replica, request.branch.parent)
                 return await replica.generate(body | ranked)
 
-        while drawing.finish is None:
-            before = drawing.path
+        while request.finish is None:
+            before = request.path
             answer = await self.fleet.ask(search.tree, search.prompt, ask)
-            drawing.take(answer)
-            self._book(search, before, answer, drawing)
-        self.early.offer(search, drawing)
+            request.take(answer)
+            self._count(search, before, answer, request)
+        self.extension.enqueue(search, request)
 
-    async def _whole(self, search: SearchSession, drawing: StepRequest) -> None:
+    async def _complete(self, search: SearchSession, request: StepRequest) -> None:
         """A step that was drawn early to its end: a server with our plug-in hears whose it is."""
-        branch, server = drawing.branch, self.fleet.place(search.tree, search.prompt)
-        if server.plugged and drawing.finish is not Finish.END:
+        branch, server = request.branch, self.fleet.place(search.tree, search.prompt)
+        if server.plugged and request.finish is not Finish.END:
             search.on(server)
             step = branch.node, branch.parent
-            await self.read(search, drawing.path, -1, branch.parent, step)
-        self.early.offer(search, drawing)
+            await self.read(search, request.path, -1, branch.parent, step)
+        self.extension.enqueue(search, request)
 
     def _note(self, search: SearchSession, replica: Replica, branch: Branch) -> dict[str, Any]:
         """What the server is told of the search; nothing for a verdict, which is no step of it."""
@@ -151,12 +151,12 @@ class StepSampler:
             return {}
         return search.notes.on(replica, len(search.prompt), (branch.node, branch.parent))
 
-    def _book(
-        self, search: SearchSession, before: Path, answer: Json, drawing: StepRequest
+    def _count(
+        self, search: SearchSession, before: Path, answer: Json, request: StepRequest
     ) -> None:
         """What a request has cost that drew a step on from ``before``."""
         self._read(search, before, answer)
-        search.account.drew(self._flops, len(before), len(drawing.path) - len(before))
+        search.account.drew(self._flops, len(before), len(request.path) - len(before))
 
     def _read(self, search: SearchSession, prefix: Path, answer: Json) -> None:
         """What a request's prefix has cost."""
@@ -165,12 +165,12 @@ class StepSampler:
         search.account.read(self._flops, len(prefix), cached, known=known)
         search.read.add(prefix)
 
-    def _file(self, search: SearchSession, drawing: StepRequest) -> Step:
+    def _finish_step(self, search: SearchSession, request: StepRequest) -> Step:
         """A step that is complete, and its path that children may be forked from."""
-        branch, tokens, finish = drawing.branch, tuple(drawing.tokens), drawing.finish
-        assert finish is not None, "a drawing is complete"
+        branch, tokens, finish = request.branch, tuple(request.tokens), request.finish
+        assert finish is not None, "a request is complete"
         path = (*branch.tokens, *tokens)
-        search.logprobs[path] = drawing.logprob, len(tokens)
+        search.logprobs[path] = request.logprob, len(tokens)
         if branch.parent == ROOT:
             search.account.hold(ROOT, branch.tokens, len(branch.tokens))
         if finish is not Finish.END:
@@ -178,7 +178,7 @@ class StepSampler:
             search.fresh.add(path)
             search.account.hold(branch.node, path, len(tokens))
         text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
-        return Step(tokens, text, finish, drawing.logprob / len(tokens), drawing.entropy)
+        return Step(tokens, text, finish, request.logprob / len(tokens), request.entropy)
 
     def _stops_of(self, stop: tuple[str, ...]) -> StopStrings:
         try:

@@ -57,6 +57,24 @@ async def test_trees_start_in_turn_between_keys_not_in_order_of_arrival() -> Non
     assert await served(admission, slots) == ["ann", "bob", "ann", "bob"] + ["ann"] * 4
 
 
+def test_open_requests_hold_so_many_bytes() -> None:
+    """By hand, 1,000 in all and 500 of a key; one body alone may have more than its key's half."""
+    admission = Admission(running=9, queued=9, retry_after=1, most_bytes=1000)
+    ann, bob = key("ann"), key("bob")
+    first = admission.take(ann, 400)
+    with pytest.raises(ApiError) as hers:
+        admission.take(ann, 200)
+    assert hers.value.code == "rate_limit_exceeded"
+    large = admission.take(bob, 600)
+    with pytest.raises(ApiError) as full:
+        admission.take(ann, 1)
+    assert full.value.code == "queue_full"
+    for slot in (first, large):
+        slot.close()
+    assert admission.bytes == 0
+    admission.take(ann, 500)
+
+
 async def test_weights_share_the_places() -> None:
     """Weight 3 against 1: three trees for one, while both have some waiting."""
     admission = Admission(running=1, queued=99, retry_after=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.connections import Connections, within_handles
+from server.connections import Connections, accepted_at_once, within_handles
 from server.settings import Settings
 
 
@@ -60,3 +60,5 @@ def test_limits_keep_within_the_file_handles(
     lowered = within_handles(Settings(), handles)
     assert lowered.max_connections == connections
     assert (lowered.max_bodies, lowered.max_bodies_by_address) == (bodies, by_address)
+    at_once = accepted_at_once(connections, handles)
+    assert at_once == 2048 or 8 <= at_once <= (handles - connections) // 4

@@ -76,7 +76,7 @@ def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
     step = drawing(limit=4)
     step.take(answer(0, 1))
     assert step.finish is None
-    body = step.request(2, {})
+    body = step.body(2, {})
     assert body["input_ids"] == [0, 0, 1]
     assert body["sampling_params"]["max_new_tokens"] == 2
     step.take(answer(1, 1))

@@ -18,7 +18,11 @@ from runtime.sglang.fleet import Fleet
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import SearchSession
-from runtime.sglang.sglang_beam_extension import SglangBeamExtension
+from runtime.sglang.sglang_beam_extension import (
+    TRIAL_TOKENS,
+    SglangBeamExtension,
+    worthwhile,
+)
 from runtime.sglang.step_request import StepRequest
 from search.engine import Ahead, Branch, EngineError, Sampling
 from search.tree import Finish
@@ -119,10 +123,10 @@ async def test_the_likeliest_children_begin_first(server: Told, early: SglangBea
     """Three places: a beam's two likeliest go before another's only one, its third comes last."""
     search, poor, rich = searching("a"), ended(1, children=1), ended(2, children=3)
     server.under_way = 3
-    early.offer(search, poor)
+    early.enqueue(search, poor)
     assert await server.seeds_asked() == []
     server.under_way = 0
-    early.offer(search, rich)
+    early.enqueue(search, rich)
     wanted = [seed_of(rich, 0), seed_of(rich, 1), seed_of(poor, 0)]
     assert await server.seeds_asked() == wanted
     await early.end(search)
@@ -134,7 +138,7 @@ async def test_a_place_that_is_free_again_is_filled(
     """By the next in line, while nothing else ends."""
     search, beam = searching("a"), ended(1, children=2)
     server.under_way = 2
-    early.offer(search, beam)
+    early.enqueue(search, beam)
     assert await server.seeds_asked() == [seed_of(beam, 0)]
     await server.tell(0, STOP)
     assert await server.seeds_asked() == [seed_of(beam, 1)]
@@ -147,7 +151,7 @@ async def test_nothing_begins_where_no_server_is_left(
     """And the step that is complete stays so."""
     search, beam = searching("a"), ended(1)
     server.up = False
-    early.offer(search, beam)
+    early.enqueue(search, beam)
     assert await server.seeds_asked() == []
 
 
@@ -156,10 +160,10 @@ async def test_places_are_shared(server: Told, early: SglangBeamExtension) -> No
     first, second = searching("a"), searching("b")
     mine, theirs = ended(1, children=4), ended(2, children=1)
     server.under_way = 2
-    early.offer(first, mine)
+    early.enqueue(first, mine)
     assert await server.seeds_asked() == [seed_of(mine, 0)]
     server.under_way = 1
-    early.offer(second, theirs)
+    early.enqueue(second, theirs)
     assert await server.seeds_asked() == [seed_of(mine, 0), seed_of(theirs, 0)]
     await early.end(first)
     await early.end(second)
@@ -169,18 +173,18 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
     """A whole step, and one that is stopped after a token; what it does not ask for waits, until
     its parent is dead."""
     search, beam, other = searching("a"), ended(1), ended(2, children=1)
-    early.offer(search, beam)
-    early.offer(search, other)
+    early.enqueue(search, beam)
+    early.enqueue(search, other)
     await server.tell(0, 1, STOP)
     whole, part = asked_for(beam, 0), asked_for(beam, 1)
-    await early.take(search, [whole, part])
+    await early.resume(search, [whole, part])
     assert (whole.tokens, whole.finish, whole.logprob) == ([0, 1, STOP], Finish.STEP, -3.0)
     assert (part.tokens, part.finish, part.logprob) == ([0], None, -1.0)
-    assert part.request(1, {})["input_ids"] == [*part.branch.tokens, 0]
+    assert part.body(1, {})["input_ids"] == [*part.branch.tokens, 0]
     assert len(server.aborted) == 2
     assert (search.account.speculated_used, search.account.speculated_wasted) == (4, 0)
-    early.bury(search, [2])
-    await early.take(search, [late := asked_for(other, 0)])
+    early.mark_dead(search, [2])
+    await early.resume(search, [late := asked_for(other, 0)])
     assert late.tokens == []
     assert (search.account.speculated_used, search.account.speculated_wasted) == (4, 1)
     assert not search.requests
@@ -189,9 +193,9 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
 async def test_only_the_same_step_is_taken(server: Told, early: SglangBeamExtension) -> None:
     """Another seed asks for another step: what was drawn stays, and is wasted in the end."""
     search, beam = searching("a"), ended(1, children=1)
-    early.offer(search, beam)
+    early.enqueue(search, beam)
     await server.tell(0, STOP)
-    await early.take(search, [another := asked_for(beam, 0, seed=1)])
+    await early.resume(search, [another := asked_for(beam, 0, seed=1)])
     assert another.tokens == []
     await early.end(search)
     assert (search.account.speculated_used, search.account.speculated_wasted) == (0, 2)
@@ -204,7 +208,7 @@ async def test_what_has_no_children(
     server: Told, early: SglangBeamExtension, drawing: StepRequest
 ) -> None:
     """A trajectory that has ended, or is as long as it may be."""
-    early.offer(searching("a"), drawing)
+    early.enqueue(searching("a"), drawing)
     assert await server.seeds_asked() == []
 
 
@@ -212,7 +216,7 @@ async def test_a_small_pool_is_left_alone(server: Told, early: SglangBeamExtensi
     """Early steps may take a quarter of it at most: here none fits beside the first."""
     search, beam = searching("a"), ended(1)
     server.kv_tokens = 16
-    early.offer(search, beam)
+    early.enqueue(search, beam)
     assert await server.seeds_asked() == [seed_of(beam, 0)]
     await early.end(search)
 
@@ -223,11 +227,19 @@ async def test_a_failure_is_nobodys(
     """It is told in the log; the round that asks for the step draws it."""
     caplog.set_level(logging.INFO)
     search, beam = searching("a"), ended(1, children=1)
-    early.offer(search, beam)
+    early.enqueue(search, beam)
     await server.seeds_asked()
     (_, request), *_ = server.asked.values()
     request.set_exception(EngineError("gone"))
-    await early.take(search, [asked := asked_for(beam, 0)])
+    await early.resume(search, [asked := asked_for(beam, 0)])
     assert asked.tokens == []
     assert "an early step was not drawn: gone" in caplog.text
     await early.end(search)
+
+
+def test_a_search_is_tried_before_its_hit_rate_counts() -> None:
+    """Nothing is held against it until enough is known; then a quarter must have been used."""
+    assert worthwhile(0, TRIAL_TOKENS - 1)
+    assert not worthwhile(0, TRIAL_TOKENS)
+    assert worthwhile(250, 750)
+    assert not worthwhile(249, 751)
