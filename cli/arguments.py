@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from cli.command_options import Split
+from cli.command_options import TaskSplit
 from cli.exit_codes import WRONG_USE, fail
 from search.spec import SearchSpec
 from server.settings import Settings, SettingsError, load_settings
 from server.tree_log import TreeLog
 
 
-def settings_of(**given: Any) -> Settings:
+def settings_of(given: Mapping[str, Any]) -> Settings:
     """Those of the environment; the command line wins."""
     try:
         return load_settings(**given)
@@ -23,22 +24,7 @@ def settings_of(**given: Any) -> Settings:
         fail(str(error), WRONG_USE)
 
 
-def models_of(model: str | None, reward_model: str | None) -> dict[str, Any]:
-    """Settings of the models that were named."""
-    from server.checkpoints import checkpoint
-
-    named = {"policy_model": model, "reward_model": reward_model}
-    try:
-        return {
-            key: name if name == "none" else checkpoint(name)
-            for key, name in named.items()
-            if name is not None
-        }
-    except SettingsError as error:
-        fail(str(error), WRONG_USE)
-
-
-def task_of(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[str]]:
+def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, list[str]]:
     """A task by name with a split's questions, or one's own from a file."""
     from cli.custom_dataset import SUFFIX, DatasetError, read_dataset
     from models.tasks import TASKS
@@ -55,32 +41,31 @@ def task_of(name: str, split: Split, limit: int, seed: int) -> tuple[Any, list[s
 
 
 def specs_of(
-    policies: str, widths: str, seeds: str, dials: list[str] | None
+    policies: str, widths: str, seeds: str, fields: list[str] | None
 ) -> tuple[list[SearchSpec], list[int]]:
     """A search for every policy and width, and the seeds."""
     numbers = [_number("seed", part) for part in parts(seeds)]
     wide = [_number("width", part) for part in parts(widths)]
     if not (numbers and wide and parts(policies)):
         fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
-    specs = [spec_of(p, w, numbers[0], dials) for p in parts(policies) for w in wide]
+    specs = [spec_of(p, w, numbers[0], fields) for p in parts(policies) for w in wide]
     return specs, list(dict.fromkeys(numbers))
 
 
-def spec_of(policy: str, width: int, seed: int | None, dials: list[str] | None) -> SearchSpec:
-    """The search that is asked for; ``dials`` are its other fields, as ``--set`` takes them."""
-    given = dict(_dial(dial) for dial in dials or ())
-    fields = {"policy": policy, "width": width, "seed": seed}
+def spec_of(policy: str, width: int, seed: int | None, fields: list[str] | None) -> SearchSpec:
+    """The search that is asked for; ``fields`` are its other fields, as ``--set`` takes them."""
+    own = {"policy": policy, "width": width, "seed": seed}
     try:
-        return SearchSpec.model_validate(given | fields)
+        return SearchSpec.model_validate(dict(_field(text) for text in fields or ()) | own)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         said = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-        switch = f"--{name} " if name in fields else f"--set {name}="
+        switch = f"--{name} " if name in own else f"--set {name}="
         fail(f"{switch}{first['input']}: {said}", WRONG_USE)
 
 
-def _dial(text: str) -> tuple[str, Any]:
+def _field(text: str) -> tuple[str, Any]:
     """``name=value`` of ``--set``; the value is JSON, or else a string."""
     name, _, value = text.partition("=")
     free = [field for field in SearchSpec.model_fields if field not in ("policy", "width", "seed")]

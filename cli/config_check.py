@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
+from cli.command_options import option_of
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from server.api_keys import ApiKeys
 from server.further_models import further_models
-from server.settings import PREFIX, Settings, SettingsError
+from server.setting_types import EVERY_WAY
+from server.settings import BUNDLED, Settings, SettingsError, declared, variable
 
 
 def check(settings: Settings) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def check(settings: Settings) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
     names = sorted(Settings.model_fields)
-    shown = {f"{PREFIX}{name.upper()}": _shown(getattr(settings, name)) for name in names}
+    shown = {variable(name): _shown(getattr(settings, name)) for name in names}
     return {"settings": shown, "keys": keys.names}
 
 
@@ -48,3 +52,33 @@ def _shown(value: object) -> object:
     if isinstance(value, tuple):
         return list(value)
     return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+
+
+def settings_table() -> str:
+    """Every setting as a table in Markdown; ``docs/settings.md`` holds it."""
+    lines = [
+        "| variable | option | default | what it says | acted on by |",
+        "|---|---|---|---|---|",
+    ]
+    for name, field in Settings.model_fields.items():
+        ways = declared(field)["on"]
+        cells = (
+            f"`{variable(name)}`",
+            f"`{flag}`" if (flag := option_of(name, field)) else "",
+            _default(field),
+            (field.description or "").replace("|", "\\|"),
+            "" if ways == EVERY_WAY else ", ".join(f"`{way}`" for way in ways),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default()
+    if default is None or default == ():
+        return ""
+    if isinstance(default, Path) and default.is_relative_to(BUNDLED):
+        return "the bundled one"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)

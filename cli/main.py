@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from cli.arguments import (
     check_plot,
-    models_of,
     parts,
     settings_of,
     spec_of,
@@ -20,20 +19,16 @@ from cli.arguments import (
     tree_log_at,
 )
 from cli.command_options import (
-    Answers,
-    Dials,
+    EngineCommand,
     Json,
-    Model,
     Policy,
-    Profile,
-    RewardFormat,
-    RewardModel,
+    SearchFields,
     Seed,
-    Split,
+    ServeCommand,
     Switch,
+    TaskSplit,
     Trees,
     Url,
-    with_switches,
 )
 from cli.exit_codes import FAILED, WRONG_USE, fail, run_to_end
 from server.settings import SettingsError
@@ -67,48 +62,39 @@ def hedgerow(
     """Hedgerow."""
 
 
-@app.command()
-@with_switches
+@app.command(cls=ServeCommand)
 def serve(
+    context: typer.Context,
     *,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    reward_format: RewardFormat = None,
-    answers: Answers = None,
     trees: Trees = None,
-    switches: dict[str, Any],
 ) -> None:
     """Serve OpenAI's API and /v1/search."""
     from server.assemble import serve as run
 
-    own = {"host": host, "port": port, "reward_format": reward_format, "answers": answers}
-    settings = settings_of(**switches, **own)
+    settings = settings_of(context.obj)
     with tree_log_at(trees) as log:
         run_to_end(run(settings, log))
 
 
-@app.command()
-@with_switches
+@app.command(cls=EngineCommand)
 def solve(
+    context: typer.Context,
     *,
     question: Annotated[str, typer.Argument(help="What to answer.")],
     policy: Policy = "rebase",
     width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
     seed: Seed = None,
-    dials: Dials = None,
-    reward_format: RewardFormat = None,
+    fields: SearchFields = None,
     trees: Trees = None,
     url: Url = None,
     picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
     as_json: Json = False,
-    switches: dict[str, Any],
 ) -> None:
     """Answer one question, growing its tree in the terminal."""
     from cli.solve import solve as run
 
-    spec = spec_of(policy, width, seed, dials)
-    own = {"reward_format": reward_format}
-    settings = settings_of(**switches, **own)
+    spec = spec_of(policy, width, seed, fields)
+    settings = settings_of(context.obj)
     console = Console(stderr=as_json)
     with tree_log_at(trees) as log:
         document = run_to_end(run(question, spec, settings, console, log, url, picture))
@@ -116,29 +102,23 @@ def solve(
         print(json.dumps(document))
 
 
-@app.command(name="eval")
-@with_switches
+@app.command(name="eval", cls=EngineCommand)
 def evaluate(
+    context: typer.Context,
     *,
     task: Annotated[str, typer.Option(help="Task, such as game24, or a file .jsonl.")],
-    split: Annotated[Split, typer.Option(help="Which questions of a task.")] = Split.TEST,
+    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = TaskSplit.TEST,
     limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "16",
     seed: Annotated[str, typer.Option(help="Seeds of the searches, by commas.")] = "0",
-    dials: Dials = None,
-    model: Model = None,
-    reward_model: RewardModel = None,
-    reward_format: RewardFormat = None,
-    profile: Profile = None,
-    answers: Answers = None,
+    fields: SearchFields = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
     engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
     share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
     trees: Trees = None,
     as_json: Json = False,
-    switches: dict[str, Any],
 ) -> None:
     """Measure policies and widths on a task: accuracy, and what it costs.
 
@@ -151,11 +131,9 @@ def evaluate(
 
     if plot is not None:
         check_plot(plot)
-    specs, seeds = specs_of(policy, width, seed, dials)
+    specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
-    own = {"reward_format": reward_format, "profile": profile, "answers": answers}
-    own |= models_of(model, reward_model)
-    settings = settings_of(**switches, **own)
+    settings = settings_of(context.obj)
     same, rule = share is Switch.ON, settings.answers
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with tree_log_at(trees) as log:
@@ -168,9 +146,9 @@ def evaluate(
         print(json.dumps({"rows": rows}))
 
 
-@app.command()
-@with_switches
+@app.command(cls=EngineCommand)
 def calibrate(
+    context: typer.Context,
     *,
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")],
     out: Annotated[Path, typer.Option(help="The file to write, for --kv-theta.")],
@@ -178,40 +156,32 @@ def calibrate(
     policy: Annotated[str, typer.Option(help="best_first, mcts or both.")] = "best_first",
     width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Of questions and searches.")] = 0,
-    dials: Dials = None,
-    model: Model = None,
-    reward_model: RewardModel = None,
-    reward_format: RewardFormat = None,
-    profile: Profile = None,
+    fields: SearchFields = None,
     as_json: Json = False,
-    switches: dict[str, Any],
 ) -> None:
     """Fit what arborkv's signals weigh to recorded searches that keep all their KV."""
     from cli.calibrate import GO_BACK, Calibration
     from cli.calibrate import calibrate as run
 
-    specs, _ = specs_of(policy, str(width), str(seed), dials)
+    specs, _ = specs_of(policy, str(width), str(seed), fields)
     for name in {spec.policy for spec in specs} - set(GO_BACK):
         fail(f"--policy {name}: one that goes back is needed: {', '.join(GO_BACK)}", WRONG_USE)
     if out.is_dir() or not out.parent.is_dir():
         fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
-    tasks = [task_of(name, Split.TRAIN, limit, seed) for name in parts(task)]
-    own = {"reward_format": reward_format, "profile": profile} | models_of(model, reward_model)
-    settings = settings_of(**switches, **own)
+    tasks = [task_of(name, TaskSplit.TRAIN, limit, seed) for name in parts(task)]
+    settings = settings_of(context.obj)
     found = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
     if as_json:
         print(json.dumps(found))
 
 
-@app.command()
-@with_switches
+@app.command(cls=EngineCommand)
 def replay(
+    context: typer.Context,
     *,
     response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
-    reward_format: RewardFormat = None,
     url: Url = None,
     as_json: Json = False,
-    switches: dict[str, Any],
 ) -> None:
     """Grow recorded trees again; exit 1 if any of them differs."""
     from cli.replay import RecordError, read_records
@@ -221,8 +191,7 @@ def replay(
         records = read_records(response)
     except RecordError as error:
         fail(str(error), WRONG_USE)
-    own = {"reward_format": reward_format}
-    settings = settings_of(**switches, **own)
+    settings = settings_of(context.obj)
     console = Console(stderr=as_json)
     found = run_to_end(replay_all(records, settings, console, url))
     if as_json:
@@ -231,9 +200,9 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-@app.command()
-@with_switches
+@app.command(cls=EngineCommand)
 def plan(
+    context: typer.Context,
     *,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
     length: Annotated[int, typer.Option(min=1, help="Tokens that a sequence has.")] = 256,
@@ -249,18 +218,13 @@ def plan(
         float | None,
         typer.Option("--host-bandwidth", help="GB/s between the GPU and host memory."),
     ] = None,
-    model: Model = None,
-    reward_model: RewardModel = None,
-    reward_format: RewardFormat = None,
     as_json: Json = False,
-    switches: dict[str, Any],
 ) -> None:
     """Share KV between policy and reward model by the roofline, and say why."""
     from cli.kv_split_plan import make_plan, on_gpu, this_machine
     from kvpolicy.roofline import SplitLoad
 
-    own = {"reward_format": reward_format} | models_of(model, reward_model)
-    settings = settings_of(**switches, **own)
+    settings = settings_of(context.obj)
     try:
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
         found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
@@ -289,7 +253,7 @@ def check(as_json: Json = False) -> None:
     """Say what a server would be started with; exit 2 with one clear line if it could not be."""
     from cli.config_check import check as run
 
-    settings = settings_of()
+    settings = settings_of({})
     try:
         found = run(settings)
     except SettingsError as error:
@@ -300,6 +264,14 @@ def check(as_json: Json = False) -> None:
     for name, value in found["settings"].items():
         print(f"{name} = {value}")
     print(f"keys: {', '.join(found['keys'])}")
+
+
+@config.command()
+def table() -> None:
+    """Every setting with its option, default and meaning, as the table of docs/settings.md."""
+    from cli.config_check import settings_table
+
+    print(settings_table(), end="")
 
 
 def main() -> None:

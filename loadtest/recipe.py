@@ -31,7 +31,6 @@ from runtime.profile import PROFILES
 from runtime.reward_format import REWARD_FORMATS
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.checkpoints import checkpoint
 from server.settings import Settings, SettingsError, load_settings
 from server.tree_log import TreeLog
 
@@ -139,8 +138,8 @@ async def run(recipe: Recipe, data: Path) -> list[dict[str, Any]]:
     specs = [SearchSpec.model_validate(recipe.fields(row)) for row in recipe.rows]
     settings = load_settings(
         engine=recipe.models["engine"],
-        policy_model=checkpoint(recipe.models["model"]),
-        reward_model=checkpoint(recipe.models["reward_model"]),
+        policy_model=recipe.models["model"],
+        reward_model=recipe.models["reward_model"],
         reward_format=recipe.models["reward_format"],
         profile=recipe.models["profile"],
     )

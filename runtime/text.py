@@ -160,6 +160,8 @@ class Text:
         as base models are asked. Control tokens are the template's alone. Raises PrefixTooLong for
         what cannot fit the context, before it is tokenised.
         """
+        for message in messages:
+            self._must_fit(message["content"])
         messages = [{**m, "content": self.plain(m["content"])} for m in messages]
         if self.tokenizer.chat_template is None:
             return self._framed("".join(f"{m['content']}\n" for m in messages))

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,36 +131,15 @@ def engine_options(settings: Settings) -> EngineOptions:
     prm = settings.reward_model if needed else None
     if needed and prm is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
+    own = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
+    values = {name: getattr(settings, name) for name in own - {"reward_format", "kv_load"}}
     return EngineOptions(
+        **{name: str(v) if isinstance(v, Path) else v for name, v in values.items()},
         policy=str(settings.policy_model),
         prm=str(prm) if prm else None,
         reward_format=settings.reward_format if prm or not needed else "none",
-        kv_tokens=settings.kv_tokens,
-        kv_policy=settings.kv_policy,
-        kv_theta=settings.kv_theta,
-        prm_kv_tokens=settings.prm_kv_tokens,
-        kv_split=settings.kv_split,
         kv_load=SplitLoad(*settings.kv_load),
-        batch_limit=settings.batch_limit,
-        draft=settings.draft,
-        draft_model=str(settings.draft_model) if settings.draft_model else None,
-        draft_rule=settings.draft_rule,
-        draft_tokens=settings.draft_tokens,
-        k_config=settings.k_config,
-        draft_kv_tokens=settings.draft_kv_tokens,
-        verify_batch=settings.verify_batch,
-        speculate=settings.speculate,
-        lookahead=settings.lookahead,
-        dedup=settings.dedup,
-        order=settings.order,
-        threads=settings.threads,
-        stall_seconds=settings.stall_seconds,
-        exact=settings.exact,
-        kernel=settings.kernel,
         version=own_version(),
-        embedder=settings.embedder,
-        embedder_layer=settings.embedder_layer,
-        encoder=str(settings.encoder) if settings.encoder else None,
         endpoint=endpoint_options(settings),
     )
 

@@ -5,37 +5,21 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from pydantic import ValidationError
-
-from server.settings import Settings, SettingsError
-
-OWN = (
-    "policy_model",
-    "reward_model",
-    "reward_format",
-    "profile",
-    "answers",
-    "kv_tokens",
-    "kv_policy",
-    "kv_theta",
-    "prm_kv_tokens",
-    "kv_split",
-    "kv_load",
-    "batch_limit",
-    "draft",
-    "draft_model",
-    "draft_rule",
-    "draft_tokens",
-    "k_config",
-    "draft_kv_tokens",
-    "verify_batch",
-    "threads",
-    "exact",
-    "kernel",
-    "embedder",
-    "embedder_layer",
-    "encoder",
+from server.setting_types import EMBEDDED
+from server.settings import (
+    ModelSettings,
+    Settings,
+    SettingsError,
+    declared,
+    settings_by_name,
+    variable,
 )
+
+OWN = [
+    name
+    for name, field in ModelSettings.model_fields.items()
+    if EMBEDDED in declared(field)["on"] and name not in ("engine", "model", "models_file")
+]
 """What a table may set; everything else is the server's."""
 
 
@@ -50,7 +34,7 @@ def further_models(settings: Settings) -> list[Settings]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"HEDGEROW_MODELS_FILE = '{path}': {error}") from None
+        raise SettingsError(f"{variable('models_file')} = '{path}': {error}") from None
     if settings.model in tables:
         raise SettingsError(f"{path}, [{settings.model}]: this is HEDGEROW_MODEL's own name")
     return [_settings(settings, name, table, f"{path}, [{name}]") for name, table in tables.items()]
@@ -62,13 +46,10 @@ def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings
     unknown = [field for field in table if field not in OWN]
     if unknown:
         raise SettingsError(f"{where}: {unknown[0]}: not a model's; known are {', '.join(OWN)}")
-    given = settings.model_dump() | {"models_file": None, "model": name}
+    servers = settings.model_dump(exclude_unset=True) | {"models_file": None, "model": name}
     if "policy_model" in table:
-        del given["kv_theta"]  # fitted to another model
+        servers.pop("kv_theta", None)  # fitted to another model
     try:
-        return Settings(**(given | table))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise SettingsError(f"{where}: {field} = {first['input']!r}: {said}") from None
+        return settings_by_name(servers | table, str)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None

@@ -1,44 +1,49 @@
-"""Every knob and limit of a server, by name: from the environment (``HEDGEROW_...``) or the CLI."""
+"""Every setting of a server, declared once: the environment (``HEDGEROW_...``), the options of the
+commands, ``hedgerow config`` and the table in ``docs/settings.md`` follow from the fields here."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
 )
 
 import models
-from runtime.reward_format import reward_format
 from search.spec import AnswerRule
-from server.engine_settings import ignored_settings
+from server.setting_types import (
+    EMBEDDED,
+    LAUNCHED,
+    RUNNING,
+    Checkpoint,
+    DraftWidths,
+    FormatName,
+    LoadSizes,
+    Names,
+    OptionalCheckpoint,
+    OptionalFile,
+    OptionalPath,
+    OptionalSecret,
+    Shares,
+    Urls,
+    setting,
+)
 
 PREFIX = "HEDGEROW_"
 API_KEY = "api_key"
 """The one variable that is for clients: ``--url`` sends it."""
+UNKNOWN_DEFAULT = "default_factory_not_called"
+"""Of kv_theta, where policy_model is wrong; that is said already."""
 BUNDLED = Path(models.__file__ or ".").parent / "sprig"
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise ValueError("there is no such folder")
-    return path
-
-
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise ValueError("there is no such file")
-    return path
 
 
 def _shipped_theta(given: dict[str, Any]) -> Path | None:
@@ -47,241 +52,301 @@ def _shipped_theta(given: dict[str, Any]) -> Path | None:
     return path if given.get("policy_model") == BUNDLED / "policy" and path.is_file() else None
 
 
-def _optional(value: Any) -> Any:
-    return None if value in ("", "none") else value
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        enable_decoding=False,
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: Any, *_: Any, **others: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """By name alone: ``load_settings`` reads the environment."""
+        return (init_settings,)
 
 
-def _format(name: str) -> str:
-    reward_format(name)
-    return name
+class ModelSettings(_Settings):
+    """The models, and what runs them. A table of ``models_file`` may set those of one model."""
+
+    engine: Literal["embedded", "sglang"] = setting("embedded", "what runs the models")
+    model: str = setting(
+        "sprig", "the name that it serves by", flag=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+    )
+    models_file: OptionalPath = setting(
+        None,
+        "TOML, a table a further model",
+        on=(EMBEDDED,),
+        flag=None,
+    )
+    policy_model: Checkpoint = setting(
+        BUNDLED / "policy", "a folder or Hugging Face name", flag="--model"
+    )
+    reward_model: OptionalCheckpoint = setting(
+        BUNDLED / "prm", "a folder, a Hugging Face name, or none"
+    )
+    reward_format: FormatName = setting(
+        "math-shepherd", "how rewards are read: a name, or a .json file"
+    )
+    profile: str = setting("sprig", "how the policy model writes, such as llama")
+    answers: AnswerRule = setting("auto", "how replies' answers are compared")
+
+    kv_tokens: int = setting(
+        65_536, "KV of the policy model in tokens, all trees", on=(EMBEDDED, LAUNCHED), ge=64
+    )
+    kv_policy: Literal["full", "lru", "arborkv"] = setting(
+        "arborkv", "what the policy model's KV gives up first", on=(EMBEDDED, LAUNCHED)
+    )
+    kv_theta: OptionalFile = setting(
+        _shipped_theta,
+        "what arborkv's signals weigh: a file of hedgerow calibrate; none: the value alone",
+        on=(EMBEDDED,),
+    )
+    prm_kv_tokens: int = setting(
+        65_536, "KV of the reward model in tokens", on=(EMBEDDED, LAUNCHED), ge=64
+    )
+    kv_split: Literal["given", "even", "roofline"] = setting(
+        "given",
+        "how the KV bytes of both models are shared; roofline: by what is asked",
+        on=(EMBEDDED,),
+        off="given",
+    )
+    kv_load: LoadSizes = setting(
+        (64, 256, 64), "shared for at first: sequences, tokens each, new ones", on=(EMBEDDED,)
+    )
+    batch_limit: int = setting(256, "most sequences decoding at once", on=(EMBEDDED,), ge=1)
+    draft: Literal["off", "serial", "scheduled"] = setting(
+        "off",
+        "draft ahead of the policy model; changes time alone",
+        on=(EMBEDDED,),
+        off="off",
+    )
+    draft_model: OptionalCheckpoint = setting(
+        BUNDLED / "draft", "a folder or Hugging Face name", on=(EMBEDDED,)
+    )
+    draft_rule: Literal["coupled", "leviathan"] = setting(
+        "coupled", "leviathan: by rejection; trees keep no digests", on=(EMBEDDED,)
+    )
+    draft_tokens: int = setting(0, "drafted ahead; 0: what pays", on=(EMBEDDED,), ge=0, le=15)
+    k_config: DraftWidths = setting(
+        (), "tokens drafted at each depth, such as 2,2,1", on=(EMBEDDED,)
+    )
+    draft_kv_tokens: int = setting(65_536, "KV of the draft model in tokens", on=(EMBEDDED,), ge=64)
+    verify_batch: int = setting(
+        0, "sequences whose drafts are checked at once; 0: all", on=(EMBEDDED,), ge=0
+    )
+    speculate: bool = setting(False, "idle places decode what rounds may ask for next")
+    lookahead: bool = setting(
+        True, "what is decoded ahead is scored with the step before it", on=(EMBEDDED,), off=False
+    )
+    dedup: bool = setting(
+        True, "what several sequences have alike is computed once", on=(EMBEDDED,), off=False
+    )
+    order: Literal["prefix", "fcfs", "random"] = setting(
+        "prefix", "in which a round's branches are let in", on=(EMBEDDED,)
+    )
+    threads: int = setting(
+        0, "of the engine; 0: as many as are fastest, at most one a core", on=(EMBEDDED,), ge=0
+    )
+    exact: bool = setting(True, "batch-invariant arithmetic", on=(EMBEDDED,), off=False)
+    kernel: Literal["auto", "native", "torch"] = setting(
+        "auto", "what attends: a library that the C compiler builds, or torch", on=(EMBEDDED,)
+    )
+
+    policy_urls: Urls = setting(
+        (),
+        "SGLang servers of the policy model",
+        on=(RUNNING,),
+        flag="--policy-url",
+    )
+    reward_urls: Urls = setting(
+        (),
+        "SGLang servers of the reward model",
+        on=(RUNNING,),
+        flag="--reward-url",
+    )
+    launch: bool = setting(
+        False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
+    )
+    launch_python: Path = setting(
+        Path(".venv-sglang/bin/python"), "of SGLang's own environment", on=(LAUNCHED,)
+    )
+    launch_device: Literal["cuda", "cpu"] = setting("cuda", "where they run", on=(LAUNCHED,))
+    launch_memory: Shares = setting(
+        (0.6, 0.75),
+        "of the device's memory that is free when each server starts, policy first",
+        on=(LAUNCHED,),
+    )
+    policy_args: str = setting("", "more options for the policy's server", on=(LAUNCHED,))
+    reward_args: str = setting("", "more options for the reward model's", on=(LAUNCHED,))
+
+    embedder: Literal["hidden", "lexical", "encoder", "endpoint"] = setting(
+        "lexical", "what tells policy ets which steps are alike"
+    )
+    embedder_layer: int | None = setting(
+        None, "hidden: read after so many layers; default: half of them", on=(EMBEDDED,), ge=1
+    )
+    encoder: OptionalCheckpoint = setting(None, "a sentence encoder's folder or name")
+    embeddings_url: str | None = setting(
+        None, "whole, ends in /v1/embeddings as a rule", pattern="^https?://"
+    )
+    embeddings_model: str = setting("default", "its name at embeddings_url")
+    embeddings_key: SecretStr | None = setting(None, "sent as a bearer token")
 
 
-FormatName = Annotated[str, AfterValidator(_format)]
+class HttpSettings(_Settings):
+    """Where it listens, what it logs, and how long it waits."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "0 lets the system choose", ge=0, le=65535)
+    root_path: str = setting("", "where a proxy shows this server", pattern=r"^(/[^/]+)*$")
+    trusted_proxies: Names = setting((), "whose X-Forwarded headers are read")
+    cors_origins: Names = setting((), "none: CORS is off")
+    log_format: Literal["text", "json"] = setting("text", "of a log line")
+    log_prompts: bool = setting(False, "log what is asked")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "and what is above")
+    otlp_endpoint: str | None = setting(
+        None, "where spans go, such as http://host:4318", pattern="^https?://"
+    )
+    head_seconds: float = setting(10.0, "for a request's head to come", gt=0)
+    body_seconds: float = setting(60.0, "for a request's body to come", gt=0)
+    body_idle_seconds: float = setting(10.0, "of these without a byte", gt=0)
+    deadline_seconds: float = setting(600.0, "most time for one request", gt=0)
+    keepalive_seconds: float = setting(10.0, "most silence in a stream", gt=0)
+    ready_seconds: float = setting(2.0, "most time for the engine's answer", gt=0)
+    stall_seconds: float = setting(30.0, "without a sign of life: the engine stands still", gt=0)
+    watchdog_seconds: float = setting(1.0, "between looks at the engine", gt=0)
+    retry_after_seconds: int = setting(5, "what a refused client is told", ge=1, le=60)
+    retry_seconds: float = setting(
+        10.0, "what fails later is not to be retried by the client itself", gt=0
+    )
+    drain_seconds: int = setting(10, "for running requests at shutdown", ge=1)
+    kept_seconds: float = setting(600.0, "a finished search is kept so long", gt=0)
+    kept_searches: int = setting(256, "most finished searches that are kept", ge=1)
+    kept_bytes: int = setting(64 << 20, "of these together", ge=1024)
 
 
-def _listed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return [part.strip() for part in value.split(",") if part.strip()]
+class LimitSettings(_Settings):
+    """Who may ask, and for how much."""
+
+    api_keys: SecretStr = setting(SecretStr(""), "name:key, by commas")
+    api_keys_file: OptionalPath = setting(None, "TOML, a table a key")
+    metrics_key: OptionalSecret = setting(None, "opens /metrics")
+    admin_key: OptionalSecret = setting(None, "opens /admin; without it: closed")
+    share_cache: bool = setting(False, "cached prefixes serve all keys")
+    max_running: int = setting(64, "requests whose trees grow at once", ge=1)
+    max_queued: int = setting(1024, "requests that may wait", ge=0)
+    key_running: int = setting(64, "of these, of one key", ge=1)
+    key_queued: int | None = setting(
+        None, "of one key; none: half of max_queued, without keys all", ge=0
+    )
+    key_tokens_a_day: int | None = setting(None, "of one key, by UTC", ge=1)
+    key_tokens_total: int | None = setting(None, "of one key, since start", ge=1)
+    max_body_bytes: int = setting(2 << 20, "of one request", ge=1024)
+    max_connections: int = setting(8192, "open at once, idle ones included", ge=1)
+    max_bodies: int = setting(4096, "on their way at once", ge=1)
+    max_bodies_by_address: int = setting(1024, "of these, of one address", ge=1)
+    max_bodies_bytes: int = setting(256 << 20, "of these, and of open requests", ge=1024)
+    max_messages: int = setting(1024, "of one request", ge=1)
+    max_stop_strings: int = setting(16, "of one request", ge=1, le=16)
+    max_choices: int = setting(16, "n of a request", ge=1)
+    max_width: int = setting(1024, "of a search", ge=1, le=1024)
+    max_depth: int = setting(200, "of a search", ge=1, le=200)
+    max_prompt_tokens: int = setting(1 << 20, "of one request", ge=1)
+    max_tree_tokens: int = setting(1 << 20, "of one request's tree", ge=1)
+    default_max_tokens: int = setting(1024, "of one trajectory", ge=1)
+    step_tokens: int = setting(16, "a streamed piece of a plain reply", ge=1)
 
 
-def _url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError(f"{value!r} must start with http:// or https://")
-    return value.rstrip("/")
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Widths = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=4)], ...], Field(max_length=15), BeforeValidator(_listed)
-]
-Load = Annotated[
-    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]],
-    BeforeValidator(_listed),
-]
-Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_listed)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-Shares = Annotated[tuple[Share, Share], BeforeValidator(_listed)]
-OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
-OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
-Checkpoint = Annotated[Path, AfterValidator(_folder)]
-OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
-OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]
-
-
-class Settings(BaseModel):
+class Settings(LimitSettings, HttpSettings, ModelSettings):
     """What a server is started with. Sizes are in the unit that the name says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535, description="0 lets the system choose")
-    root_path: str = Field(default="", pattern=r"^(/[^/]+)*$", description="behind a proxy")
-    trusted_proxies: Names = Field(default=(), description="whose X-Forwarded headers are read")
-    log_format: Literal["text", "json"] = "text"
-    log_prompts: bool = False
-    answers: AnswerRule = Field(default="auto", description="how replies' answers are compared")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    otlp_endpoint: str | None = Field(
-        default=None, pattern="^https?://", description="where spans go, such as http://host:4318"
-    )
-
-    engine: Literal["embedded", "sglang"] = "embedded"
-    model: str = Field(default="sprig", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
-    policy_model: Checkpoint = BUNDLED / "policy"
-    reward_model: OptionalCheckpoint = BUNDLED / "prm"
-    reward_format: FormatName = Field(default="math-shepherd", description="or a .json file")
-    profile: str = "sprig"
-    models_file: OptionalPath = Field(default=None, description="TOML, a table a further model")
-    kv_tokens: int = Field(default=65_536, ge=64, description="KV of the policy model, all trees")
-    kv_policy: Literal["full", "lru", "arborkv"] = Field(
-        default="arborkv", description="what the policy model's KV gives up first"
-    )
-    kv_theta: OptionalFile = Field(
-        default_factory=_shipped_theta,
-        description="what arborkv's signals weigh, from hedgerow calibrate; none: the value alone",
-    )
-    prm_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the reward model")
-    kv_split: Literal["given", "even", "roofline"] = Field(
-        default="given", description="how the KV bytes of both models are shared"
-    )
-    kv_load: Load = Field(
-        default=(64, 256, 64),
-        description="shared for at first: sequences, tokens each, new ones",
-    )
-    batch_limit: int = Field(default=256, ge=1, description="most branches decoding at once")
-    draft: Literal["off", "serial", "scheduled"] = Field(
-        default="off", description="draft ahead of the policy model; changes time alone"
-    )
-    draft_model: OptionalCheckpoint = BUNDLED / "draft"
-    draft_rule: Literal["coupled", "leviathan"] = Field(
-        default="coupled", description="leviathan: by rejection; trees keep no digests"
-    )
-    draft_tokens: int = Field(default=0, ge=0, le=15, description="drafted ahead; 0: what pays")
-    k_config: Widths = Field(default=(), description="tokens drafted at each depth, such as 2,2,1")
-    draft_kv_tokens: int = Field(default=65_536, ge=64, description="KV of the draft model")
-    verify_batch: int = Field(
-        default=0, ge=0, description="branches whose drafts are checked at once; 0: all"
-    )
-    speculate: bool = Field(
-        default=False, description="idle places draw what rounds may ask for next"
-    )
-    lookahead: bool = Field(
-        default=True, description="what is drawn ahead is scored with the step before it"
-    )
-    dedup: bool = Field(default=True, description="what branches have drawn alike is computed once")
-    order: Literal["prefix", "fcfs", "random"] = Field(
-        default="prefix", description="in which a round's branches are let in"
-    )
-    threads: int = Field(
-        default=0, ge=0, description="of the engine; 0: as many as are fastest, at most one a core"
-    )
-    exact: bool = Field(default=True, description="batch-invariant arithmetic")
-    kernel: Literal["auto", "native", "torch"] = Field(
-        default="auto", description="what attends: a library that the C compiler builds, or torch"
-    )
-
-    policy_urls: Urls = Field(default=(), description="SGLang servers of the policy, by commas")
-    reward_urls: Urls = Field(default=(), description="SGLang servers of the reward model")
-    launch: bool = Field(default=False, description="start and look after both SGLang servers")
-    launch_python: Path = Field(
-        default=Path(".venv-sglang/bin/python"), description="of SGLang's own environment"
-    )
-    launch_device: Literal["cuda", "cpu"] = "cuda"
-    launch_memory: Shares = Field(
-        default=(0.6, 0.75),
-        description="of the device's memory that is free when each server starts, policy first",
-    )
-    policy_args: str = Field(default="", description="more options for the policy's server")
-    reward_args: str = Field(
-        default="", description="more of SGLang's options for the reward model"
-    )
-
-    embedder: Literal["hidden", "lexical", "encoder", "endpoint"] = Field(
-        default="lexical", description="what tells policy ets which steps are alike"
-    )
-    embedder_layer: int | None = Field(
-        default=None, ge=1, description="hidden: read after so many layers; default: half of them"
-    )
-    encoder: OptionalCheckpoint = Field(default=None, description="a sentence encoder's folder")
-    embeddings_url: str | None = Field(
-        default=None, pattern="^https?://", description="whole, ends in /v1/embeddings as a rule"
-    )
-    embeddings_model: str = Field(default="default", description="its name at embeddings_url")
-    embeddings_key: SecretStr | None = Field(default=None, description="sent as a bearer token")
-
-    max_body_bytes: int = Field(default=2 << 20, ge=1024)
-    head_seconds: float = Field(default=10.0, gt=0, description="for a request's head to come")
-    body_seconds: float = Field(default=60.0, gt=0, description="for a request's body to come")
-    body_idle_seconds: float = Field(default=10.0, gt=0, description="of these without a byte")
-    max_connections: int = Field(default=8192, ge=1, description="open at once, idle ones included")
-    max_bodies: int = Field(default=4096, ge=1, description="on their way at once")
-    max_bodies_by_address: int = Field(default=1024, ge=1, description="of these, of one address")
-    max_bodies_bytes: int = Field(
-        default=256 << 20, ge=1024, description="of these, and of open requests"
-    )
-    max_messages: int = Field(default=1024, ge=1)
-    max_stop_strings: int = Field(default=16, ge=1, le=16)
-    max_width: int = Field(default=1024, ge=1, le=1024)
-    default_max_tokens: int = Field(default=1024, ge=1, description="of one trajectory")
-    step_tokens: int = Field(default=16, ge=1, description="a streamed piece of a plain reply")
-    deadline_seconds: float = Field(default=600.0, gt=0, description="most time for one request")
-    keepalive_seconds: float = Field(default=10.0, gt=0, description="most silence in a stream")
-    ready_seconds: float = Field(default=2.0, gt=0, description="most time for the engine's answer")
-    stall_seconds: float = Field(
-        default=30.0, gt=0, description="without a sign of life: the engine stands still"
-    )
-    watchdog_seconds: float = Field(default=1.0, gt=0, description="between looks at the engine")
-    retry_after_seconds: int = Field(default=5, ge=1, le=60)
-    retry_seconds: float = Field(
-        default=10.0, gt=0, description="what fails later is not to be retried by the client itself"
-    )
-    drain_seconds: int = Field(default=10, ge=1, description="for running requests at shutdown")
-    kept_seconds: float = Field(
-        default=600.0, gt=0, description="a finished search is kept so long"
-    )
-    kept_searches: int = Field(default=256, ge=1)
-    kept_bytes: int = Field(default=64 << 20, ge=1024)
-
-    api_keys: SecretStr = Field(default=SecretStr(""), description="name:key, by commas")
-    api_keys_file: OptionalPath = Field(default=None, description="TOML, a table a key")
-    metrics_key: OptionalSecret = Field(default=None, description="opens /metrics")
-    admin_key: OptionalSecret = Field(default=None, description="opens /admin; without it: closed")
-    share_cache: bool = Field(default=False, description="cached prefixes serve all keys")
-    cors_origins: Names = Field(default=(), description="by commas; none: CORS is off")
-    max_running: int = Field(default=64, ge=1, description="requests whose trees grow at once")
-    max_queued: int = Field(default=1024, ge=0, description="requests that may wait")
-    key_running: int = Field(default=64, ge=1, description="of one key at once")
-    key_queued: int | None = Field(
-        default=None, ge=0, description="of one key; none: half of max_queued, without keys all"
-    )
-    key_tokens_a_day: int | None = Field(default=None, ge=1, description="of one key, by UTC")
-    key_tokens_total: int | None = Field(default=None, ge=1, description="of one key, since start")
-    max_depth: int = Field(default=200, ge=1, le=200)
-    max_prompt_tokens: int = Field(default=1 << 20, ge=1)
-    max_choices: int = Field(default=16, ge=1, description="n of a request")
-    max_tree_tokens: int = Field(default=1 << 20, ge=1, description="of one request's tree")
+    @property
+    def engine_way(self) -> str:
+        """How the engine runs, as ``setting(on=...)`` names it."""
+        if self.engine == "embedded":
+            return EMBEDDED
+        return LAUNCHED if self.launch else RUNNING
 
 
 class SettingsError(ValueError):
     """A setting is wrong; the message names the key, its value and what is allowed."""
 
 
+def declared(field: FieldInfo) -> dict[str, Any]:
+    """What ``setting`` says of a field: ``on``, ``off``, ``flag``."""
+    assert isinstance(field.json_schema_extra, dict), "every setting is declared by setting()"
+    return field.json_schema_extra
+
+
+def variable(name: str) -> str:
+    """A setting's name in the environment."""
+    return f"{PREFIX}{name.upper()}"
+
+
+class _Variables(EnvSettingsSource):
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(Settings)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): value for name, value in self._environ.items()}
+
+
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
     """Settings from the environment; ``overrides`` that are not None win.
 
-    Raises SettingsError, one line a key. An unknown ``HEDGEROW_`` variable is an error too.
+    Raises SettingsError, one line a key. An unknown ``HEDGEROW_`` variable is an error too, and a
+    setting that the engine does not act on.
     """
     environ = os.environ if environ is None else environ
-    given: dict[str, Any] = {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(PREFIX)
-    }
-    given.pop(API_KEY, None)
-    for name in given:
-        if name not in Settings.model_fields:
-            near = difflib.get_close_matches(name, Settings.model_fields, 1)
-            hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
-            raise SettingsError(f"{PREFIX}{name.upper()}: there is no such setting{hint}")
-    given |= {name: value for name, value in overrides.items() if value is not None}
+    for name in environ:
+        key = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and key not in {*Settings.model_fields, API_KEY}:
+            near = difflib.get_close_matches(key, Settings.model_fields, 1)
+            hint = f"; did you mean {variable(near[0])}?" if near else ""
+            raise SettingsError(f"{variable(key)}: there is no such setting{hint}")
+    chosen = {name: value for name, value in overrides.items() if value is not None}
+    return settings_by_name(_Variables(environ)() | chosen)
+
+
+def settings_by_name(values: Mapping[str, Any], shown: Callable[[str], str] = variable) -> Settings:
+    """Settings that must all have an effect; errors call them as ``shown`` does.
+
+    Raises SettingsError, one line a key.
+    """
     try:
-        settings = Settings(**given)
+        settings = Settings(**values)
     except ValidationError as error:
-        raise SettingsError("\n".join(_line(e) for e in error.errors())) from None
-    values = {name: getattr(settings, name) for name in given}
-    ignored = ignored_settings(settings.engine, settings.launch, values)
-    if ignored:
-        lines = [_refusal(name, given[name], reason) for name, reason in ignored.items()]
+        lines = [_line(e, shown) for e in error.errors() if e["type"] != UNKNOWN_DEFAULT]
+        raise SettingsError("\n".join(lines)) from None
+    way = settings.engine_way
+    lines = [
+        f"{shown(name)} = {str(values[name])!r}: not acted on by {way}; "
+        f"leave it out, or take {' or '.join(declared(Settings.model_fields[name])['on'])}"
+        for name in values
+        if _ignored(settings, name)
+    ]
+    if lines:
         raise SettingsError("\n".join(lines))
     return settings
 
 
-def _line(error: Any) -> str:
+def _ignored(settings: Settings, name: str) -> bool:
+    """Whether the engine would not act on a setting that asks for something."""
+    about = declared(Settings.model_fields[name])
+    return settings.engine_way not in about["on"] and getattr(settings, name) not in (
+        None,
+        (),
+        about["off"],
+    )
+
+
+def _line(error: Any, shown: Callable[[str], str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
-    said = error["msg"].removeprefix("Value error, ")
-    return _refusal(name, "..." if "key" in name else error["input"], said)
-
-
-def _refusal(name: str, value: Any, reason: str) -> str:
-    return f"{PREFIX}{name.upper()} = {str(value)!r}: {reason}"
+    message = error["msg"].removeprefix("Value error, ")
+    value = "..." if "key" in name else str(error["input"])
+    return f"{shown(name)} = {value!r}: {message}"

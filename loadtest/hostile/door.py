@@ -9,6 +9,8 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -26,10 +28,16 @@ SMALL: dict[str, Any] = {
 }
 IDLE_SECONDS = 5.0
 PATIENCE = 60.0
-BIG: Sequence[str] = (
-    *("a" * 1_900_000, "17 + 25 " * 237_500, " " * 1_900_000, "\u00e9\u6f22" * 380_000),
+BIG: Sequence[dict[str, Any]] = (
+    *(
+        SMALL | {"messages": [{"role": "user", "content": content}]}
+        for content in ("a" * 1_900_000, "17 + 25 " * 237_500, " " * 1_900_000, "é漢" * 380_000)
+    ),
+    SMALL | {"messages": [1] * 600_000},
+    SMALL | {"search": {str(number): 1 for number in range(150_000)}},
 )
-"""As many bytes as a body may have, each another way to be slow."""
+"""About as many bytes as a body may have, each another way to be slow."""
+AT_ONCE = 4
 SLOWER = 3.0
 """How many times longer a small request may take behind four big ones."""
 MB = 100.0
@@ -132,23 +140,21 @@ async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
     """What came of it, and the seconds that a small request takes alone."""
     form = {"content-type": "application/json"}
 
-    def big(text: bytes) -> Asked:  # in a thread: the small one's own time is measured
-        answer = httpx.post(f"{url}{CHAT}", content=text, headers=form, timeout=PATIENCE)
-        error = "" if answer.is_success else answer.json()["error"]["code"]
-        return Asked("big", answer.status_code, error)
+    def big(text: bytes) -> Asked:  # in a thread, which sends while others of this process run
+        with closing(HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)) as connection:
+            connection.request("POST", CHAT, text, form)
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+        return Asked("big", answer.status, said.get("error", {}).get("code", ""))
 
     dice = random.Random(0)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
-        texts = [
-            json.dumps(
-                SMALL | {"messages": [{"role": "user", "content": content}]}, ensure_ascii=False
-            ).encode()
-            for content in BIG
-        ]
+        texts = [json.dumps(body, ensure_ascii=False).encode() for body in BIG]
         alone = statistics.median([(await small(http, "alone")).seconds for _ in range(15)])
         history: list[Asked] = []
         for _ in range(rounds):
-            under_way = [asyncio.create_task(asyncio.to_thread(big, text)) for text in texts]
+            chosen = dice.sample(texts, AT_ONCE)
+            under_way = [asyncio.create_task(asyncio.to_thread(big, text)) for text in chosen]
             await asyncio.sleep(dice.uniform(0.0, 0.2))
             history.append(await small(http, "behind"))
             history += await asyncio.gather(*under_way)

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli.custom_dataset import DatasetError, read_dataset
-from server.checkpoints import checkpoint
-from server.settings import SettingsError
 
 
 def written(tmp_path: Path, *lines: object) -> Path:
@@ -83,12 +81,3 @@ def test_a_wrong_line_is_named(tmp_path: Path, lines: list[object], said: str) -
     with pytest.raises(DatasetError, match=r"mine\.jsonl") as error:
         read_dataset(written(tmp_path, *lines))
     assert said in str(error.value)
-
-
-def test_a_checkpoint_is_a_folder_or_was_downloaded(tmp_path: Path) -> None:
-    """Nothing is fetched: what is missing is named with the command that gets it."""
-    assert checkpoint(str(tmp_path)) == tmp_path
-    with pytest.raises(SettingsError, match="there is no such folder"):
-        checkpoint(str(tmp_path / "x"))
-    with pytest.raises(SettingsError, match="hf download no/such-model"):
-        checkpoint("no/such-model")

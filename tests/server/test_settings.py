@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import server.settings
+from server.setting_types import checkpoint
 from server.settings import Settings, SettingsError, load_settings
 
 
@@ -99,3 +100,12 @@ def test_a_wrong_setting_names_key_value_and_what_is_allowed(
     with pytest.raises(SettingsError) as error:
         load_settings(environ)
     assert all(word in str(error.value) for word in words)
+
+
+def test_a_checkpoint_is_a_folder_or_was_downloaded(tmp_path: Path) -> None:
+    """Nothing is fetched: what is missing is named with the command that gets it."""
+    assert checkpoint(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="there is no such folder"):
+        checkpoint(str(tmp_path / "x"))
+    with pytest.raises(ValueError, match="hf download no/such-model"):
+        checkpoint("no/such-model")

@@ -1,0 +1,40 @@
+"""Settings on the command line and in the documents follow from their declaration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from server.settings import ModelSettings, Settings, variable
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_documents_table_is_the_declaration() -> None:
+    """``hedgerow config table`` ends the page."""
+    done = CliRunner().invoke(app, ["config", "table"])
+    assert done.exit_code == 0, done.output
+    assert DOCS.read_text().endswith(done.stdout)
+    assert all(f"`{variable(name)}`" in done.stdout for name in Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", ["solve", "eval", "replay", "calibrate", "plan", "serve"])
+def test_a_command_that_starts_an_engine_takes_its_settings(name: str) -> None:
+    """Choices, switches and descriptions are the fields'; secrets are no options."""
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"]).stdout
+    for words in (
+        "--kv-policy",
+        "full|lru|arborkv",
+        "--exact",
+        "on|off",
+        "--policy-url",
+        "--launch",
+    ):
+        assert words in shown
+    assert (str(ModelSettings.model_fields["kv_tokens"].description))[1:] in shown
+    assert ("--max-running" in shown) == (name == "serve")
+    assert "--embeddings-key" not in shown
+    assert "--admin-key" not in shown
