@@ -258,7 +258,7 @@ async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.Monke
 
     admission = Admission(running=1, queued=9, retry_after=1)
     share = KeyQueue(key("ann"))
-    left = [await seconds_after_turn(Waiting(admission, share, took), 5.0) for took in (2, 9)]
+    left = [await seconds_after_turn(Waiting(admission, share, took, 0), 5.0) for took in (2, 9)]
     assert left == [3.0, 0.0]
     assert await seconds_after_turn(None, 5.0) == 5.0
 
