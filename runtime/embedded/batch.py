@@ -7,7 +7,7 @@ youngest lane, so the oldest one always gets on. Nothing here can change what a 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Generator, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -69,12 +69,8 @@ class Batch:
         *,
         lanes: int,
         rows: int,
-        give_way: Callable[[TokenSequence], None],
-        starve: Callable[[], None],
     ) -> None:
-        """At most ``lanes`` at once and ``rows`` of prefill an iteration. ``give_way`` hears of
-        each lane that lost its place; what it computed is cached while there is room. ``starve``
-        is asked to end a search when a lane alone does not fit, since others' KV may not go."""
+        """At most ``lanes`` at once and ``rows`` of prefill an iteration."""
         self.cache = cache
         self.lanes: list[TokenSequence] = []
         self._forward = forward
@@ -84,8 +80,7 @@ class Batch:
             cache.evictor.use_attention(self._store.attention)
         self._limit = lanes
         self._rows = rows
-        self._give_way = give_way
-        self._starve = starve
+        self._plan: list[tuple[TokenSequence, int]] = []
 
     def enter(
         self,
@@ -115,27 +110,51 @@ class Batch:
 
     def publish(self, lane: TokenSequence) -> None:
         """Take a lane out and cache what it computed."""
-        self.park(lane)
+        self.pause(lane)
         self.cache.publish(lane)
 
     def drop(self, lane: TokenSequence) -> None:
         """Take a lane out and forget what it computed."""
-        self.park(lane)
+        self.pause(lane)
         self.cache.drop(lane)
 
-    def park(self, lane: TokenSequence) -> None:
+    def pause(self, lane: TokenSequence) -> None:
         """Take a lane out if it is in; it keeps its slots."""
         if lane in self.lanes:
             self.lanes.remove(lane)
 
     def resume(self, lane: TokenSequence) -> None:
-        """Take a parked lane in again."""
+        """Take a paused lane in again."""
         insort(self.lanes, lane, key=_order)
 
-    def advance(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
-        """One forward pass over the next rows of the lanes but for those ``held`` back; empty if
-        there is nothing to run."""
-        plan = self._plan(held)
+    def schedule(self, held: Set[TokenSequence] = frozenset()) -> Iterator[TokenSequence | None]:
+        """Decide which rows the next pass has, slots reserved, of lanes not ``held`` back.
+
+        Where KV is short, spare lanes are dropped first, then the youngest give way; a spare lane
+        without room waits. Each lane that has lost its place comes out at once, and None where one
+        alone does not fit since others' KV may not go: before it goes on, the caller requeues the
+        one, or ends a search.
+        """
+        self._plan = []
+        asked = [lane for lane in self.lanes if not lane.spare]
+        filling = [lane for lane in asked if lane.missing - lane.proposed > 1]
+        shares = prefill_budget([(lane.tree, lane.missing) for lane in filling], self._rows)
+        portion = dict(zip(filling, shares, strict=True))
+        for lane in list(self.lanes):
+            if not lane.live or lane in held:
+                continue
+            if lane.proposed and not self.cache.has_free(lane, lane.missing):
+                self.cache.prune(lane.retract().forks)
+            rows = min(portion.get(lane, lane.missing), lane.missing)
+            if rows and not (yield from self._reserve(lane, rows)):
+                continue
+            self.cache.fork(lane)
+            if rows or any(fork.missing for fork in lane.forks):
+                self._plan.append((lane, rows))
+
+    def run(self) -> list[Advance]:
+        """One forward pass over the rows last scheduled; empty if there are none."""
+        plan = self._plan
         if not plan:
             return []
         self.cache.keep_budget()
@@ -157,6 +176,19 @@ class Batch:
         assert at == len(logits), "the model returned other rows than were asked for"
         return advances
 
+    def drop_spare(self, lane: TokenSequence | None = None, rows: int = 0) -> list[TokenSequence]:
+        """Drop spare lanes, the least likely first and prefills last, until ``lane`` finds slots
+        for ``rows`` tokens without an eviction; without one all of them. Returns the dropped."""
+        spare = [one for one in self.cache.lanes if one.spare]
+        spare.sort(key=lambda one: (one.length < len(one.tokens), one.order), reverse=True)
+        dropped = []
+        for one in spare:
+            if lane is not None and self.cache.has_free(lane, rows):
+                break
+            self.drop(one)
+            dropped.append(one)
+        return dropped
+
     def _refusal(self, lane: TokenSequence) -> Refusal | None:
         if lane.spare and lane.missing > SPARE_ROWS:
             return Refusal.STARVED
@@ -170,41 +202,27 @@ class Batch:
             return Refusal.SHARED
         return None
 
-    def _plan(self, held: Set[TokenSequence]) -> list[tuple[TokenSequence, int]]:
-        """(lane, rows) in order, each with its slots reserved; a spare lane without any waits."""
-        plan = []
-        asked = [lane for lane in self.lanes if not lane.spare]
-        filling = [lane for lane in asked if lane.missing - lane.proposed > 1]
-        shares = prefill_budget([(lane.tree, lane.missing) for lane in filling], self._rows)
-        portion = dict(zip(filling, shares, strict=True))
-        for lane in list(self.lanes):
-            if lane not in self.cache.lanes or lane in held:
-                continue
-            if lane.proposed and not self.cache.has_free(lane, lane.missing):
-                self.cache.prune(lane.retract().forks)
-            rows = min(portion.get(lane, lane.missing), lane.missing)
-            reserve = self.cache.reserve if lane.spare else self._reserve
-            if rows and not reserve(lane, rows):
-                continue
-            self.cache.fork(lane)
-            if rows or any(fork.missing for fork in lane.forks):
-                plan.append((lane, rows))
-        return plan
-
-    def _reserve(self, lane: TokenSequence, rows: int) -> bool:
-        """Slots for the lane's next rows; the youngest give way, at last the lane itself."""
-        while not self.cache.reserve(lane, rows):
+    def _reserve(
+        self, lane: TokenSequence, rows: int
+    ) -> Generator[TokenSequence | None, None, bool]:
+        """Slots for the lane's next rows; see ``schedule``. False if it has none now."""
+        if lane.spare:
+            return self.cache.reserve(lane, rows)
+        while True:
+            if lane.computed + rows > lane.allocated:
+                yield from self.drop_spare(lane, rows)
+            if self.cache.reserve(lane, rows):
+                return True
             youngest = self.lanes[-1]
             if len(self.lanes) == 1:
-                self._starve()
-                if lane not in self.lanes:
+                yield None
+                if not lane.live:
                     return False
                 continue
             self.publish(youngest)
-            self._give_way(youngest)
+            yield youngest
             if youngest is lane:
                 return False
-        return True
 
 
 class Forwards(Protocol):

@@ -7,7 +7,7 @@ says costs or saves time; it is never part of an answer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import numpy as np
 import torch
@@ -53,8 +53,6 @@ class DraftModel:
             self.cache,
             lanes=2 * batch_limit,
             rows=PREFILL_ROWS,
-            give_way=self._give_way,
-            starve=_never,
         )
         self._room = min(context, kv_tokens)
         self._eos = eos
@@ -82,13 +80,13 @@ class DraftModel:
             for run in fitting
             if run in self._lanes
         }
-        while advances := self._batch.advance():
+        while advances := self._pass():
             self._grow([(drafting[advance.lane], advance) for advance in advances])
             self._note(advances)
         found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
         return {run: found.get(run) or DraftTree() for run in wishes}
 
-    def part(self, run: BranchSequence) -> None:
+    def diverge(self, run: BranchSequence) -> None:
         """Others go on from what a branch has drawn: what was computed of it is theirs too."""
         lane = self._lanes.get(run)
         if lane is not None:
@@ -143,7 +141,7 @@ class DraftModel:
                 self._batch.publish(lane)
             if not self._filling:
                 return
-            self._note(self._batch.advance(held=set(self._lanes.values())))
+            self._note(self._pass(set(self._lanes.values())))
 
     def _start(self, run: BranchSequence) -> bool:
         """Have a branch's prefix computed; False while it has to wait."""
@@ -190,12 +188,12 @@ class DraftModel:
                 sketch.offer(way, ranked[i], q)
             sketch.extend(way, ranked[i])
 
-    def _give_way(self, lane: TokenSequence) -> None:
-        """A lane lost its place to older ones: its branch goes without proposals."""
-        self._filling.discard(lane)
-        for run in [run for run, its in self._lanes.items() if its is lane]:
-            del self._lanes[run]
-
-
-def _never() -> None:
-    raise AssertionError("the draft's cache may give up everything")
+    def _pass(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
+        """A pass over all lanes but those ``held`` back. Whose lane loses its place to older ones
+        goes without proposals."""
+        for lane in self._batch.schedule(held):
+            assert lane is not None, "the draft's cache may evict everything"
+            self._filling.discard(lane)
+            for run in [run for run, its in self._lanes.items() if its is lane]:
+                del self._lanes[run]
+        return self._batch.run()

@@ -6,7 +6,7 @@ Every slot is in exactly one of the three; ``check`` proves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -28,8 +28,6 @@ class PrefixCache:
         self.radix = RadixTree()
         self.evictor = EVICTORS[policy](self.radix, capacity, values)
         self.lanes: set[TokenSequence] = set()
-        self.forgo: Callable[[int], None] = _nothing
-        """Asked to give up spare lanes until so many slots are free, before other tokens go."""
         self.budget = capacity
         """Slots in use from which on what no branch reads is given up for every further one: at
         most the capacity, and less than what branches read if they read more."""
@@ -110,8 +108,6 @@ class PrefixCache:
         wanted = lane.computed + count - lane.allocated
         if wanted <= 0:
             return True
-        if wanted > self.room and not lane.spare:
-            self.forgo(wanted)
         self._evict(wanted - self.room, held=not lane.spare)
         if wanted > self.pool.available:
             return False
@@ -229,7 +225,4 @@ class PrefixCache:
         self._private[lane.tree] -= lane.allocated - lane.shared
         self.radix.unlock(lane.anchor)
         self.lanes.remove(lane)
-
-
-def _nothing(wanted: int) -> None:
-    """No lane is spare."""
+        lane.live = False

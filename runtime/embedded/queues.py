@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from runtime.embedded.account import Account
 from runtime.embedded.batch import Batch, Refusal
@@ -50,22 +50,22 @@ class SequenceQueues:
             (w for w in works if isinstance(w, BranchSequence) and not w.early), key=order_of
         )
 
-    def queue(self, run: BranchSequence) -> None:
+    def enqueue(self, run: BranchSequence) -> None:
         """Let a branch wait."""
         insort(self.waiting, run, key=order_of)
 
-    def wait(self, runs: Sequence[BranchSequence]) -> None:
+    def requeue(self, runs: Sequence[BranchSequence]) -> None:
         """Branches that have drawn the same and have no lane wait for one."""
         for run in runs:
             run.following = []
             self._evictor.preempt_step(run.call.tree, run.branch.node, run.tokens())
-            self.queue(run)
+            self.enqueue(run)
 
-    def admit(self, give_up: Callable[[], bool]) -> list[BranchSequence]:
+    def admit(self) -> list[BranchSequence]:
         """Let waiting branches in, the trees in turn, as far as places and memory go.
 
         Returns those that have a lane now and whose prefix's logits are known; others may follow
-        them. ``give_up`` drops the KV of early work, and says whether there was any.
+        them. For want of memory the KV of all early work goes first.
         """
         admitted: dict[DedupKey | BranchSequence, BranchSequence] = {}
         held_back, closed = [], False
@@ -78,7 +78,7 @@ class SequenceQueues:
                 self._begun(run)
                 continue
             refusal = None if closed else self.start(run)
-            if refusal is Refusal.STARVED and give_up():
+            if refusal is Refusal.STARVED and self._drop_early():
                 refusal = self.start(run)
             if closed or refusal or not ready:
                 held_back.append(run)
@@ -92,15 +92,15 @@ class SequenceQueues:
         """Give a branch a lane, or have its prefix computed first."""
         return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
 
-    def part(self, run: BranchSequence) -> None:
+    def diverge(self, run: BranchSequence) -> None:
         """Branches that followed another go their own ways: what its lane holds is theirs too."""
         assert run.lane is not None, "nobody follows a branch without a lane"
         self._batch.cache.share(run.lane)
         if self._speculation:
-            self._speculation.part(run)
+            self._speculation.diverge(run)
         run.call.parted = True
 
-    def leave(self, work: BranchSequence | SharedPrefix, *, publish: bool = True) -> None:
+    def finish(self, work: BranchSequence | SharedPrefix, *, publish: bool = True) -> None:
         """Take a lane out of the batch; what it computed is cached unless nothing can follow."""
         assert work.lane is not None, "work without a lane has left already"
         if self._speculation and isinstance(work, BranchSequence):
@@ -112,20 +112,33 @@ class SequenceQueues:
             self._batch.drop(work.lane)
         work.lane = None
 
-    def lost(self, lane: TokenSequence) -> None:
+    def preempt(self, lane: TokenSequence) -> None:
         """A lane lost its place to older ones: its branches wait again."""
         work = self.running.pop(lane)
         work.lane = None
         if isinstance(work, BranchSequence):
             if self._speculation:
                 self._speculation.end(work, publish=True)
-            self.wait(with_followers(work))
+            self.requeue(with_followers(work))
 
-    def clear(self, tree: str) -> None:
+    def forget(self, lane: TokenSequence) -> None:
+        """A lane of early work was dropped; where it was paused its branch sees that for itself."""
+        work = self.running.pop(lane, None)
+        if work is not None:
+            work.lane = None
+
+    def remove_tree(self, tree: str) -> None:
         """A search's branches stop."""
         self.waiting = [run for run in self.waiting if run.call.tree != tree]
         for work in [work for lane, work in self.running.items() if lane.tree == tree]:
-            self.leave(work, publish=False)
+            self.finish(work, publish=False)
+
+    def _drop_early(self) -> bool:
+        """Drop all KV of early work; whether there was any."""
+        dropped = self._batch.drop_spare()
+        for lane in dropped:
+            self.forget(lane)
+        return bool(dropped)
 
     def _start_prefix(self, run: BranchSequence) -> Refusal | None:
         """Have the prefix of a branch computed, unless it is under way."""

@@ -81,8 +81,6 @@ class RewardScorer:
             self.cache,
             lanes=batch_limit,
             rows=PREFILL_ROWS,
-            give_way=self._give_way,
-            starve=_never,
         )
         self.accounts: dict[str, Account] = {}
         self.past = Account(0)
@@ -153,7 +151,10 @@ class RewardScorer:
     def step(self) -> list[ScoreResult]:
         """One iteration: admit, run one forward pass, read; the calls that are finished."""
         self._admit()
-        advances = self.batch.advance()
+        for lane in self.batch.schedule():
+            assert lane is not None, "a lane alone does not fit; it was to be refused"
+            self._requeue(lane)
+        advances = self.batch.run()
         charge_pass(self.accounts, advances, self._flops)
         for advance in advances:
             if advance.logits is not None:
@@ -284,16 +285,12 @@ class RewardScorer:
         if not call.unread:
             self._finished.append(self._calls.pop(call.id))
 
-    def _give_way(self, lane: TokenSequence) -> None:
+    def _requeue(self, lane: TokenSequence) -> None:
         """A lane lost its place to older ones: its path waits again, if it is still to be read."""
         reading = self._running.pop(lane)
         reading.ahead = None
         if reading.path.tobytes() not in self._rewards[reading.tree]:
             insort(self._waiting, reading, key=_order)
-
-
-def _never() -> None:
-    raise AssertionError("a lane alone does not fit; it was to be refused")
 
 
 def _order(reading: ScoreSequence) -> Order:

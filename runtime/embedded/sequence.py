@@ -17,6 +17,7 @@ class TokenSequence:
     ``computed`` of them have keys and values, ``allocated`` have slots. The last ``proposed`` known
     tokens are guesses that a pass is to check, ``forks`` others beside them. ``order`` says who
     goes first and who gives way; a ``spare`` lane runs in idle places and gives way to all others.
+    It is ``live`` until it is published or dropped.
     A lane's private tokens are those from ``shared`` to ``allocated``.
     """
 
@@ -26,6 +27,7 @@ class TokenSequence:
         "computed",
         "forks",
         "length",
+        "live",
         "offers",
         "opened",
         "order",
@@ -57,6 +59,7 @@ class TokenSequence:
         self.slots[: len(cached)] = cached
         self.anchor = anchor
         self.spare = spare
+        self.live = True
         self.length = len(tokens)
         self.proposed = 0
         self.forks: list[DraftBranch] = []

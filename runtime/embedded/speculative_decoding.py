@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from runtime.embedded.batch import Advance, Batch
+from runtime.embedded.batch import Advance
 from runtime.embedded.deduplication import FollowerTokens
 from runtime.embedded.draft_length import DraftLength
 from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.draft_verification import VerifiedTokens
 from runtime.embedded.expand_call import BranchSequence
+from runtime.embedded.sequence import TokenSequence
 
 
 class SpeculativeDecoder:
@@ -39,33 +40,34 @@ class SpeculativeDecoder:
         self._serial = serial
         self._clock = clock
         self._queue: dict[BranchSequence, DraftTree] = {}
-        self._pass: tuple[int, float] | None = None
-        self._begun = 0.0
-        self._tokens = 0
+        self._begun = self._drafted = 0.0
+        self._tokens = self._rows = 0
 
-    def advance(self, batch: Batch, running: Sequence[BranchSequence]) -> list[Advance]:
-        """One pass of the target, in which those whose turn it is have their proposals checked.
+    def begin(self, running: Sequence[BranchSequence]) -> set[TokenSequence]:
+        """A pass of the target begins, in which those whose turn it is have their proposals
+        checked; the lanes that are to be held back.
 
         ``running``: the branches that have a lane, oldest first.
         """
-        self._begun, self._tokens = self._clock(), 0
+        self._begun, self._tokens, self._rows = self._clock(), 0, 0
         turns = running[:1] if self._serial else running
         ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
         served = self._serve(ready) if ready else []
         held = {run.lane for run in running if run not in served and run.lane is not None}
         held -= {run.lane for run in turns if run not in ready}
-        start = self._clock()
-        advances = batch.advance(held)
-        self._pass = None
+        self._drafted = self._clock()
+        return held
+
+    def ran(self, advances: Sequence[Advance]) -> None:
+        """What the pass did: its time counts if every lane in it sampled."""
         if all(advance.logits is not None for advance in advances):
-            self._pass = sum(advance.all_rows for advance in advances), start
-        return advances
+            self._rows = sum(advance.all_rows for advance in advances)
 
     def drawn(self) -> None:
         """The tokens of the pass have been drawn: it is over."""
-        if self._pass is not None and self._pass[0]:
-            (rows, start), end = self._pass, self._clock()
-            self.pace.target.add(rows, end - start)
+        if self._rows:
+            end = self._clock()
+            self.pace.target.add(self._rows, end - self._drafted)
             self.pace.came(self._tokens, end - self._begun)
 
     def took(self, taken: VerifiedTokens) -> None:
@@ -86,9 +88,9 @@ class SpeculativeDecoder:
             tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
             self.pace.following.add(tested, accepted)
 
-    def part(self, run: BranchSequence) -> None:
+    def diverge(self, run: BranchSequence) -> None:
         """Branches that followed one go their own ways."""
-        self.drafter.part(run)
+        self.drafter.diverge(run)
 
     def end(self, run: BranchSequence, *, publish: bool) -> None:
         """A branch has ended or lost its place."""

@@ -81,7 +81,7 @@ class InlineEngine:
     ) -> list[float]:
         """Score, looking ahead if that is on."""
         early = self.policy.expansion
-        ahead = early.whole(tree, trajectories) if self._lookahead else {}
+        ahead = early.finished_next_steps(tree, trajectories) if self._lookahead else {}
         return await self._ask(
             lambda call: self.prm.score(call, tree, prompt, question, trajectories, ahead)
         )

@@ -66,7 +66,7 @@ def first_round(engine: Scheduler, tree: str, *, ahead: int = 2, seed: int = 1) 
 
 def early_tokens(engine: Scheduler) -> int:
     """Tokens drawn that no round has asked for."""
-    return sum(len(run.drawn) for run in engine.expansion.runs())
+    return sum(len(run.drawn) for run in engine.expansion.sequences())
 
 
 async def digests(engine: InlineEngine, specs: tuple[SearchSpec, ...]) -> list[str]:
@@ -173,7 +173,7 @@ def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
         for b, s in zip(asked, steps, strict=True)
         if s.finish is not Finish.END
     }
-    early = {(run.branch.parent, run.branch.child): run for run in engine.expansion.runs()}
+    early = {(run.branch.parent, run.branch.child): run for run in engine.expansion.sequences()}
     drawn = {place: len(run.drawn) for place, run in early.items()}
     following = round_of(open_steps, 100, 2, 1)
     engine.expand(2, "oak", following, SAMPLING)
@@ -223,20 +223,22 @@ def test_real_work_takes_the_places_in_the_next_iteration() -> None:
 
 
 def test_early_kv_goes_before_any_other() -> None:
-    """Asked for slots, the cache drops what was drawn ahead and evicts nothing; the tokens stay."""
+    """For slots the batch drops what was drawn ahead and nothing is evicted; the tokens stay."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
     until_early(engine, 20)
     drawn, evicted = early_tokens(engine), engine.cache.evicted_tokens
     lane = next(lane for lane in engine.batch.lanes if not lane.spare)
     spare = engine.cache.pool.allocate(engine.cache.pool.available)
+    dropped = engine.batch.drop_spare(lane, lane.missing + 3)
     assert engine.cache.reserve(lane, lane.missing + 3)
     engine.cache.pool.free(spare)
     assert engine.cache.evicted_tokens == evicted
     assert early_tokens(engine) == drawn
-    assert engine.expansion.give_up()
+    dropped += engine.batch.drop_spare()
+    assert dropped
     assert not any(lane.spare for lane in engine.cache.lanes)
-    assert not engine.expansion.give_up()
+    assert not engine.batch.drop_spare()
     engine.cache.check()
 
 
@@ -266,10 +268,10 @@ def test_nothing_is_begun_below_what_has_been_pruned() -> None:
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak", ahead=20)
     until_early(engine, 10)
-    dead = {run.branch.parent for run in engine.expansion.runs()}
+    dead = {run.branch.parent for run in engine.expansion.sequences()}
     engine.hint("oak", Hint(dead=tuple(dead)))
     finish(engine)
-    assert not dead & {run.branch.parent for run in engine.expansion.runs()}
+    assert not dead & {run.branch.parent for run in engine.expansion.sequences()}
     engine.release("oak")
     assert not engine.cache.lanes
     engine.check()
@@ -284,17 +286,17 @@ def test_two_searches_share_the_slack() -> None:
             for i in range(7)
         ]
         engine.expand(call, tree, branches, SAMPLING)
-    fill, shared = engine.expansion.fill, []
+    fill, shared = engine.expansion.fill_idle_places, []
 
     def checked() -> list[BranchSequence]:
         begun = fill()
         spare = [lane for lane in engine.batch.lanes if lane.spare]
-        drawing = all(isinstance(engine._running[lane], BranchSequence) for lane in spare)
+        drawing = all(isinstance(engine._queues.running[lane], BranchSequence) for lane in spare)
         if drawing and engine.expansion.wanting() == {"oak", "elm"}:
             shared.append(Counter(lane.tree for lane in spare))
         return begun
 
-    engine.expansion.fill = checked  # type: ignore[method-assign]
+    engine.expansion.fill_idle_places = checked  # type: ignore[method-assign]
     finish(engine)
     assert any(places.total() > 3 for places in shared)
     assert all(abs(places["oak"] - places["elm"]) <= 1 for places in shared)
