@@ -82,26 +82,17 @@ class Batch:
         self._rows = rows
         self._plan: list[tuple[TokenSequence, int]] = []
 
-    def enter(
-        self,
-        tree: str,
-        order: Order,
-        tokens: np.ndarray,
-        *,
-        size: int,
-        upto: int,
-        spare: bool = False,
-    ) -> TokenSequence | Refusal:
-        """Start a lane over ``tokens`` that may grow to ``size``; see ``PrefixCache.open``."""
+    def enter(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> Refusal | None:
+        """Start a sequence over ``tokens``, or say why not; see ``PrefixCache.open``."""
         if self.places <= 0:
             return Refusal.FULL
-        lane = self.cache.open(tree, order, tokens, size, upto, spare=spare)
-        refusal = self._refusal(lane)
+        self.cache.open(sequence, tokens, upto)
+        refusal = self._refusal(sequence)
         if refusal:
-            self.cache.drop(lane)
+            self.cache.drop(sequence)
             return refusal
-        insort(self.lanes, lane, key=_order)
-        return lane
+        insort(self.lanes, sequence, key=_order)
+        return None
 
     @property
     def places(self) -> int:

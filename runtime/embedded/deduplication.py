@@ -72,8 +72,7 @@ def sample_together(
     starts: list[int] = []
     rows = 0
     for run, logits in passed:
-        assert run.lane is not None, "a run draws without a lane"
-        asked.append((run, run.lane.depths(), range(rows, rows + len(logits))))
+        asked.append((run, run.depths(), range(rows, rows + len(logits))))
         asked += [(one, [0], [rows]) for one in run.following]
         starts.append(rows)
         rows += len(logits)

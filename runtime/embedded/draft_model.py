@@ -114,7 +114,7 @@ class DraftModel:
         lane = self._lanes.get(run)
         if lane is None:
             return
-        known = run.tokens()
+        known = run.path()
         same = common_prefix(lane.tokens[: lane.computed], known)
         lane.tokens[: len(known)] = known
         lane.length = len(known)
@@ -122,14 +122,12 @@ class DraftModel:
 
     def _enter(self, runs: Sequence[BranchSequence]) -> None:
         """Lanes for branches that have none, each distinct prefix computed once for all of them."""
-        firsts = {(namespace_of(run.call.tree), run.prefix.tokens.tobytes()): run for run in runs}
+        firsts = {(namespace_of(run.tree), run.prefix.tokens.tobytes()): run for run in runs}
         self._fill(list(firsts.values()))
         for run in runs:
-            tokens = run.tokens()
-            lane = self._batch.enter(
-                run.call.tree, run.order, tokens, size=run.size, upto=len(tokens) - 1
-            )
-            if isinstance(lane, TokenSequence):
+            tokens = run.path()
+            lane = TokenSequence(run.tree, run.order, run.size)
+            if self._batch.enter(lane, tokens, len(tokens) - 1) is None:
                 self._lanes[run] = lane
 
     def _fill(self, waiting: list[BranchSequence]) -> None:
@@ -146,10 +144,8 @@ class DraftModel:
     def _start(self, run: BranchSequence) -> bool:
         """Have a branch's prefix computed; False while it has to wait."""
         prefix = run.prefix.tokens
-        lane = self._batch.enter(
-            run.call.tree, run.order, prefix, size=len(prefix), upto=len(prefix)
-        )
-        if not isinstance(lane, TokenSequence):
+        lane = TokenSequence(run.tree, run.order, len(prefix))
+        if self._batch.enter(lane, prefix, len(prefix)) is not None:
             return False
         self._filling.add(lane)
         return True

@@ -15,7 +15,7 @@ from runtime.embedded.draft_tree import DraftBranch
 from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.kv_pool import KvPool
 from runtime.embedded.radix_tree import RadixTree
-from runtime.embedded.sequence import Order, TokenSequence
+from runtime.embedded.sequence import TokenSequence
 
 
 class PrefixCache:
@@ -78,23 +78,10 @@ class PrefixCache:
         """Unique tokens held for one search."""
         return self.radix.held_tokens[tree] + self._private[tree]
 
-    def open(
-        self,
-        tree: str,
-        order: Order,
-        tokens: np.ndarray,
-        size: int,
-        upto: int,
-        *,
-        spare: bool = False,
-    ) -> TokenSequence:
-        """A lane over ``tokens`` that reuses what is cached of the first ``upto``."""
-        anchor, cached = self.radix.lock(tree, tokens[:upto])
-        lane = TokenSequence(
-            tree, order, tokens, size=size, anchor=anchor, cached=cached, spare=spare
-        )
-        self.lanes.add(lane)
-        return lane
+    def open(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> None:
+        """Start a sequence over ``tokens`` that reuses what is cached of the first ``upto``."""
+        sequence.begin(tokens, *self.radix.lock(sequence.tree, tokens[:upto]))
+        self.lanes.add(sequence)
 
     def has_free(self, lane: TokenSequence, count: int) -> bool:
         """Whether the lane's next ``count`` tokens find slots without an eviction."""

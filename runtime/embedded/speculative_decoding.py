@@ -18,7 +18,6 @@ from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.draft_verification import VerifiedTokens
 from runtime.embedded.expand_call import BranchSequence
-from runtime.embedded.sequence import TokenSequence
 
 
 class SpeculativeDecoder:
@@ -43,7 +42,7 @@ class SpeculativeDecoder:
         self._begun = self._drafted = 0.0
         self._tokens = self._rows = 0
 
-    def begin(self, running: Sequence[BranchSequence]) -> set[TokenSequence]:
+    def begin(self, running: Sequence[BranchSequence]) -> set[BranchSequence]:
         """A pass of the target begins, in which those whose turn it is have their proposals
         checked; the lanes that are to be held back.
 
@@ -51,10 +50,10 @@ class SpeculativeDecoder:
         """
         self._begun, self._tokens, self._rows = self._clock(), 0, 0
         turns = running[:1] if self._serial else running
-        ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
+        ready = [run for run in turns if run.missing == 1]
         served = self._serve(ready) if ready else []
-        held = {run.lane for run in running if run not in served and run.lane is not None}
-        held -= {run.lane for run in turns if run not in ready}
+        held = {run for run in running if run not in served}
+        held -= {run for run in turns if run not in ready}
         self._drafted = self._clock()
         return held
 
@@ -111,8 +110,7 @@ class SpeculativeDecoder:
             together = len(ready)
         served = list(self._queue)[:together]
         for run in served:
-            assert run.lane is not None, "a branch without a lane is in the queue"
-            run.lane.propose(self._queue.pop(run))
+            run.propose(self._queue.pop(run))
         return served
 
     def _draft(self, runs: Sequence[BranchSequence], length: int, branches: int) -> None:

@@ -291,7 +291,7 @@ def test_two_searches_share_the_slack() -> None:
     def checked() -> list[BranchSequence]:
         begun = fill()
         spare = [lane for lane in engine.batch.lanes if lane.spare]
-        drawing = all(isinstance(engine._queues.running[lane], BranchSequence) for lane in spare)
+        drawing = all(isinstance(lane, BranchSequence) for lane in spare)
         if drawing and engine.expansion.wanting() == {"oak", "elm"}:
             shared.append(Counter(lane.tree for lane in spare))
         return begun

@@ -224,10 +224,10 @@ def trees_of(value: Any) -> set[str]:
     ("stage", "failing"),
     [
         ("expand", {1}),
-        ("close", {1}),
+        ("end_step", {1}),
         ("finish", {1}),
         ("step", {1}),
-        ("moved", {1}),
+        ("changed_steps", {1}),
         ("_settle", {2}),
         ("_read", {2}),
         ("_charge", {3}),
