@@ -99,8 +99,8 @@ class BeamExtension:
         those to draw from their prefix's logits now."""
         begun: list[BranchSequence] = []
         wanting = [tree for tree in self.wanting() if self._may(tree)]
-        idle = min(self._batch.places, IDLE_PLACES - len(self._batch.lanes))
-        places = Counter(lane.tree for lane in self._batch.lanes if lane.spare)
+        idle = min(self._batch.places, IDLE_PLACES - len(self._batch.sequences))
+        places = Counter(sequence.tree for sequence in self._batch.sequences if sequence.spare)
         while wanting:
             tree = min(wanting, key=lambda t: (places[t], self._accounts[t].number))
             if idle <= 0:
@@ -125,8 +125,8 @@ class BeamExtension:
 
     def pause_all(self) -> None:
         """Real work waits: take everything early out of the batch. It keeps its slots."""
-        for lane in [lane for lane in self._batch.lanes if lane.spare]:
-            self._pause(lane)
+        for sequence in [sequence for sequence in self._batch.sequences if sequence.spare]:
+            self._pause(sequence)
 
     def prefix(self, tree: str, node: int, tokens: np.ndarray) -> SharedPrefix | None:
         """The prefix that ends with a node's step, if its logits are known."""
@@ -154,8 +154,12 @@ class BeamExtension:
         """A round has begun: what it did not ask for runs no further, and what has not begun will
         not begin."""
         self._children.pop(tree, None)
-        for lane in [lane for lane in self._batch.lanes if lane.spare and lane.tree == tree]:
-            self._pause(lane)
+        for sequence in [
+            sequence
+            for sequence in self._batch.sequences
+            if sequence.spare and sequence.tree == tree
+        ]:
+            self._pause(sequence)
         self._paused.pop(tree, None)
         beams = self._beams.get(tree, {})
         for node in [node for node, beam in beams.items() if not beam.children]:
@@ -206,7 +210,7 @@ class BeamExtension:
 
     def _take_back(self, tree: str) -> bool:
         """Park a search's least likely early run; False if it has none in the batch."""
-        for sequence in reversed(self._batch.lanes):
+        for sequence in reversed(self._batch.sequences):
             if sequence.spare and sequence.tree == tree and isinstance(sequence, BranchSequence):
                 self._pause(sequence)
                 return True
@@ -281,7 +285,7 @@ class BeamExtension:
         beam.children.clear()
 
     def _drop(self, run: BranchSequence, *, publish: bool = False) -> None:
-        """An early run's lane ends, wherever it is; what was drawn stays."""
+        """An early run's sequence ends, wherever it is; what was drawn stays."""
         if run.live:
             (self._batch.publish if publish else self._batch.drop)(run)
 

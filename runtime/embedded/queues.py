@@ -1,7 +1,8 @@
 """Which branches have a place in the batch, and which wait for one.
 
-A place is a lane. Branches that have drawn the same share one (``runtime.embedded.deduplication``)
-and a prefix has one while it is computed. Who waits, and for how long, changes no draw.
+A place is a sequence. Branches that have drawn the same share one
+(``runtime.embedded.deduplication``) and a prefix has one while it is computed. Who waits, and for
+how long, changes no draw.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from runtime.embedded.speculative_decoding import SpeculativeDecoder
 class SequenceQueues:
     """The branches of all searches that are waiting or under way.
 
-    ``waiting``: those without a lane, oldest first; ``running``: whose each lane is.
+    ``waiting``: those without a sequence, oldest first; ``running``: whose each sequence is.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class SequenceQueues:
         *,
         dedup: bool,
     ) -> None:
-        """``dedup``: branches that have drawn the same share a lane."""
+        """``dedup``: branches that have drawn the same share a sequence."""
         self.waiting: list[BranchSequence] = []
         self._batch = batch
         self._evictor = batch.cache.evictor
@@ -43,8 +44,8 @@ class SequenceQueues:
 
     @property
     def runs(self) -> list[BranchSequence]:
-        """The branches that rounds have asked for and that have a lane, oldest first."""
-        asked = [one for one in self._batch.lanes if not one.spare]
+        """The branches that rounds have asked for and that have a sequence, oldest first."""
+        asked = [one for one in self._batch.sequences if not one.spare]
         return [one for one in asked if isinstance(one, BranchSequence)]
 
     def enqueue(self, run: BranchSequence) -> None:
@@ -52,7 +53,7 @@ class SequenceQueues:
         insort(self.waiting, run, key=order_of)
 
     def requeue(self, runs: Sequence[BranchSequence]) -> None:
-        """Branches that have drawn the same and have no lane wait for one."""
+        """Branches that have drawn the same and have no sequence wait for one."""
         for run in runs:
             run.following = []
             self._evictor.preempt_step(run.tree, run.branch.node, run.path())
@@ -61,12 +62,12 @@ class SequenceQueues:
     def admit(self) -> list[BranchSequence]:
         """Let waiting branches in, the trees in turn, as far as places and memory go.
 
-        Returns those that have a lane now and whose prefix's logits are known; others may follow
-        them. For want of memory the KV of all early work goes first.
+        Returns those that have a sequence now and whose prefix's logits are known; others may
+        follow them. For want of memory the KV of all early work goes first.
         """
         admitted: dict[DedupKey | BranchSequence, BranchSequence] = {}
         held_back, closed = [], False
-        places = Counter(lane.tree for lane in self._batch.lanes)
+        places = Counter(sequence.tree for sequence in self._batch.sequences)
         for run in fair_order(self.waiting, lambda run: run.tree, places):
             ready = run.prefix.logits is not None
             key = dedup_key(run) if self._dedup else run
@@ -86,11 +87,12 @@ class SequenceQueues:
         return list(admitted.values())
 
     def start(self, run: BranchSequence) -> Refusal | None:
-        """Give a branch a lane, or have its prefix computed first."""
+        """Give a branch a sequence, or have its prefix computed first."""
         return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
 
     def diverge(self, run: BranchSequence) -> None:
-        """Branches that followed another go their own ways: what its lane holds is theirs too."""
+        """Branches that followed another go their own ways: what its sequence holds is theirs
+        too."""
         self._batch.cache.share(run)
         if self._speculation:
             self._speculation.diverge(run)
@@ -112,7 +114,7 @@ class SequenceQueues:
     def remove_tree(self, tree: str) -> None:
         """A search's branches stop."""
         self.waiting = [run for run in self.waiting if run.tree != tree]
-        for sequence in [one for one in self._batch.lanes if one.tree == tree]:
+        for sequence in [one for one in self._batch.sequences if one.tree == tree]:
             self.finish(sequence, publish=False)
 
     def _start_prefix(self, run: BranchSequence) -> Refusal | None:

@@ -78,7 +78,7 @@ class RewardScorer:
         self.batch = Batch(
             forward,
             self.cache,
-            lanes=batch_limit,
+            limit=batch_limit,
             rows=PREFILL_ROWS,
         )
         self.accounts: dict[str, Account] = {}
@@ -149,19 +149,19 @@ class RewardScorer:
     def step(self) -> list[ScoreResult]:
         """One iteration: admit, run one forward pass, read; the calls that are finished."""
         self._admit()
-        for lane in self.batch.schedule():
-            assert isinstance(lane, ScoreSequence), (
+        for sequence in self.batch.schedule():
+            assert isinstance(sequence, ScoreSequence), (
                 "a path alone does not fit; it was to be refused"
             )
-            self._requeue(lane)
+            self._requeue(sequence)
         advances = self.batch.run()
         charge_pass(self.accounts, advances, self._flops)
         for advance in advances:
             if advance.logits is not None:
-                with self.faults.at(advance.lane.tree):
+                with self.faults.at(advance.sequence.tree):
                     self._read(advance)
-        for lane in [lane for lane in self.batch.lanes if not lane.missing]:
-            self.batch.publish(lane)
+        for sequence in [sequence for sequence in self.batch.sequences if not sequence.missing]:
+            self.batch.publish(sequence)
         finished = [call for call in self._finished if call.tree not in self.faults]
         self._finished = [call for call in self._finished if call.tree in self.faults]
         return [
@@ -182,8 +182,8 @@ class RewardScorer:
     def abort(self, tree: str) -> list[int]:
         """Stop reading for a search; the ids of the calls that get no answer."""
         self._waiting = [reading for reading in self._waiting if reading.tree != tree]
-        for lane in [lane for lane in self.batch.lanes if lane.tree == tree]:
-            self.batch.drop(lane)
+        for sequence in [sequence for sequence in self.batch.sequences if sequence.tree == tree]:
+            self.batch.drop(sequence)
         calls = [*self._calls.values(), *self._finished]
         self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
         self._finished = [call for call in self._finished if call.tree != tree]
@@ -228,7 +228,7 @@ class RewardScorer:
     def _admit(self) -> None:
         """Let waiting paths in, the trees in turn, as far as places and memory go."""
         held_back = []
-        places = Counter(lane.tree for lane in self.batch.lanes)
+        places = Counter(sequence.tree for sequence in self.batch.sequences)
         waiting = fair_order(self._waiting, lambda reading: reading.tree, places)
         for at, reading in enumerate(waiting):
             refusal = self._enter(reading)
@@ -263,7 +263,7 @@ class RewardScorer:
     def _read(self, advance: Advance) -> None:
         """Turn the logits at the last tag of a path, and of the step ahead, into rewards."""
         assert advance.logits is not None, "a path was read before its end"
-        reading = advance.lane
+        reading = advance.sequence
         assert isinstance(reading, ScoreSequence), "a sequence that is not the scorer's"
         if advance.start < len(reading.path):
             self._note(reading, advance.logits[0])
@@ -284,7 +284,8 @@ class RewardScorer:
             self._finished.append(self._calls.pop(call.id))
 
     def _requeue(self, reading: ScoreSequence) -> None:
-        """A lane lost its place to older ones: its path waits again, if it is still to be read."""
+        """A sequence lost its place to older ones: its path waits again, if it is still to be
+        read."""
         reading.ahead = None
         if reading.path.tobytes() not in self._rewards[reading.tree]:
             insort(self._waiting, reading, key=_order)

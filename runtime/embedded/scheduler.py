@@ -68,7 +68,7 @@ class Scheduler:
         self.batch = Batch(
             forward,
             self.cache,
-            lanes=batch_limit,
+            limit=batch_limit,
             rows=PREFILL_ROWS,
         )
         self.accounts: dict[str, Account] = {}
@@ -149,7 +149,7 @@ class Scheduler:
             admitted = self._queues.admit()
             ready = [(run, run.prefix.logits) for run in admitted if not run.drawn]
             self._draw_next([(run, logits) for run, logits in ready if logits is not None])
-        if not self._queues.waiting and self.batch.lanes:
+        if not self._queues.waiting and self.batch.sequences:
             begun = [(run, run.prefix.logits) for run in self.expansion.fill_idle_places()]
             self._draw_next([(run, logits) for run, logits in begun if logits is not None])
         landed = []
@@ -158,7 +158,7 @@ class Scheduler:
         for advance in advances:
             if advance.logits is None:
                 continue
-            work = advance.lane
+            work = advance.sequence
             if isinstance(work, BranchSequence):
                 beside = [logits for _, logits in advance.beside]
                 landed.append((work, torch.cat([advance.logits, *beside])))
@@ -265,12 +265,12 @@ class Scheduler:
     def _advance(self) -> list[Advance]:
         """One forward pass, over the draft's proposals too where there is one."""
         held = self.speculation.begin(self._queues.runs) if self.speculation else set()
-        for lane in self.batch.schedule(held):
-            if lane is None:
+        for sequence in self.batch.schedule(held):
+            if sequence is None:
                 self._starve()
-            elif not lane.spare:
+            elif not sequence.spare:
                 self.retractions += 1
-                self._queues.preempt(lane)
+                self._queues.preempt(sequence)
         advances = self.batch.run()
         if self.speculation:
             self.speculation.ran(advances)
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _starve(self) -> None:
         """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
-        assert self.cache.evictor.keeps_held, "a lane alone does not fit; it was to be refused"
+        assert self.cache.evictor.keeps_held, "a sequence alone does not fit; it was to be refused"
         numbers = {call.tree: self.accounts[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
         self._starved += self.abort(tree)
@@ -380,7 +380,7 @@ class Scheduler:
         """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
         charge_pass(self.accounts, advances, self._flops)
         for done in advances:
-            if done.logits is not None and isinstance(done.lane, BranchSequence):
-                account = self.accounts[done.lane.tree]
+            if done.logits is not None and isinstance(done.sequence, BranchSequence):
+                account = self.accounts[done.sequence.tree]
                 account.prefilled_tokens -= len(done.logits)
                 account.target_passes += 1

@@ -89,7 +89,8 @@ class TokenSequence:
 
     def confirm(self, token: int, fork: DraftBranch | None, depth: int) -> None:
         """Add a token just drawn that equals the guess after ``depth`` others along a way. Its keys
-        and values are still there: in the lane's own slot, or in the fork's, which is exchanged."""
+        and values are still there: in the sequence's own slot, or in the fork's, which is
+        exchanged."""
         if fork is not None:
             here, there = self.length, depth - fork.at
             self.slots[here], fork.slots[there] = fork.slots[there], self.slots[here]
