@@ -20,7 +20,7 @@ from search.spec import SearchSpec
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import naive_step
 from tests.runtime.inline_engine import InlineEngine, grow
-from tests.runtime.test_scheduler import PROMPTS, finish, scheduler
+from tests.runtime.scheduler_support import PROMPTS, finish, scheduler
 
 PROMPT = PROMPTS["tree3"]
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=40)

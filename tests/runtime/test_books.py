@@ -11,8 +11,8 @@ from runtime.embedded.eviction import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.seed import node_seed
 from search.tree import Finish
+from tests.runtime.scheduler_support import PROMPTS, scheduler
 from tests.runtime.test_reward_scorer import scorer
-from tests.runtime.test_scheduler import PROMPTS, scheduler
 
 TREES = 200
 AT_ONCE = 8

@@ -14,7 +14,7 @@ from runtime.embedded.expand_call import BranchSequence, ExpandCall, SharedPrefi
 from search.engine import Step
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import naive_step
-from tests.runtime.test_scheduler import (
+from tests.runtime.scheduler_support import (
     PROMPTS,
     SAMPLING,
     Grower,

@@ -14,8 +14,8 @@ from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
+from tests.runtime.scheduler_support import scheduler
 from tests.runtime.test_eviction import Endless
-from tests.runtime.test_scheduler import scheduler
 
 LIMIT = 8
 STEPS = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=LIMIT)

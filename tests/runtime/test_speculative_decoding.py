@@ -23,7 +23,7 @@ from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.tree import Finish
 from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
-from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish
+from tests.runtime.scheduler_support import PROMPTS, SAMPLING, Grower, children, finish
 
 
 class Likeness(HashModel):
