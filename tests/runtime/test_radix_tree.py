@@ -155,6 +155,26 @@ def test_a_step_that_shares_its_beginning_is_lifted_to_where_that_ends() -> None
     tree.check()
 
 
+def test_slots_of_a_step_are_those_of_its_path_from_its_start() -> None:
+    """Over every edge, of what is cached; none of a step that is not known."""
+    tree = steps_of_two_searches()
+    assert tree.slots_of(("ash", 2)).tolist() == [0, 1, 2, 3, 4]
+    assert tree.slots_of(("ash", 3)).tolist() == [0, 1, 2, 5]
+    assert tree.slots_of(("oak", 2)).tolist() == []
+    tree.evict_tip(tree.match("ash", ids(1, 2, 3, 4, 5))[0], 1)
+    assert tree.slots_of(("ash", 2)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_leaf_has_nothing_below_it() -> None:
+    """Of 1 2 3 and, below it, 4 5 and 6: the latter two; and the root never is one."""
+    tree = steps_of_two_searches()
+    ends = [tree.match("ash", ids(*path))[0] for path in ((1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3, 6))]
+    assert [tree.is_leaf(node) for node in ends] == [False, True, True]
+    assert set(tree.leaves) == set(ends[1:])
+    assert not tree.is_leaf(tree.root_of("ash"))
+    assert not RadixTree().is_leaf(tree.root_of("ash"))
+
+
 class RadixMachine(RuleBasedStateMachine):
     """Every token path as a dictionary entry of its own, next to the radix tree."""
 

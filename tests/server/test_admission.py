@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.engine import EngineDown
-from server.admission import Admission, QueueSlot
+from server.admission import Admission, KeyQueue, QueueSlot, seconds_after_turn
 from server.api_errors import ApiError
 from server.api_keys import ApiKey
 from tests.search.scripted_engine import ScriptedEngine
@@ -121,6 +122,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     for error in (hers.value, full.value):
         assert error.status_code == 429
         assert (error.headers or {})["retry-after"] == "7"
+        assert "come back in 7 s" in str(error.detail)
     first.close()
     first.close()  # once is enough
     admission.take(key("eve"))
@@ -243,6 +245,24 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
     assert record.exc_info[0] is ZeroDivisionError
 
 
+async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 seconds, 2 in the queue leave 3, and 9 leave none; where there is no queue all are
+    left."""
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("server.admission.time", clock)
+
+    class Waiting(QueueSlot):
+        async def turn(self, seconds: float) -> None:
+            assert seconds == 5.0
+            clock.now += self.number
+
+    admission = Admission(running=1, queued=9, retry_after=1)
+    share = KeyQueue(key("ann"))
+    left = [await seconds_after_turn(Waiting(admission, share, took, 0), 5.0) for took in (2, 9)]
+    assert left == [3.0, 0.0]
+    assert await seconds_after_turn(None, 5.0) == 5.0
+
+
 @pytest.mark.parametrize("settings", [{"max_running": 1, "max_queued": 1}], indirect=True)
 async def test_overload_is_refused_before_anything_is_spent(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
@@ -297,6 +317,7 @@ async def test_the_deadline_counts_the_queue(
     await engine.waiting.wait()
     late = await http.post(CHAT, json=BODY | {"search": {"width": 2, "deadline_ms": 20}})
     assert late.status_code == 504
+    assert late.json()["error"]["code"] == "deadline_exceeded"
     assert "queue" in late.json()["error"]["message"]
     assert late.headers["x-should-retry"] == "false"
     engine.gate.set()
