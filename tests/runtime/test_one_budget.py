@@ -85,8 +85,8 @@ def must_be_right(engine: Scheduler) -> None:
     cache = engine.cache
     cache.check()
     assert cache.active_tokens <= cache.capacity
-    for lane in cache.lanes:
-        assert (lane.slots[: lane.computed] >= 0).all(), "a branch reads what is not there"
+    for sequence in cache.sequences:
+        assert (sequence.slots[: sequence.computed] >= 0).all(), "a branch reads what is not there"
 
 
 def grown(kv_tokens: int, kv_policy: KvPolicy) -> tuple[list[list[Step]], list[int]]:
