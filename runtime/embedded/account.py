@@ -16,11 +16,11 @@ class Account:
 
     A path is the int64 token ids from the prompt to the end of a step.
     ``number`` orders searches by arrival, ``passes`` counts the forward passes it had rows in,
-    ``peak`` is the most unique tokens held for it at once. ``rehydrations`` counts the lanes that
-    had to compute ``rehydrated_tokens`` again which an eviction had taken. ``target_passes`` counts
-    a lane's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens`` were
-    compared with the draw of the branch that they were for (the others came after a wrong one) and
-    ``accepted_tokens`` equal to it.
+    ``peak`` is the most unique tokens held for it at once. ``rehydrations`` counts the sequences
+    that had to compute ``rehydrated_tokens`` again which an eviction had taken. ``target_passes``
+    counts a sequence's passes that drew something, of ``drafted_tokens`` in them ``tested_tokens``
+    were compared with the draw of the branch that they were for (the others came after a wrong
+    one) and ``accepted_tokens`` equal to it.
     ``deduplicated_tokens``: decoded from a row that another branch's draw was computed by.
     ``speculated_used`` and ``speculated_wasted``: tokens drawn before a round asked for them, and
     that none asked for; ``passes_saved``: what the former shortened its rounds by.
@@ -70,7 +70,7 @@ class Account:
         return changed
 
     def rehydrate(self, tokens: int) -> None:
-        """A lane starts by computing so many tokens again."""
+        """A sequence starts by computing so many tokens again."""
         self.rehydrated_tokens += tokens
         self.rehydrations += tokens > 0
 
@@ -128,16 +128,16 @@ def charge_pass(
 
     ``flops(tokens, context_sum, logits)``: the cost of a forward.
     """
-    for tree in {advance.lane.tree for advance in advances}:
+    for tree in {advance.sequence.tree for advance in advances}:
         accounts[tree].passes += 1
     for done in advances:
-        account = accounts[done.lane.tree]
+        account = accounts[done.sequence.tree]
         account.flops += pass_flops(done, flops)
         account.prefilled_tokens += done.rows
 
 
 def pass_flops(done: Advance, flops: Callable[[int, int, int], float]) -> float:
-    """What a lane's part of a forward pass cost."""
+    """What a sequence's part of a forward pass cost."""
     contexts = done.rows * done.start + done.rows * (done.rows + 1) // 2
     logits = 0 if done.logits is None else len(done.logits)
     beside = done.all_rows - done.rows

@@ -80,7 +80,7 @@ class BeamExtension:
 
     def enqueue(self, run: BranchSequence, path: np.ndarray) -> None:
         """A branch's step has ended at ``path``: its children may run ahead."""
-        ahead, tree = run.branch.ahead, run.call.tree
+        ahead, tree = run.branch.ahead, run.tree
         if not self._on or ahead is None or not self._worthwhile(tree):
             return
         if run.branch.early_limit(len(run.drawn), run.call.sampling.max_step_tokens) < 1:
@@ -88,7 +88,9 @@ class BeamExtension:
         beams = self._beams.setdefault(tree, {})
         if run.branch.node in beams:  # a node is one step; what was begun below it is kept
             return
-        beam = beams[run.branch.node] = ExtendedStep(run, ahead, SharedPrefix(path, known=True))
+        beam = beams[run.branch.node] = ExtendedStep(
+            run, ahead, SharedPrefix(tree, path, visited=True)
+        )
         self._arrivals += 1
         heappush(self._children.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
 
@@ -97,8 +99,8 @@ class BeamExtension:
         those to draw from their prefix's logits now."""
         begun: list[BranchSequence] = []
         wanting = [tree for tree in self.wanting() if self._may(tree)]
-        idle = min(self._batch.places, IDLE_PLACES - len(self._batch.lanes))
-        places = Counter(lane.tree for lane in self._batch.lanes if lane.spare)
+        idle = min(self._batch.places, IDLE_PLACES - len(self._batch.sequences))
+        places = Counter(sequence.tree for sequence in self._batch.sequences if sequence.spare)
         while wanting:
             tree = min(wanting, key=lambda t: (places[t], self._accounts[t].number))
             if idle <= 0:
@@ -112,7 +114,7 @@ class BeamExtension:
                 continue
             places[tree] += 1
             idle -= 1
-            if run.lane is not None and not run.drawn:
+            if run.live and not run.drawn:
                 begun.append(run)
         return begun
 
@@ -123,8 +125,8 @@ class BeamExtension:
 
     def pause_all(self) -> None:
         """Real work waits: take everything early out of the batch. It keeps its slots."""
-        for lane in [lane for lane in self._batch.lanes if lane.spare]:
-            self._pause(lane)
+        for sequence in [sequence for sequence in self._batch.sequences if sequence.spare]:
+            self._pause(sequence)
 
     def prefix(self, tree: str, node: int, tokens: np.ndarray) -> SharedPrefix | None:
         """The prefix that ends with a node's step, if its logits are known."""
@@ -136,7 +138,7 @@ class BeamExtension:
     def claim(self, run: BranchSequence) -> Finish | None:
         """A round asks for a branch: it gets what was drawn of it early, and how its step ended if
         it has. What was computed is cached, since something may follow now."""
-        beam = self._beams.get(run.call.tree, {}).get(run.branch.parent)
+        beam = self._beams.get(run.tree, {}).get(run.branch.parent)
         early = None if beam is None else beam.children.get(run.branch.child)
         if beam is None or early is None or not _same(early, run):
             return None
@@ -145,15 +147,19 @@ class BeamExtension:
         run.taken = len(run.drawn)
         finish = self._finished.pop(early, None)
         self._drop(early, publish=finish is not Finish.END)
-        self._accounts[run.call.tree].speculated_used += len(run.drawn)
+        self._accounts[run.tree].speculated_used += len(run.drawn)
         return finish
 
     def start_round(self, tree: str) -> None:
         """A round has begun: what it did not ask for runs no further, and what has not begun will
         not begin."""
         self._children.pop(tree, None)
-        for lane in [lane for lane in self._batch.lanes if lane.spare and lane.tree == tree]:
-            self._pause(lane)
+        for sequence in [
+            sequence
+            for sequence in self._batch.sequences
+            if sequence.spare and sequence.tree == tree
+        ]:
+            self._pause(sequence)
         self._paused.pop(tree, None)
         beams = self._beams.get(tree, {})
         for node in [node for node, beam in beams.items() if not beam.children]:
@@ -168,10 +174,8 @@ class BeamExtension:
 
     def finish(self, run: BranchSequence, finish: Finish) -> None:
         """An early step is whole: it waits to be asked for, its KV with it if more may follow."""
-        assert run.lane is not None, "an early run draws without a lane"
         self._finished[run] = finish
-        del self._queues.running[run.lane]
-        self._batch.pause(run.lane)
+        self._batch.pause(run)
         if finish is Finish.END:
             self._drop(run)
 
@@ -206,32 +210,25 @@ class BeamExtension:
 
     def _take_back(self, tree: str) -> bool:
         """Park a search's least likely early run; False if it has none in the batch."""
-        for lane in reversed(self._batch.lanes):
-            if (
-                lane.spare
-                and lane.tree == tree
-                and isinstance(self._queues.running[lane], BranchSequence)
-            ):
-                self._pause(lane)
+        for sequence in reversed(self._batch.sequences):
+            if sequence.spare and sequence.tree == tree and isinstance(sequence, BranchSequence):
+                self._pause(sequence)
                 return True
         return False
 
-    def _pause(self, lane: TokenSequence) -> None:
-        work = self._queues.running.pop(lane)
-        if isinstance(work, BranchSequence):
-            self._batch.pause(lane)
-            self._paused.setdefault(lane.tree, []).append(work)
+    def _pause(self, sequence: TokenSequence) -> None:
+        if isinstance(sequence, BranchSequence):
+            self._batch.pause(sequence)
+            self._paused.setdefault(sequence.tree, []).append(sequence)
         else:
-            self._batch.drop(lane)
-            work.lane = None
+            self._batch.drop(sequence)
 
     def _may(self, tree: str) -> bool:
         """Whether a search may take more: within its part of the memory, and while the passes that
         it saved so are worth the rows that it wasted."""
         if not self._worthwhile(tree):
             return False
-        lanes = [run.lane for run in self.sequences(tree) if run.lane is not None and run.lane.live]
-        held = sum(len(lane.private) for lane in lanes)
+        held = sum(len(run.private) for run in self.sequences(tree) if run.live)
         return held < SHARE * self._batch.cache.capacity / len(self._beams)
 
     def _worthwhile(self, tree: str) -> bool:
@@ -243,16 +240,15 @@ class BeamExtension:
         parked = self._paused.get(tree)
         while parked:
             run = parked.pop()
-            if run.lane is not None and run.lane.live and run not in self._finished:
-                self._queues.running[run.lane] = run
-                self._batch.resume(run.lane)
+            if run.live and run not in self._finished:
+                self._batch.resume(run)
                 return run
         queue, passed, found = self._children.get(tree, []), [], None
         while queue and found is None:
             place, beam = heappop(queue)
             if self._beams.get(tree, {}).get(beam.run.branch.node) is not beam:  # buried since
                 continue
-            if beam.prefix.lane is not None:
+            if beam.prefix.live:
                 passed.append((place, beam))
                 continue
             run = self._child(beam, place)
@@ -275,27 +271,23 @@ class BeamExtension:
     def _child(beam: ExtendedStep, place: Place) -> BranchSequence:
         child, run = place[2], beam.run
         branch = run.branch.early_child(child, run.drawn, run.call.sampling.max_step_tokens)
-        call = ExpandCall(0, 0, run.call.tree, run.call.sampling, run.call.stops, [])
+        call = ExpandCall(0, 0, run.tree, run.call.sampling, run.call.stops, [])
         order = (_LAST + place[0], place[1], child)
-        return BranchSequence(call, 0, branch, beam.prefix, order, early=True)
+        return BranchSequence(call, 0, branch, beam.prefix, order, spare=True)
 
     def _discard(self, tree: str, beam: ExtendedStep) -> None:
         for run in beam.children.values():
             self._finished.pop(run, None)
             self._drop(run)
             self._accounts[tree].speculated_wasted += len(run.drawn)
-        if beam.prefix.lane is not None and beam.prefix.lane.spare:
-            del self._queues.running[beam.prefix.lane]
-            self._batch.drop(beam.prefix.lane)
-            beam.prefix.lane = None
+        if beam.prefix.live and beam.prefix.spare:
+            self._batch.drop(beam.prefix)
         beam.children.clear()
 
     def _drop(self, run: BranchSequence, *, publish: bool = False) -> None:
-        """An early run's lane ends, wherever it is; what was drawn stays."""
-        lane, run.lane = run.lane, None
-        if lane is not None and lane.live:
-            self._queues.running.pop(lane, None)
-            (self._batch.publish if publish else self._batch.drop)(lane)
+        """An early run's sequence ends, wherever it is; what was drawn stays."""
+        if run.live:
+            (self._batch.publish if publish else self._batch.drop)(run)
 
 
 def pays(passes: int, rows: int) -> bool:

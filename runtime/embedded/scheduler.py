@@ -68,7 +68,7 @@ class Scheduler:
         self.batch = Batch(
             forward,
             self.cache,
-            lanes=batch_limit,
+            limit=batch_limit,
             rows=PREFILL_ROWS,
         )
         self.accounts: dict[str, Account] = {}
@@ -149,7 +149,7 @@ class Scheduler:
             admitted = self._queues.admit()
             ready = [(run, run.prefix.logits) for run in admitted if not run.drawn]
             self._draw_next([(run, logits) for run, logits in ready if logits is not None])
-        if not self._queues.waiting and self._queues.running:
+        if not self._queues.waiting and self.batch.sequences:
             begun = [(run, run.prefix.logits) for run in self.expansion.fill_idle_places()]
             self._draw_next([(run, logits) for run, logits in begun if logits is not None])
         landed = []
@@ -158,11 +158,11 @@ class Scheduler:
         for advance in advances:
             if advance.logits is None:
                 continue
-            work = self._queues.running[advance.lane]
+            work = advance.sequence
             if isinstance(work, BranchSequence):
                 beside = [logits for _, logits in advance.beside]
                 landed.append((work, torch.cat([advance.logits, *beside])))
-            else:
+            elif isinstance(work, SharedPrefix):
                 work.logits = advance.logits.clone()
                 self._queues.finish(work)
         self._draw_next(landed)
@@ -227,7 +227,7 @@ class Scheduler:
 
     def _retain(self, tree: str) -> None:
         """Free what nothing that lives or draws will read."""
-        unfinished = [run.tokens() for run in self._queues.waiting if run.call.tree == tree]
+        unfinished = [run.path() for run in self._queues.waiting if run.tree == tree]
         wanted = [*self.accounts[tree].alive(), *unfinished]
         self.cache.retain(tree, wanted)
         if self.speculation:
@@ -242,13 +242,15 @@ class Scheduler:
     def _prefix(
         self, tree: str, account: Account, branch: Branch, tokens: np.ndarray, fresh: bool
     ) -> SharedPrefix:
-        known = account.prompt is not None and not fresh
+        visited = account.prompt is not None and not fresh
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
         account.name(branch.parent, tokens)
         self.cache.evictor.add_tree(tree, tokens)
         self.cache.evictor.end_step(tree, branch.parent, ROOT, tokens)
-        return self.expansion.prefix(tree, branch.parent, tokens) or SharedPrefix(tokens, known)
+        return self.expansion.prefix(tree, branch.parent, tokens) or SharedPrefix(
+            tree, tokens, visited=visited
+        )
 
     def _begin(self, tree: str, runs: Sequence[BranchSequence]) -> None:
         """Let branches wait with what was drawn for them early; end those whose step that is."""
@@ -263,14 +265,12 @@ class Scheduler:
     def _advance(self) -> list[Advance]:
         """One forward pass, over the draft's proposals too where there is one."""
         held = self.speculation.begin(self._queues.runs) if self.speculation else set()
-        for lane in self.batch.schedule(held):
-            if lane is None:
+        for sequence in self.batch.schedule(held):
+            if sequence is None:
                 self._starve()
-            elif lane.spare:
-                self._queues.forget(lane)
-            else:
+            elif not sequence.spare:
                 self.retractions += 1
-                self._queues.preempt(lane)
+                self._queues.preempt(sequence)
         advances = self.batch.run()
         if self.speculation:
             self.speculation.ran(advances)
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _starve(self) -> None:
         """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
-        assert self.cache.evictor.keeps_held, "a lane alone does not fit; it was to be refused"
+        assert self.cache.evictor.keeps_held, "a sequence alone does not fit; it was to be refused"
         numbers = {call.tree: self.accounts[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
         self._starved += self.abort(tree)
@@ -301,7 +301,7 @@ class Scheduler:
     def _finish(self, run: BranchSequence) -> Finish | None:
         """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
         ends: nothing follows, and nothing is cached."""
-        with self.faults.at(run.call.tree):
+        with self.faults.at(run.tree):
             return self._steps.finish(run)
         return Finish.END
 
@@ -317,7 +317,7 @@ class Scheduler:
 
     def _follow(self, run: BranchSequence, taken: VerifiedTokens, followed: FollowerTokens) -> None:
         """Book what those were given that followed a run; who still agrees with it follows on."""
-        account, drawn = self.accounts[run.call.tree], sum(followed.given)
+        account, drawn = self.accounts[run.tree], sum(followed.given)
         account.deduplicated_tokens += drawn
         account.decoded_tokens += drawn
         if self.speculation:
@@ -325,7 +325,7 @@ class Scheduler:
         for one, finish in followed.ended:
             self._end(one, finish)
         for tokens, (first, *rest) in followed.ways.items():
-            if run.lane is not None and tokens == taken.tokens:
+            if run.live and tokens == taken.tokens:
                 run.following = [first, *rest]
             elif self._queues.start(first) is None:
                 first.following = rest
@@ -335,7 +335,7 @@ class Scheduler:
     def _take(self, run: BranchSequence, taken: VerifiedTokens) -> None:
         """Book what a run was given; end the step if it is complete."""
         self.cache.prune(taken.guesses.forks)
-        self.accounts[run.call.tree].take(taken)
+        self.accounts[run.tree].take(taken)
         if self.speculation:
             self.speculation.took(taken)
         if taken.finish is not None:
@@ -343,7 +343,7 @@ class Scheduler:
 
     def _close(self, run: BranchSequence, finish: Finish) -> None:
         """A branch has drawn its step's last token."""
-        if run.early:
+        if run.spare:
             self.expansion.finish(run, finish)
         else:
             self._queues.finish(run, publish=finish is not Finish.END)
@@ -351,11 +351,11 @@ class Scheduler:
 
     def _end(self, run: BranchSequence, finish: Finish) -> None:
         """File a finished step, and its call if it was the last; a fault is its search's own."""
-        with self.faults.at(run.call.tree):
+        with self.faults.at(run.tree):
             self._file(run, finish)
 
     def _file(self, run: BranchSequence, finish: Finish) -> None:
-        call, branch, path, attention = run.call, run.branch, run.tokens(), ()
+        call, branch, path, attention = run.call, run.branch, run.path(), ()
         if finish is not Finish.END:
             self.accounts[call.tree].name(branch.node, path)
             self.expansion.enqueue(run, path)
@@ -380,9 +380,7 @@ class Scheduler:
         """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
         charge_pass(self.accounts, advances, self._flops)
         for done in advances:
-            if done.logits is not None and isinstance(
-                self._queues.running[done.lane], BranchSequence
-            ):
-                account = self.accounts[done.lane.tree]
+            if done.logits is not None and isinstance(done.sequence, BranchSequence):
+                account = self.accounts[done.sequence.tree]
                 account.prefilled_tokens -= len(done.logits)
                 account.target_passes += 1

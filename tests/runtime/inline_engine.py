@@ -23,8 +23,8 @@ from search.engine import (
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT
+from tests.runtime.scheduler_support import scheduler
 from tests.runtime.test_reward_scorer import scorer
-from tests.runtime.test_scheduler import scheduler
 
 
 class InlineEngine:

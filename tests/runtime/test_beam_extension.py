@@ -20,7 +20,7 @@ from search.spec import SearchSpec
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import naive_step
 from tests.runtime.inline_engine import InlineEngine, grow
-from tests.runtime.test_scheduler import PROMPTS, finish, scheduler
+from tests.runtime.scheduler_support import PROMPTS, finish, scheduler
 
 PROMPT = PROMPTS["tree3"]
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=40)
@@ -75,7 +75,7 @@ async def digests(engine: InlineEngine, specs: tuple[SearchSpec, ...]) -> list[s
     engine.policy.cache.check()
     engine.prm.cache.check()
     for cache in (engine.policy.cache, engine.prm.cache):
-        assert not cache.lanes
+        assert not cache.sequences
         assert cache.active_tokens == 0
     return [outcome.digest for outcome in outcomes]
 
@@ -159,7 +159,7 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
     assert account is not None
     assert account.speculated_used == used
     engine.cache.check()
-    assert not engine.cache.lanes
+    assert not engine.cache.sequences
 
 
 def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
@@ -207,16 +207,16 @@ def until_early(engine: Scheduler, tokens: int = 4) -> None:
 
 
 def test_real_work_takes_the_places_in_the_next_iteration() -> None:
-    """A second search asks: at once no early lane is in the batch, and its own branches are."""
+    """A second search asks: at once no early sequence is in the batch, and its own branches are."""
     engine, _ = scheduler(speculate=True, batch_limit=6)
     first_round(engine, "oak")
     until_early(engine)
-    assert any(lane.spare for lane in engine.batch.lanes)
+    assert any(sequence.spare for sequence in engine.batch.sequences)
     drawn = early_tokens(engine)
     branches = [Branch(ROOT, i, PROMPTS["tree5"], step_seed(9, (i,)), 40, i + 1) for i in range(6)]
     engine.expand(2, "elm", branches, SAMPLING)
     engine.step()
-    assert not any(lane.spare for lane in engine.batch.lanes)
+    assert not any(sequence.spare for sequence in engine.batch.sequences)
     assert engine.accounts["elm"].prefilled_tokens >= len(PROMPTS["tree5"])
     assert early_tokens(engine) == drawn
     engine.cache.check()
@@ -228,23 +228,23 @@ def test_early_kv_goes_before_any_other() -> None:
     first_round(engine, "oak")
     until_early(engine, 20)
     drawn, evicted = early_tokens(engine), engine.cache.evicted_tokens
-    lane = next(lane for lane in engine.batch.lanes if not lane.spare)
+    sequence = next(sequence for sequence in engine.batch.sequences if not sequence.spare)
     spare = engine.cache.pool.allocate(engine.cache.pool.available)
-    dropped = engine.batch.drop_spare(lane, lane.missing + 3)
-    assert engine.cache.reserve(lane, lane.missing + 3)
+    dropped = engine.batch.drop_spare(sequence, sequence.missing + 3)
+    assert engine.cache.reserve(sequence, sequence.missing + 3)
     engine.cache.pool.free(spare)
     assert engine.cache.evicted_tokens == evicted
     assert early_tokens(engine) == drawn
     dropped += engine.batch.drop_spare()
     assert dropped
-    assert not any(lane.spare for lane in engine.cache.lanes)
+    assert not any(sequence.spare for sequence in engine.cache.sequences)
     assert not engine.batch.drop_spare()
     engine.cache.check()
 
 
 @pytest.mark.parametrize("end", ["abort", "dead"])
 def test_an_end_amid_speculation_frees_everything(end: str) -> None:
-    """An aborted search and pruned nodes leave no lane, no slot, and count as wasted."""
+    """An aborted search and pruned nodes leave no sequence, no slot, and count as wasted."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
     until_early(engine, 10)
@@ -257,7 +257,7 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
     assert early_tokens(engine) == 0
     assert engine.accounts["oak"].speculated_wasted == drawn
     engine.cache.check()
-    assert not engine.cache.lanes
+    assert not engine.cache.sequences
     engine.release("oak")
     assert engine.cache.active_tokens == 0
     engine.cache.check()
@@ -273,7 +273,7 @@ def test_nothing_is_begun_below_what_has_been_pruned() -> None:
     finish(engine)
     assert not dead & {run.branch.parent for run in engine.expansion.sequences()}
     engine.release("oak")
-    assert not engine.cache.lanes
+    assert not engine.cache.sequences
     engine.check()
 
 
@@ -290,10 +290,10 @@ def test_two_searches_share_the_slack() -> None:
 
     def checked() -> list[BranchSequence]:
         begun = fill()
-        spare = [lane for lane in engine.batch.lanes if lane.spare]
-        drawing = all(isinstance(engine._queues.running[lane], BranchSequence) for lane in spare)
+        spare = [sequence for sequence in engine.batch.sequences if sequence.spare]
+        drawing = all(isinstance(sequence, BranchSequence) for sequence in spare)
         if drawing and engine.expansion.wanting() == {"oak", "elm"}:
-            shared.append(Counter(lane.tree for lane in spare))
+            shared.append(Counter(sequence.tree for sequence in spare))
         return begun
 
     engine.expansion.fill_idle_places = checked  # type: ignore[method-assign]
@@ -340,4 +340,4 @@ async def test_a_search_aborted_while_its_slack_is_used_leaves_nothing() -> None
         assert isinstance(whole, Outcome)
         for cache in (engine.policy.cache, engine.prm.cache):
             cache.check()
-            assert not cache.lanes
+            assert not cache.sequences

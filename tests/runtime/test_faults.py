@@ -216,7 +216,7 @@ def trees_of(value: Any) -> set[str]:
     """The trees that an argument of some part has to do with."""
     if isinstance(value, str):
         return {value}
-    of = (value, getattr(value, "call", None), getattr(value, "lane", None))
+    of = (value, getattr(value, "call", None), getattr(value, "sequence", None))
     return {tree for part in of if (tree := getattr(part, "tree", None))}
 
 
