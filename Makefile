@@ -3,6 +3,7 @@
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
 # make nightly what takes hours: the hostile run, and schemathesis at length
 # make quick   the quick suite      make lint   style, types, import arrows
+# make mutants whether the tests notice small faults in what everything rests on
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
 #
 # TORCH_INDEX: the index torch comes from. Empty takes pip's own; on Linux without a GPU, name
@@ -19,6 +20,7 @@ SGLANG_READY := .venv-sglang/.ready
 PLUGIN_READY := .venv-sglang/.plugin
 SERVED := .venv/.served
 READY := .venv/.ready
+MUTMUT := .venv/.mutmut
 TOOLS := .venv/release/bin
 AUDIT := .venv/release/.ready
 # A file's tests share what they start. tests/conftest.py has the longest files begin first.
@@ -27,7 +29,7 @@ PIP := pip install -q --disable-pip-version-check --no-compile
 # On all cores, where pip takes one. Some packages have files that are no Python of this version.
 COMPILE := python -m compileall -qq -j 0
 
-.PHONY: serve test quick nightly test-sglang sglang-env lint format clean release audit
+.PHONY: serve test quick nightly test-sglang sglang-env lint format clean release audit mutants
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
@@ -53,6 +55,9 @@ lint: $(READY)
 	$(BIN)/basedpyright --level error
 	$(BIN)/lint-imports
 
+mutants: $(READY) $(MUTMUT)
+	$(BIN)/python -m tests.mutants --max-children $(JOBS)
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -66,7 +71,7 @@ audit: $(AUDIT)
 	$(TOOLS)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 clean:
-	rm -rf .venv .venv-sglang
+	rm -rf .venv .venv-sglang mutants
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -85,6 +90,11 @@ $(READY): EXTRAS := [dev,train,load]
 $(READY): pyproject.toml constraints.txt | .venv/bin/pip
 	$(install)
 	touch $(SERVED) $@
+
+$(MUTMUT): EXTRAS := [mutants]
+$(MUTMUT): $(READY)
+	$(install)
+	touch $@
 
 # In an environment of their own: their dependencies are not Hedgerow's.
 $(AUDIT): Makefile

@@ -90,9 +90,15 @@ class EngineCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run it."""
-        given = {name: ctx.params.pop(name) for name in self.fields if name in ctx.params}
-        ctx.obj = {name: value for name, value in given.items() if value not in (None, False, [])}
+        values = {name: ctx.params.pop(name) for name in self.fields if name in ctx.params}
+        ctx.obj = {name: value for name, value in values.items() if _given(ctx, name)}
         return super().invoke(ctx)
+
+
+def _given(ctx: Any, name: str) -> bool:
+    """Whether an option stands on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 class ServeCommand(EngineCommand):

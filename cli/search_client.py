@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+from httpx_sse import SSEError, aconnect_sse
 
 from search.engine import EngineError
 from search.events import Event
@@ -62,7 +63,7 @@ def remote(url: str) -> SearchClient:
                 base_url=url.rstrip("/"), timeout=timeout, headers=headers
             ) as client:
                 return await _follow(client, body, listen)
-        except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, SSEError, json.JSONDecodeError) as error:
             raise ClientError(f"{url}: {error or type(error).__name__}") from error
 
     return run
@@ -73,19 +74,16 @@ async def _follow(
 ) -> dict[str, Any]:
     """Tell the stream's events, then fetch the whole document."""
     name, last = "", None
-    async with client.stream("POST", "/v1/search", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            raise ClientError(_message(await response.aread()))
-        async for line in response.aiter_lines():
-            field, _, value = line.partition(": ")
-            if field == "event":
-                name = value
-            elif field == "data" and name == "error":
-                raise ClientError(_message(value.encode()))
-            elif field == "data":
-                last = json.loads(value)
-                if name != "done":
-                    listen(last)
+    async with aconnect_sse(client, "POST", "/v1/search", json=body) as stream:
+        if stream.response.status_code != httpx.codes.OK:
+            raise ClientError(_message(await stream.response.aread()))
+        async for event in stream.aiter_sse():
+            name = event.event
+            if name == "error":
+                raise ClientError(_message(event.data.encode()))
+            last = event.json()
+            if name != "done":
+                listen(last)
     if name != "done" or last is None:
         raise ClientError("the stream ended before the search did")
     return (await client.get(f"/v1/search/{last['id']}")).raise_for_status().json()

@@ -151,7 +151,7 @@ class InProcess:
         call = next(self._calls)
         with self._timed("score"):
             early = self.scheduler.expansion
-            ahead = early.whole(tree, trajectories) if self._lookahead else {}
+            ahead = early.finished_next_steps(tree, trajectories) if self._lookahead else {}
             self.scorer.score(call, tree, prompt, question, trajectories, ahead)
             return self.read()[call]
 

@@ -15,6 +15,7 @@ from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.prefix_cache import PrefixCache
+from runtime.embedded.sequence import TokenSequence
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -97,11 +98,12 @@ class Growing:
         node = len(self.paths)
         step = np.array(self.draw.choices(range(900), k=STEP_TOKENS), dtype=np.int64)
         path = self.paths[node] = np.concatenate([self.paths[parent], step])
-        lane = self.cache.open(TREE, (0, 0, node), path, len(path), len(path) - 1)
-        pressing = self.timed(lambda: self.cache.reserve(lane, lane.missing))
-        assert lane.allocated == lane.length, "a path does not fit the pool"
-        lane.computed = lane.length
-        self.cache.publish(lane)
+        sequence = TokenSequence(TREE, (0, 0, node), len(path))
+        self.cache.open(sequence, path, len(path) - 1)
+        pressing = self.timed(lambda: self.cache.reserve(sequence, sequence.missing))
+        assert sequence.allocated == sequence.length, "a path does not fit the pool"
+        sequence.computed = sequence.length
+        self.cache.publish(sequence)
         close = self.cache.evictor.end_step
         confidence = node % 7 / 7
         self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, confidence)))

@@ -151,8 +151,8 @@ class Admission:
         if self.bytes + size > self._most_bytes:
             raise self._refused("queue_full", "the bodies of open requests are too large together")
         if queue.bytes + size > max(self._most_bytes // 2, size):
-            why = "the bodies of this key's open requests are too large together"
-            raise self._refused("rate_limit_exceeded", why)
+            message = "the bodies of this key's open requests are too large together"
+            raise self._refused("rate_limit_exceeded", message)
         self.open += 1
         self.bytes += size
         queue.open += 1

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -32,7 +32,7 @@ from server.connections import (
     within_handles,
 )
 from server.further_models import further_models
-from server.header_timeout import guarded
+from server.guarded_protocol import guarded
 from server.lifecycle import GracefulServer, Restartable, watch_engine
 from server.logs import start_logging
 from server.service import ChatText, Service, own_version
@@ -132,9 +132,11 @@ def engine_options(settings: Settings) -> EngineOptions:
     if needed and prm is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
     own = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
-    values = {name: getattr(settings, name) for name in own - {"reward_format", "kv_load"}}
+    values: dict[str, Any] = {
+        name: getattr(settings, name) for name in own - {"reward_format", "kv_load"}
+    }
     return EngineOptions(
-        **{name: str(v) if isinstance(v, Path) else v for name, v in values.items()},
+        **{name: _text(value) for name, value in values.items()},
         policy=str(settings.policy_model),
         prm=str(prm) if prm else None,
         reward_format=settings.reward_format if prm or not needed else "none",
@@ -142,6 +144,10 @@ def engine_options(settings: Settings) -> EngineOptions:
         version=own_version(),
         endpoint=endpoint_options(settings),
     )
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:

@@ -16,7 +16,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
-from server.client_disconnect import forget_body, run_for
+from server.client_disconnect import forget_body
 from server.plain_completion import PlainCompletion, PlainReply, first_stop, held_back
 from server.quotas import ReplyTokens
 from server.replies import CompletedReply, chunk, search_document, usage_chunk
@@ -75,7 +75,7 @@ def chat_routes(service: Service) -> APIRouter:
         work = partial(_work, parsed, own, slot)
         if stream:
             return EventStream(_chunks(parsed, own, slot, work))
-        reply = await run_for(slot, own.runner, work(None))
+        reply = await own.runner.run(work(None), slot)
         return JSONResponse(reply.completion(parsed, own.fingerprint))
 
     return router

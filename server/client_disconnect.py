@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.admission import QueueSlot
 from server.api_errors import ClientLeft
-from server.search_runner import SearchRunner
 
 T = TypeVar("T")
 
@@ -53,18 +50,6 @@ async def while_connected(
         task.result()
     if too_soon:
         raise ClientLeft
-
-
-async def run_for(slot: QueueSlot, runner: SearchRunner, work: Coroutine[Any, Any, T]) -> T:
-    """Run a request's ``work`` under its ticket and return the result.
-
-    Raises Deleted or Stopped if somebody else than its own client cancelled it.
-    """
-    task = runner.start(work, slot)
-    await asyncio.wait({task})
-    if task.cancelled():
-        raise runner.cancelled()
-    return task.result()
 
 
 def forget_body(request: Request) -> None:

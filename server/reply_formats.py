@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from server.plain_completion import held_back
 
 
-class ReplyFormat(Protocol):
-    """How a choice looks, whole or as a chunk's piece."""
-
-    prefix: str
-    kind: str
-    chunk_kind: str
-
-    def choice(self, index: int, thought: str, text: str, finish_reason: str) -> dict[str, Any]:
-        """A whole choice; ``thought`` is empty where there is none."""
-        ...
-
-    def piece(
-        self, index: int, text: str | None = None, finish_reason: str | None = None
-    ) -> dict[str, Any]:
-        """A chunk's choice; without ``text`` it says nothing."""
-        ...
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice of a stream's first chunk, if it has one of its own."""
-        ...
-
-    def reasoning(self, text: str, index: int = 0) -> dict[str, Any] | None:
-        """A piece of a thought or of what the search does, where the shape has a place for it."""
-        ...
-
-
-class ChatFormat:
-    """``/v1/chat/completions``."""
+class ReplyFormat:
+    """``/v1/chat/completions``: how a choice looks, whole or as a chunk's piece."""
 
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
     def choice(self, index: int, thought: str, text: str, finish_reason: str) -> dict[str, Any]:
-        """A message."""
+        """A whole choice; ``thought`` is empty where there is none."""
         message = {"role": "assistant", "content": text, "refusal": None}
         message |= {"reasoning_content": thought} if thought else {}
         return _choice(index, finish_reason) | {"message": message}
@@ -50,46 +24,42 @@ class ChatFormat:
     def piece(
         self, index: int, text: str | None = None, finish_reason: str | None = None
     ) -> dict[str, Any]:
-        """A delta, empty if there is nothing to say."""
+        """A chunk's choice; without ``text`` it says nothing."""
         delta = {} if text is None else {"content": text}
         return _choice(index, finish_reason) | {"delta": delta}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The role."""
+        """The choice of a stream's first chunk: the role. None where there are no roles."""
         return _choice(index, None) | {"delta": {"role": "assistant", "content": ""}}
 
     def reasoning(self, text: str, index: int = 0) -> dict[str, Any] | None:
-        """``reasoning_content``, which several clients show apart from the reply."""
+        """A piece of a thought or of what the search does, as ``reasoning_content``, which several
+        clients show apart from the reply. None where there is no place for it."""
         return _choice(index, None) | {"delta": {"reasoning_content": text}}
 
 
-class TextFormat:
-    """``/v1/completions``."""
+class TextFormat(ReplyFormat):
+    """``/v1/completions``: the text alone."""
 
     prefix = "cmpl"
-    kind = "text_completion"
-    chunk_kind = "text_completion"
+    kind = chunk_kind = "text_completion"
 
     def choice(self, index: int, thought: str, text: str, finish_reason: str) -> dict[str, Any]:
-        """The text alone."""
         return _choice(index, finish_reason) | {"text": text}
 
     def piece(
         self, index: int, text: str | None = None, finish_reason: str | None = None
     ) -> dict[str, Any]:
-        """The text alone, empty if there is nothing to say."""
         return _choice(index, finish_reason) | {"text": text or ""}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """None: there are no roles."""
+    def opening(self, index: int) -> None:
         return None
 
-    def reasoning(self, text: str, index: int = 0) -> dict[str, Any] | None:
-        """None: there is no place for it."""
+    def reasoning(self, text: str, index: int = 0) -> None:
         return None
 
 
-CHAT = ChatFormat()
+CHAT = ReplyFormat()
 TEXT = TextFormat()
 
 

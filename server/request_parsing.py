@@ -136,7 +136,48 @@ async def parse_search(
     messages = plain_messages(asked, settings.max_messages)
     problem = await build_prompt(messages, service, key)
     _tell(messages, settings)
-    parsed = ParsedRequest(
+    reasoning = thinks(problem.prompt, service)
+    return _search(model, key, messages, problem, spec, settings, in_reasoning=reasoning), spec
+
+
+async def parse_branch(
+    request: BranchRequest, document: bytes, service: Service, key: ApiKey
+) -> tuple[ParsedRequest, SearchSpec]:
+    """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
+    async with service.reading:  # a document may have megabytes
+        kept, continuation = await asyncio.to_thread(_read, document, request.node)
+    service = service.serving(kept["model"])
+    context = service.runner.engine.capabilities.context_tokens
+    if len(continuation.tokens) >= context:
+        raise prompt_too_long(len(continuation.tokens), context, "node")
+    fields = kept["spec"] | {"seed": None} | _explicit(request.search)
+    spec = apply_limits(SearchSpec(**fields), key, seed=secrets.randbelow(SEEDS))
+    require_reward_model(spec, service)
+    messages = kept["messages"]
+    problem = Problem(continuation.tokens, question_of(messages), service.delimiter)
+    parsed = _search(
+        kept["model"],
+        key,
+        messages,
+        problem,
+        spec,
+        service.settings,
+        continuation=continuation,
+        in_reasoning=thinks(continuation.prompt, service),
+    )
+    return parsed, spec
+
+
+def _search(
+    model: str,
+    key: ApiKey,
+    messages: list[dict[str, str]],
+    problem: Problem,
+    spec: SearchSpec,
+    settings: Settings,
+    **more: Any,
+) -> ParsedRequest:
+    return ParsedRequest(
         id=f"search-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=model,
@@ -146,42 +187,11 @@ async def parse_search(
         seed=spec.seed or 0,
         spec=spec,
         seconds=_seconds(spec, settings),
-        in_reasoning=thinks(problem.prompt, service),
+        **more,
     )
-    return parsed, spec
 
 
-async def parse_branch(
-    request: BranchRequest, document: bytes, service: Service, key: ApiKey
-) -> tuple[ParsedRequest, SearchSpec]:
-    """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
-    async with service.reading:  # a document may have megabytes
-        kept, continuation = await asyncio.to_thread(_begun, document, request.node)
-    service = service.serving(kept["model"])
-    context = service.runner.engine.capabilities.context_tokens
-    if len(continuation.tokens) >= context:
-        raise prompt_too_long(len(continuation.tokens), context, "node")
-    fields = kept["spec"] | {"seed": None} | _explicit(request.search)
-    spec = apply_limits(SearchSpec(**fields), key, seed=secrets.randbelow(SEEDS))
-    require_reward_model(spec, service)
-    messages = kept["messages"]
-    parsed = ParsedRequest(
-        id=f"search-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=kept["model"],
-        key=key,
-        messages=messages,
-        problem=Problem(continuation.tokens, question_of(messages), service.delimiter),
-        seed=spec.seed or 0,
-        spec=spec,
-        seconds=_seconds(spec, service.settings),
-        continuation=continuation,
-        in_reasoning=thinks(continuation.prompt, service),
-    )
-    return parsed, spec
-
-
-def _begun(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
+def _read(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
     kept = json.loads(document)
     return kept, continuation_at(kept, node)
 

@@ -24,9 +24,9 @@ from server.api_errors import (
     search_unknown,
     translate,
 )
-from server.client_disconnect import forget_body, run_for
-from server.estimate import estimate
+from server.client_disconnect import forget_body
 from server.kept_searches import HEARTBEAT, EventLog, KeptSearch
+from server.limits import most_tokens
 from server.replies import search_document
 from server.request_models import BranchRequest, SearchRequest
 from server.request_parsing import ParsedRequest, parse_branch, parse_search
@@ -74,7 +74,7 @@ def search_routes(service: Service) -> APIRouter:
         if body.stream:
             return EventStream(_events(parsed, spec, own, slot))
         work = grow(parsed, spec, own, lambda _: None, slot)
-        return JSONResponse(await run_for(slot, own.runner, work))
+        return JSONResponse(await own.runner.run(work, slot))
 
     return router
 
@@ -247,3 +247,19 @@ def in_background(
         service.store.finish(parsed.id, json.dumps(failed | said.body()).encode())
 
     task.add_done_callback(end)
+
+
+def estimate(parsed: ParsedRequest, service: Service) -> dict[str, Any]:
+    """The most that a search can come to by its spec, and what such ones came to here."""
+    spec = parsed.spec
+    assert spec is not None, "a plain reply is not estimated"
+    prompt = len(parsed.problem.prompt)
+    most = most_tokens(spec)
+    return {
+        "object": "search.estimate",
+        "model": parsed.model,
+        "spec": spec.model_dump(),
+        "prompt_tokens": prompt,
+        "most": {"completion_tokens": most, "kv_tokens": prompt + most, "seconds": parsed.seconds},
+        "typical": service.typical_cost.typical(spec.policy, spec.width),
+    }

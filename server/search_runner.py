@@ -62,6 +62,17 @@ class SearchRunner:
         task.add_done_callback(self._running.pop)
         return task
 
+    async def run(self, work: Coroutine[Any, Any, T], slot: QueueSlot) -> T:
+        """The result of a request's ``work``, run in its slot.
+
+        Raises Deleted or Stopped if somebody else than its own client cancelled it.
+        """
+        task = self.start(work, slot)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise self.cancelled()
+        return task.result()
+
     @property
     def under_way(self) -> int:
         """How many trees are being grown."""

@@ -1,12 +1,18 @@
-"""For every test: its place in the run, and that how long Hypothesis' examples take fails none.
+"""For every test: its place in the run, and what Hypothesis draws.
 
-What ``CI=true`` sets of Hypothesis besides stays: the same examples every time.
+Every run draws examples of its own, here and in CI. Its seed is said at its start and shared by all
+of its processes: the same files draw the same examples under ``--hypothesis-seed``. How long an
+example takes fails none.
 """
 
 from __future__ import annotations
 
+import gc
+import secrets
+from typing import Any
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 LONGEST = (
     "tests/test_same_tree.py",
@@ -18,9 +24,50 @@ LONGEST = (
 """Begun last, one of these would keep one worker busy long after the others are done."""
 
 settings.register_profile(
-    "timeless", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "fresh",
+    settings.get_profile("default"),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("timeless")
+settings.register_profile(
+    "mutants",  # the same for each of them, and a failure is enough
+    settings.get_profile("fresh"),
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+)
+settings.load_profile("fresh")
+
+
+SEED = "hypothesis_seed"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before Hypothesis looks for its seed: the one asked for, the run's, or a new one."""
+    if config.option.hypothesis_seed is None:
+        of_the_run = getattr(config, "workerinput", {}).get(SEED)
+        config.option.hypothesis_seed = of_the_run or str(secrets.randbelow(2**32))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the run's seed to one of its workers."""
+    node.workerinput[SEED] = node.config.option.hypothesis_seed
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say the seed, however quiet the run is to be; workers have nobody to say it to."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line(f"--hypothesis-seed={session.config.option.hypothesis_seed}")
+
+
+def pytest_collection_finish() -> None:
+    """Mutmut forks what has collected: no mutant need look through all of that for garbage."""
+    if settings.get_current_profile_name() == "mutants":
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, core, settings
 
 import search
 
@@ -68,6 +70,34 @@ def test_no_property_fails_for_taking_long() -> None:
     """A busy machine may take its time over an example."""
     assert settings().deadline is None
     assert HealthCheck.too_slow in settings().suppress_health_check
+
+
+def test_examples_are_fresh_and_can_be_had_again(request: pytest.FixtureRequest) -> None:
+    """Drawn by the seed that the run has said, in CI as at a desk; what fails says how to repeat
+    it."""
+    assert not settings().derandomize
+    assert settings().print_blob
+    assert core.global_force_seed == int(request.config.option.hypothesis_seed)
+
+
+def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
+    """Two workers under ``CI=true`` write down theirs: the one that was said at the start."""
+    probe = (
+        "from pathlib import Path\nfrom hypothesis import core\n"
+        "def test_seed():\n    Path({!r}).write_text(str(core.global_force_seed))\n"
+    )
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    files = [tmp_path / f"test_{i}.py" for i in range(2)]
+    for file in files:
+        file.write_text(probe.format(str(file.with_suffix(".seed"))))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *files]
+    environ = {**os.environ, "CI": "true"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    said = re.search(r"--hypothesis-seed=(\d+)", done.stdout)
+    assert said is not None, done.stdout
+    assert {file.with_suffix(".seed").read_text() for file in files} == {said[1]}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

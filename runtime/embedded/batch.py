@@ -1,13 +1,14 @@
-"""Continuous batching of one model: which lanes run, and how many rows of each an iteration.
+"""Continuous batching of one model: which sequences run, and how many rows of each an iteration.
 
 Lanes have an order. Memory that runs out is taken from evictable prefixes first, then from the
-youngest lane, so the oldest one always gets on. Nothing here can change what a lane computes.
+youngest sequence, so the oldest one always gets on. Nothing here can change what a sequence
+computes.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Generator, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -26,28 +27,28 @@ from runtime.embedded.sequence import Order, TokenSequence
 from search.engine import EngineError
 
 HEADROOM = 4
-"""Slots a lane under way is expected to want soon, when another asks to enter."""
+"""Slots a sequence under way is expected to want soon, when another asks to enter."""
 SPARE_ROWS = 8
-"""Most rows a spare lane may start with: more means that its prefix is not cached."""
+"""Most rows a spare sequence may start with: more means that its prefix is not cached."""
 WORTH_SHARING = 8
-"""Tokens that another lane is about to publish and that are worth waiting for."""
+"""Tokens that another sequence is about to publish and that are worth waiting for."""
 
 
 class Refusal(Enum):
-    """Why a lane may not enter now."""
+    """Why a sequence may not enter now."""
 
     FULL = "no place in the batch; the next in line waits too"
     STARVED = "no memory; the next in line waits too"
-    SHARED = "a lane under way computes much of its prefix"
+    SHARED = "a sequence under way computes much of its prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What an iteration did for a lane: ``rows`` tokens computed after ``start``, and the logits
-    (rows from the last known token on, vocab) once that is reached. ``beside``: the forks that had
-    rows, with the logits of each."""
+    """What an iteration did for a sequence: ``rows`` tokens computed after ``start``, and the
+    logits (rows from the last known token on, vocab) once that is reached. ``beside``: the forks
+    that had rows, with the logits of each."""
 
-    lane: TokenSequence
+    sequence: TokenSequence
     start: int
     rows: int
     logits: torch.Tensor | None
@@ -60,151 +61,167 @@ class Advance:
 
 
 class Batch:
-    """The lanes under way of one model."""
+    """The sequences under way of one model."""
 
     def __init__(
         self,
         forward: Forwards,
         cache: PrefixCache,
         *,
-        lanes: int,
+        limit: int,
         rows: int,
-        give_way: Callable[[TokenSequence], None],
-        starve: Callable[[], None],
     ) -> None:
-        """At most ``lanes`` at once and ``rows`` of prefill an iteration. ``give_way`` hears of
-        each lane that lost its place; what it computed is cached while there is room. ``starve``
-        is asked to end a search when a lane alone does not fit, since others' KV may not go."""
+        """At most ``limit`` sequences at once and ``rows`` of prefill an iteration."""
         self.cache = cache
-        self.lanes: list[TokenSequence] = []
+        self.sequences: list[TokenSequence] = []
         self._forward = forward
         self._store = forward.new_store(cache.capacity)
         if cache.evictor.attends:
             self._store.watch()
             cache.evictor.use_attention(self._store.attention)
-        self._limit = lanes
+        self._limit = limit
         self._rows = rows
-        self._give_way = give_way
-        self._starve = starve
+        self._plan: list[tuple[TokenSequence, int]] = []
 
-    def enter(
-        self,
-        tree: str,
-        order: Order,
-        tokens: np.ndarray,
-        *,
-        size: int,
-        upto: int,
-        spare: bool = False,
-    ) -> TokenSequence | Refusal:
-        """Start a lane over ``tokens`` that may grow to ``size``; see ``PrefixCache.open``."""
+    def enter(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> Refusal | None:
+        """Start a sequence over ``tokens``, or say why not; see ``PrefixCache.open``."""
         if self.places <= 0:
             return Refusal.FULL
-        lane = self.cache.open(tree, order, tokens, size, upto, spare=spare)
-        refusal = self._refusal(lane)
+        self.cache.open(sequence, tokens, upto)
+        refusal = self._refusal(sequence)
         if refusal:
-            self.cache.drop(lane)
+            self.cache.drop(sequence)
             return refusal
-        insort(self.lanes, lane, key=_order)
-        return lane
+        insort(self.sequences, sequence, key=_order)
+        return None
 
     @property
     def places(self) -> int:
         """Lanes that may still enter."""
-        return self._limit - len(self.lanes)
+        return self._limit - len(self.sequences)
 
-    def publish(self, lane: TokenSequence) -> None:
-        """Take a lane out and cache what it computed."""
-        self.park(lane)
-        self.cache.publish(lane)
+    def publish(self, sequence: TokenSequence) -> None:
+        """Take a sequence out and cache what it computed."""
+        self.pause(sequence)
+        self.cache.publish(sequence)
 
-    def drop(self, lane: TokenSequence) -> None:
-        """Take a lane out and forget what it computed."""
-        self.park(lane)
-        self.cache.drop(lane)
+    def drop(self, sequence: TokenSequence) -> None:
+        """Take a sequence out and forget what it computed."""
+        self.pause(sequence)
+        self.cache.drop(sequence)
 
-    def park(self, lane: TokenSequence) -> None:
-        """Take a lane out if it is in; it keeps its slots."""
-        if lane in self.lanes:
-            self.lanes.remove(lane)
+    def pause(self, sequence: TokenSequence) -> None:
+        """Take a sequence out if it is in; it keeps its slots."""
+        if sequence in self.sequences:
+            self.sequences.remove(sequence)
 
-    def resume(self, lane: TokenSequence) -> None:
-        """Take a parked lane in again."""
-        insort(self.lanes, lane, key=_order)
+    def resume(self, sequence: TokenSequence) -> None:
+        """Take a paused sequence in again."""
+        insort(self.sequences, sequence, key=_order)
 
-    def advance(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
-        """One forward pass over the next rows of the lanes but for those ``held`` back; empty if
-        there is nothing to run."""
-        plan = self._plan(held)
+    def schedule(self, held: Set[TokenSequence] = frozenset()) -> Iterator[TokenSequence | None]:
+        """Decide which rows the next pass has, slots reserved, of sequences not ``held`` back.
+
+        Where KV is short, spare sequences are dropped first, then the youngest give way; a spare
+        sequence without room waits. Each sequence that has lost its place comes out at once, and
+        None where one alone does not fit since others' KV may not go: before it goes on, the
+        caller requeues the one, or ends a search.
+        """
+        self._plan = []
+        asked = [sequence for sequence in self.sequences if not sequence.spare]
+        filling = [sequence for sequence in asked if sequence.missing - sequence.proposed > 1]
+        shares = prefill_budget(
+            [(sequence.tree, sequence.missing) for sequence in filling], self._rows
+        )
+        portion = dict(zip(filling, shares, strict=True))
+        for sequence in list(self.sequences):
+            if not sequence.live or sequence in held:
+                continue
+            if sequence.proposed and not self.cache.has_free(sequence, sequence.missing):
+                self.cache.prune(sequence.retract().forks)
+            rows = min(portion.get(sequence, sequence.missing), sequence.missing)
+            if rows and not (yield from self._reserve(sequence, rows)):
+                continue
+            self.cache.fork(sequence)
+            if rows or any(fork.missing for fork in sequence.forks):
+                self._plan.append((sequence, rows))
+
+    def run(self) -> list[Advance]:
+        """One forward pass over the rows last scheduled; empty if there are none."""
+        plan = self._plan
         if not plan:
             return []
         self.cache.keep_budget()
         self.cache.note_peaks()
-        spans = [span for lane, rows in plan for span in _spans(lane, rows)]
+        spans = [span for sequence, rows in plan for span in _spans(sequence, rows)]
         logits = self._forward.run(spans, self._store)
         advances, at = [], 0
-        for lane, rows in plan:
-            start, asked = lane.computed, rows - _silent(lane, rows)
+        for sequence, rows in plan:
+            start, asked = sequence.computed, rows - _silent(sequence, rows)
             own = logits[at : at + asked] if asked else None
             at += asked
-            lane.computed += rows
+            sequence.computed += rows
             beside = []
-            for fork in [fork for fork in lane.forks if fork.missing]:
+            for fork in [fork for fork in sequence.forks if fork.missing]:
                 beside.append((fork, logits[at : at + fork.missing]))
                 at += fork.missing
                 fork.computed = len(fork.tokens)
-            advances.append(Advance(lane, start, rows, own, tuple(beside)))
+            advances.append(Advance(sequence, start, rows, own, tuple(beside)))
         assert at == len(logits), "the model returned other rows than were asked for"
         return advances
 
-    def _refusal(self, lane: TokenSequence) -> Refusal | None:
-        if lane.spare and lane.missing > SPARE_ROWS:
+    def drop_spare(
+        self, sequence: TokenSequence | None = None, rows: int = 0
+    ) -> list[TokenSequence]:
+        """Drop spare sequences, the least likely first and prefills last, until ``sequence`` finds
+        slots for ``rows`` tokens without an eviction; without one all of them. Returns the
+        dropped."""
+        spare = [one for one in self.cache.sequences if one.spare]
+        spare.sort(key=lambda one: (one.length < len(one.tokens), one.order), reverse=True)
+        dropped = []
+        for one in spare:
+            if sequence is not None and self.cache.has_free(sequence, rows):
+                break
+            self.drop(one)
+            dropped.append(one)
+        return dropped
+
+    def _refusal(self, sequence: TokenSequence) -> Refusal | None:
+        if sequence.spare and sequence.missing > SPARE_ROWS:
             return Refusal.STARVED
-        if not self.lanes:
+        if not self.sequences:
             return None
-        promised = sum(max(0, other.length - other.allocated) for other in self.lanes)
-        room = self.cache.spare_room if lane.spare else self.cache.available
-        if room < promised + lane.missing + HEADROOM * (len(self.lanes) + 1):
+        promised = sum(max(0, other.length - other.allocated) for other in self.sequences)
+        room = self.cache.spare_room if sequence.spare else self.cache.available
+        if room < promised + sequence.missing + HEADROOM * (len(self.sequences) + 1):
             return Refusal.STARVED
-        if lane.missing >= WORTH_SHARING and any(_overlap(lane, other) for other in self.lanes):
+        if sequence.missing >= WORTH_SHARING and any(
+            _overlap(sequence, other) for other in self.sequences
+        ):
             return Refusal.SHARED
         return None
 
-    def _plan(self, held: Set[TokenSequence]) -> list[tuple[TokenSequence, int]]:
-        """(lane, rows) in order, each with its slots reserved; a spare lane without any waits."""
-        plan = []
-        asked = [lane for lane in self.lanes if not lane.spare]
-        filling = [lane for lane in asked if lane.missing - lane.proposed > 1]
-        shares = prefill_budget([(lane.tree, lane.missing) for lane in filling], self._rows)
-        portion = dict(zip(filling, shares, strict=True))
-        for lane in list(self.lanes):
-            if lane not in self.cache.lanes or lane in held:
-                continue
-            if lane.proposed and not self.cache.has_free(lane, lane.missing):
-                self.cache.prune(lane.retract().forks)
-            rows = min(portion.get(lane, lane.missing), lane.missing)
-            reserve = self.cache.reserve if lane.spare else self._reserve
-            if rows and not reserve(lane, rows):
-                continue
-            self.cache.fork(lane)
-            if rows or any(fork.missing for fork in lane.forks):
-                plan.append((lane, rows))
-        return plan
-
-    def _reserve(self, lane: TokenSequence, rows: int) -> bool:
-        """Slots for the lane's next rows; the youngest give way, at last the lane itself."""
-        while not self.cache.reserve(lane, rows):
-            youngest = self.lanes[-1]
-            if len(self.lanes) == 1:
-                self._starve()
-                if lane not in self.lanes:
+    def _reserve(
+        self, sequence: TokenSequence, rows: int
+    ) -> Generator[TokenSequence | None, None, bool]:
+        """Slots for the sequence's next rows; see ``schedule``. False if it has none now."""
+        if sequence.spare:
+            return self.cache.reserve(sequence, rows)
+        while True:
+            if sequence.computed + rows > sequence.allocated:
+                yield from self.drop_spare(sequence, rows)
+            if self.cache.reserve(sequence, rows):
+                return True
+            youngest = self.sequences[-1]
+            if len(self.sequences) == 1:
+                yield None
+                if not sequence.live:
                     return False
                 continue
             self.publish(youngest)
-            self._give_way(youngest)
-            if youngest is lane:
+            yield youngest
+            if youngest is sequence:
                 return False
-        return True
 
 
 class Forwards(Protocol):
@@ -232,35 +249,35 @@ def must_be_ids(
     return found
 
 
-def _order(lane: TokenSequence) -> Order:
-    return lane.order
+def _order(sequence: TokenSequence) -> Order:
+    return sequence.order
 
 
-def _overlap(lane: TokenSequence, other: TokenSequence) -> bool:
-    """Whether ``other`` is about to compute a prefix of ``lane`` worth waiting for."""
-    if other.missing < WORTH_SHARING or namespace_of(lane.tree) != namespace_of(other.tree):
+def _overlap(sequence: TokenSequence, other: TokenSequence) -> bool:
+    """Whether ``other`` is about to compute a prefix of ``sequence`` worth waiting for."""
+    if other.missing < WORTH_SHARING or namespace_of(sequence.tree) != namespace_of(other.tree):
         return False
-    shared = common_prefix(lane.tokens[: lane.length], other.tokens[: other.length])
-    return shared - lane.shared >= WORTH_SHARING
+    shared = common_prefix(sequence.tokens[: sequence.length], other.tokens[: other.length])
+    return shared - sequence.shared >= WORTH_SHARING
 
 
-def _silent(lane: TokenSequence, rows: int) -> int:
-    """How many of the lane's next rows get no logits: those before its last known token."""
-    return min(rows, max(0, lane.known - 1 - lane.computed))
+def _silent(sequence: TokenSequence, rows: int) -> int:
+    """How many of the sequence's next rows get no logits: those before its last known token."""
+    return min(rows, max(0, sequence.known - 1 - sequence.computed))
 
 
-def _spans(lane: TokenSequence, rows: int) -> Iterator[Span]:
-    """The lane's next rows, then those of its forks."""
-    start, end = lane.computed, lane.computed + rows
+def _spans(sequence: TokenSequence, rows: int) -> Iterator[Span]:
+    """The sequence's next rows, then those of its forks."""
+    start, end = sequence.computed, sequence.computed + rows
     if rows:
         yield Span(
-            tokens=lane.tokens[start:end],
+            tokens=sequence.tokens[start:end],
             start=start,
-            slots=lane.slots[:end],
-            logits_from=_silent(lane, rows),
+            slots=sequence.slots[:end],
+            logits_from=_silent(sequence, rows),
         )
-    for fork in lane.forks:
+    for fork in sequence.forks:
         if fork.missing:
             tokens = np.array(fork.tokens[fork.computed :], dtype=np.int64)
-            at = lane.known + fork.at + fork.computed
-            yield Span(tokens, at, lane.way(fork, fork.depth), 0)
+            at = sequence.known + fork.at + fork.computed
+            yield Span(tokens, at, sequence.way(fork, fork.depth), 0)

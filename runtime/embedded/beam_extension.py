@@ -10,14 +10,15 @@ work takes its places back before the next forward pass, and its memory before a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
 
-from runtime.embedded.batch import Batch, Refusal
+from runtime.embedded.batch import Batch
 from runtime.embedded.expand_call import BranchSequence, ExpandCall, SharedPrefix
+from runtime.embedded.queues import SequenceQueues
 from runtime.embedded.sequence import TokenSequence
 from runtime.embedded.step_end import StepBuilder
 from runtime.embedded.tracked_search import TrackedSearch
@@ -60,30 +61,26 @@ class BeamExtension:
     def __init__(
         self,
         batch: Batch,
-        running: dict[TokenSequence, BranchSequence | SharedPrefix],
+        queues: SequenceQueues,
         accounts: Mapping[str, TrackedSearch],
         steps: StepBuilder,
-        start: Callable[[BranchSequence], Refusal | None],
         *,
         on: bool,
     ) -> None:
-        """``running`` says whose each lane is; ``start`` gives a run a lane, or its prefix one."""
         self._batch = batch
-        self._running = running
+        self._queues = queues
         self._accounts = accounts
         self._steps = steps
-        self._start = start
         self._on = on
         self._beams: dict[str, dict[int, ExtendedStep]] = {}
-        self._queues: dict[str, list[tuple[Place, ExtendedStep]]] = {}
-        self._parked: dict[str, list[BranchSequence]] = {}
-        self._ended: dict[BranchSequence, Finish] = {}
+        self._children: dict[str, list[tuple[Place, ExtendedStep]]] = {}
+        self._paused: dict[str, list[BranchSequence]] = {}
+        self._finished: dict[BranchSequence, Finish] = {}
         self._arrivals = 0
-        batch.cache.forgo = self.forgo
 
-    def offer(self, run: BranchSequence, path: np.ndarray) -> None:
+    def enqueue(self, run: BranchSequence, path: np.ndarray) -> None:
         """A branch's step has ended at ``path``: its children may run ahead."""
-        ahead, tree = run.branch.ahead, run.call.tree
+        ahead, tree = run.branch.ahead, run.tree
         if not self._on or ahead is None or not self._worthwhile(tree):
             return
         if run.branch.early_limit(len(run.drawn), run.call.sampling.max_step_tokens) < 1:
@@ -91,17 +88,19 @@ class BeamExtension:
         beams = self._beams.setdefault(tree, {})
         if run.branch.node in beams:  # a node is one step; what was begun below it is kept
             return
-        beam = beams[run.branch.node] = ExtendedStep(run, ahead, SharedPrefix(path, known=True))
+        beam = beams[run.branch.node] = ExtendedStep(
+            run, ahead, SharedPrefix(tree, path, visited=True)
+        )
         self._arrivals += 1
-        heappush(self._queues.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
+        heappush(self._children.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
 
-    def fill(self) -> list[BranchSequence]:
+    def fill_idle_places(self) -> list[BranchSequence]:
         """Give idle places to the likeliest children, equally many to each search that has some;
         those to draw from their prefix's logits now."""
         begun: list[BranchSequence] = []
         wanting = [tree for tree in self.wanting() if self._may(tree)]
-        idle = min(self._batch.places, IDLE_PLACES - len(self._batch.lanes))
-        places = Counter(lane.tree for lane in self._batch.lanes if lane.spare)
+        idle = min(self._batch.places, IDLE_PLACES - len(self._batch.sequences))
+        places = Counter(sequence.tree for sequence in self._batch.sequences if sequence.spare)
         while wanting:
             tree = min(wanting, key=lambda t: (places[t], self._accounts[t].number))
             if idle <= 0:
@@ -115,37 +114,19 @@ class BeamExtension:
                 continue
             places[tree] += 1
             idle -= 1
-            if run.lane is not None and not run.drawn:
+            if run.live and not run.drawn:
                 begun.append(run)
         return begun
 
     def wanting(self) -> set[str]:
         """The searches that have children left to run ahead."""
-        parked = {tree for tree, runs in self._parked.items() if runs}
-        return parked | {tree for tree, queue in self._queues.items() if queue}
+        parked = {tree for tree, runs in self._paused.items() if runs}
+        return parked | {tree for tree, queue in self._children.items() if queue}
 
-    def park(self) -> None:
+    def pause_all(self) -> None:
         """Real work waits: take everything early out of the batch. It keeps its slots."""
-        for lane in [lane for lane in self._batch.lanes if lane.spare]:
-            self._park(lane)
-
-    def forgo(self, wanted: int) -> None:
-        """Drop KV of early work, the least likely first, until ``wanted`` slots are free."""
-        runs = [run for run in self.runs() if run.lane is not None]
-        cache = self._batch.cache
-        for run in sorted(runs, key=lambda run: run.order, reverse=True):
-            if cache.room >= wanted:
-                return
-            self._lose(run)
-        for lane in [lane for lane in self._batch.lanes if lane.spare]:
-            self._running.pop(lane).lane = None
-            self._batch.drop(lane)
-
-    def give_up(self) -> bool:
-        """Drop all KV of early work; whether there was any."""
-        held = any(run.lane is not None for run in self.runs())
-        self.forgo(self._batch.cache.capacity)
-        return held
+        for sequence in [sequence for sequence in self._batch.sequences if sequence.spare]:
+            self._pause(sequence)
 
     def prefix(self, tree: str, node: int, tokens: np.ndarray) -> SharedPrefix | None:
         """The prefix that ends with a node's step, if its logits are known."""
@@ -154,60 +135,64 @@ class BeamExtension:
             return None
         return beam.prefix if np.array_equal(beam.prefix.tokens, tokens) else None
 
-    def take(self, run: BranchSequence) -> Finish | None:
+    def claim(self, run: BranchSequence) -> Finish | None:
         """A round asks for a branch: it gets what was drawn of it early, and how its step ended if
         it has. What was computed is cached, since something may follow now."""
-        beam = self._beams.get(run.call.tree, {}).get(run.branch.parent)
+        beam = self._beams.get(run.tree, {}).get(run.branch.parent)
         early = None if beam is None else beam.children.get(run.branch.child)
         if beam is None or early is None or not _same(early, run):
             return None
         del beam.children[run.branch.child]
         run.drawn, run.logprob, run.entropy = early.drawn, early.logprob, early.entropy
         run.taken = len(run.drawn)
-        finish = self._ended.pop(early, None)
-        self._lose(early, publish=finish is not Finish.END)
-        self._accounts[run.call.tree].counters.speculated_used += len(run.drawn)
+        finish = self._finished.pop(early, None)
+        self._drop(early, publish=finish is not Finish.END)
+        self._accounts[run.tree].counters.speculated_used += len(run.drawn)
         return finish
 
-    def settle(self, tree: str) -> None:
+    def start_round(self, tree: str) -> None:
         """A round has begun: what it did not ask for runs no further, and what has not begun will
         not begin."""
-        self._queues.pop(tree, None)
-        for lane in [lane for lane in self._batch.lanes if lane.spare and lane.tree == tree]:
-            self._park(lane)
-        self._parked.pop(tree, None)
+        self._children.pop(tree, None)
+        for sequence in [
+            sequence
+            for sequence in self._batch.sequences
+            if sequence.spare and sequence.tree == tree
+        ]:
+            self._pause(sequence)
+        self._paused.pop(tree, None)
         beams = self._beams.get(tree, {})
         for node in [node for node, beam in beams.items() if not beam.children]:
             del beams[node]
 
-    def whole(self, tree: str, trajectories: Sequence[Trajectory]) -> dict[int, Trajectory]:
+    def finished_next_steps(
+        self, tree: str, trajectories: Sequence[Trajectory]
+    ) -> dict[int, Trajectory]:
         """Trajectories with their likeliest next step, by node, where it is drawn whole."""
         found = {t.node: self._onward(tree, t) for t in trajectories}
         return {node: onward for node, onward in found.items() if onward is not None}
 
-    def ended(self, run: BranchSequence, finish: Finish) -> None:
+    def finish(self, run: BranchSequence, finish: Finish) -> None:
         """An early step is whole: it waits to be asked for, its KV with it if more may follow."""
-        assert run.lane is not None, "an early run draws without a lane"
-        self._ended[run] = finish
-        del self._running[run.lane]
-        self._batch.park(run.lane)
+        self._finished[run] = finish
+        self._batch.pause(run)
         if finish is Finish.END:
-            self._lose(run)
+            self._drop(run)
 
-    def bury(self, tree: str, nodes: Sequence[int]) -> None:
+    def mark_dead(self, tree: str, nodes: Sequence[int]) -> None:
         """These nodes get no children any more."""
         beams = self._beams.get(tree, {})
         for node in nodes:
             if node in beams:
-                self._waste(tree, beams.pop(node))
+                self._discard(tree, beams.pop(node))
 
-    def end(self, tree: str) -> None:
+    def remove_tree(self, tree: str) -> None:
         """A search is over, or stops."""
-        self.settle(tree)
+        self.start_round(tree)
         for beam in self._beams.pop(tree, {}).values():
-            self._waste(tree, beam)
+            self._discard(tree, beam)
 
-    def runs(self, tree: str | None = None) -> list[BranchSequence]:
+    def sequences(self, tree: str | None = None) -> list[BranchSequence]:
         """What has been begun early and not been asked for, of one search or of all."""
         kept = self._beams.values() if tree is None else [self._beams.get(tree, {})]
         return [run for beams in kept for beam in beams.values() for run in beam.children.values()]
@@ -217,7 +202,7 @@ class BeamExtension:
         children = {} if beam is None else beam.children
         for child in sorted(children):
             run = children[child]
-            if (finish := self._ended.get(run)) is not None:
+            if (finish := self._finished.get(run)) is not None:
                 step = self._steps.step(run, finish)
                 steps, texts = (*trajectory.steps, step.tokens), (*trajectory.texts, step.text)
                 return Trajectory(trajectory.node, steps, texts, trajectory.seed)
@@ -225,27 +210,25 @@ class BeamExtension:
 
     def _take_back(self, tree: str) -> bool:
         """Park a search's least likely early run; False if it has none in the batch."""
-        for lane in reversed(self._batch.lanes):
-            if lane.spare and lane.tree == tree and isinstance(self._running[lane], BranchSequence):
-                self._park(lane)
+        for sequence in reversed(self._batch.sequences):
+            if sequence.spare and sequence.tree == tree and isinstance(sequence, BranchSequence):
+                self._pause(sequence)
                 return True
         return False
 
-    def _park(self, lane: TokenSequence) -> None:
-        work = self._running.pop(lane)
-        if isinstance(work, BranchSequence):
-            self._batch.park(lane)
-            self._parked.setdefault(lane.tree, []).append(work)
+    def _pause(self, sequence: TokenSequence) -> None:
+        if isinstance(sequence, BranchSequence):
+            self._batch.pause(sequence)
+            self._paused.setdefault(sequence.tree, []).append(sequence)
         else:
-            self._batch.drop(lane)
-            work.lane = None
+            self._batch.drop(sequence)
 
     def _may(self, tree: str) -> bool:
         """Whether a search may take more: within its part of the memory, and while the passes that
         it saved so are worth the rows that it wasted."""
         if not self._worthwhile(tree):
             return False
-        held = sum(len(run.lane.private) for run in self.runs(tree) if run.lane is not None)
+        held = sum(len(run.private) for run in self.sequences(tree) if run.live)
         return held < SHARE * self._batch.cache.capacity / len(self._beams)
 
     def _worthwhile(self, tree: str) -> bool:
@@ -256,24 +239,23 @@ class BeamExtension:
 
     def _next(self, tree: str) -> BranchSequence | None:
         """Run a search's likeliest early child that can run; None if none can."""
-        parked = self._parked.get(tree)
+        parked = self._paused.get(tree)
         while parked:
             run = parked.pop()
-            if run.lane is not None and run not in self._ended:
-                self._running[run.lane] = run
-                self._batch.resume(run.lane)
+            if run.live and run not in self._finished:
+                self._batch.resume(run)
                 return run
-        queue, passed, found = self._queues.get(tree, []), [], None
+        queue, passed, found = self._children.get(tree, []), [], None
         while queue and found is None:
             place, beam = heappop(queue)
             if self._beams.get(tree, {}).get(beam.run.branch.node) is not beam:  # buried since
                 continue
-            if beam.prefix.lane is not None:
+            if beam.prefix.live:
                 passed.append((place, beam))
                 continue
             run = self._child(beam, place)
             ready = beam.prefix.logits is not None
-            if self._start(run) is not None:
+            if self._queues.start(run) is not None:
                 break
             found = run
             if not ready:
@@ -291,27 +273,23 @@ class BeamExtension:
     def _child(beam: ExtendedStep, place: Place) -> BranchSequence:
         child, run = place[2], beam.run
         branch = run.branch.early_child(child, run.drawn, run.call.sampling.max_step_tokens)
-        call = ExpandCall(0, 0, run.call.tree, run.call.sampling, run.call.stops, [])
+        call = ExpandCall(0, 0, run.tree, run.call.sampling, run.call.stops, [])
         order = (_LAST + place[0], place[1], child)
-        return BranchSequence(call, 0, branch, beam.prefix, order, early=True)
+        return BranchSequence(call, 0, branch, beam.prefix, order, spare=True)
 
-    def _waste(self, tree: str, beam: ExtendedStep) -> None:
+    def _discard(self, tree: str, beam: ExtendedStep) -> None:
         for run in beam.children.values():
-            self._ended.pop(run, None)
-            self._lose(run)
+            self._finished.pop(run, None)
+            self._drop(run)
             self._accounts[tree].counters.speculated_wasted += len(run.drawn)
-        if beam.prefix.lane is not None and beam.prefix.lane.spare:
-            del self._running[beam.prefix.lane]
-            self._batch.drop(beam.prefix.lane)
-            beam.prefix.lane = None
+        if beam.prefix.live and beam.prefix.spare:
+            self._batch.drop(beam.prefix)
         beam.children.clear()
 
-    def _lose(self, run: BranchSequence, *, publish: bool = False) -> None:
-        """An early run's lane ends, wherever it is; what was drawn stays."""
-        lane, run.lane = run.lane, None
-        if lane is not None:
-            self._running.pop(lane, None)
-            (self._batch.publish if publish else self._batch.drop)(lane)
+    def _drop(self, run: BranchSequence, *, publish: bool = False) -> None:
+        """An early run's sequence ends, wherever it is; what was drawn stays."""
+        if run.live:
+            (self._batch.publish if publish else self._batch.drop)(run)
 
 
 def pays(passes: int, rows: int) -> bool:

@@ -1,11 +1,11 @@
 """Branches that have drawn the same so far, computed once.
 
 Siblings, and children of steps drawn alike, begin with one prefix. While their draws agree their
-tokens are one path: one of them has a lane, the others follow it, and each draws by its own noise
-from the one row of logits, whose bits are those that it would have had alone. Where draws differ,
-every new way gets a lane of its own, which reads what was computed before they parted.
+tokens are one path: one of them has a sequence, the others follow it, and each draws by its own
+noise from the one row of logits, whose bits are those that it would have had alone. Where draws
+differ, every new way gets a place of its own, which reads what was computed before they parted.
 
-A draft guesses for the branch that has the lane. Who follows it goes along what it takes of its
+A draft guesses for the branch that has the sequence. Who follows it goes along what it takes of its
 guesses, as far as their own draws are the same.
 """
 
@@ -32,20 +32,20 @@ DedupKey = tuple[SharedPrefix, tuple[int, ...]]
 
 
 def dedup_key(run: BranchSequence) -> DedupKey:
-    """What branches have in common that may share a lane."""
+    """What branches have in common that may share a sequence."""
     return run.prefix, tuple(run.drawn)
 
 
 def with_followers(run: BranchSequence) -> tuple[BranchSequence, ...]:
-    """The branch that has the lane, and those that follow it."""
+    """The branch that has the sequence, and those that follow it."""
     return run, *run.following
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerTokens:
-    """What became of those that followed a lane: who has ended and why, and of the others, by the
-    tokens that each was given, those that go on together. ``given`` and ``agreed``: of each, how
-    many tokens it drew and how many of these as the one that has the lane."""
+    """What became of those that followed a sequence: who has ended and why, and of the others, by
+    the tokens that each was given, those that go on together. ``given`` and ``agreed``: of each,
+    how many tokens it drew and how many of these as the one that has the sequence."""
 
     ended: list[tuple[BranchSequence, Finish]] = field(default_factory=list)
     ways: dict[tuple[int, ...], list[BranchSequence]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def sample_together(
     passed: Sequence[tuple[BranchSequence, Tensor]],
     finish_of: Callable[[BranchSequence], Finish | None],
 ) -> list[tuple[BranchSequence, VerifiedTokens, FollowerTokens]]:
-    """Give each branch that has a lane its next tokens, and those that followed it theirs.
+    """Give each branch that has a sequence its next tokens, and those that followed it theirs.
 
     ``passed``: the branches, each with its logits (1 + guesses, vocab) in the guesses' order.
     """
@@ -72,8 +72,7 @@ def sample_together(
     starts: list[int] = []
     rows = 0
     for run, logits in passed:
-        assert run.lane is not None, "a run draws without a lane"
-        asked.append((run, run.lane.depths(), range(rows, rows + len(logits))))
+        asked.append((run, run.depths(), range(rows, rows + len(logits))))
         asked += [(one, [0], [rows]) for one in run.following]
         starts.append(rows)
         rows += len(logits)

@@ -7,7 +7,7 @@ says costs or saves time; it is never part of an answer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ PREFILL_ROWS = 256
 
 
 class DraftModel:
-    """The branches' continuations in the draft model's cache, a lane for each."""
+    """The branches' continuations in the draft model's cache, a sequence for each."""
 
     def __init__(
         self,
@@ -51,10 +51,8 @@ class DraftModel:
         self._batch = Batch(
             forward,
             self.cache,
-            lanes=2 * batch_limit,
+            limit=2 * batch_limit,
             rows=PREFILL_ROWS,
-            give_way=self._give_way,
-            starve=_never,
         )
         self._room = min(context, kv_tokens)
         self._eos = eos
@@ -64,7 +62,7 @@ class DraftModel:
         self._timed = timed
         self._clock = clock
         self._since = 0.0
-        self._lanes: dict[BranchSequence, TokenSequence] = {}
+        self._sequences: dict[BranchSequence, TokenSequence] = {}
         self._filling: set[TokenSequence] = set()
 
     def propose(
@@ -76,35 +74,37 @@ class DraftModel:
         fitting = [run for run in wishes if run.size <= self._room]
         for run in fitting:
             self._follow(run)
-        self._enter([run for run in fitting if run not in self._lanes])
+        self._enter([run for run in fitting if run not in self._sequences])
         drafting = {
-            self._lanes[run]: DraftTreeBuilder(run, self._lanes[run], wishes[run], self._eos)
+            self._sequences[run]: DraftTreeBuilder(
+                run, self._sequences[run], wishes[run], self._eos
+            )
             for run in fitting
-            if run in self._lanes
+            if run in self._sequences
         }
-        while advances := self._batch.advance():
-            self._grow([(drafting[advance.lane], advance) for advance in advances])
+        while advances := self._pass():
+            self._grow([(drafting[advance.sequence], advance) for advance in advances])
             self._note(advances)
         found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
         return {run: found.get(run) or DraftTree() for run in wishes}
 
-    def part(self, run: BranchSequence) -> None:
+    def diverge(self, run: BranchSequence) -> None:
         """Others go on from what a branch has drawn: what was computed of it is theirs too."""
-        lane = self._lanes.get(run)
-        if lane is not None:
+        sequence = self._sequences.get(run)
+        if sequence is not None:
             self._follow(run)
-            lane.length = lane.computed  # no pass is to compute more before the next wish
-            self.cache.share(lane)
+            sequence.length = sequence.computed  # no pass is to compute more before the next wish
+            self.cache.share(sequence)
 
     def end(self, run: BranchSequence, *, publish: bool) -> None:
         """A branch has ended or lost its place; its KV stays cached unless nothing can follow."""
-        if run not in self._lanes:
+        if run not in self._sequences:
             return
         if publish:
             self._follow(run)
-            self._batch.publish(self._lanes.pop(run))
+            self._batch.publish(self._sequences.pop(run))
         else:
-            self._batch.drop(self._lanes.pop(run))
+            self._batch.drop(self._sequences.pop(run))
 
     def release(self, tree: str, prompt: np.ndarray | None) -> float:
         """Let go of a search without branches; what drafting for it cost, in flops."""
@@ -112,54 +112,50 @@ class DraftModel:
         return self._spent.pop(tree, 0.0)
 
     def _follow(self, run: BranchSequence) -> None:
-        """Make the branch's lane hold what was drawn, the last token still to be computed."""
-        lane = self._lanes.get(run)
-        if lane is None:
+        """Make the branch's sequence hold what was drawn, the last token still to be computed."""
+        sequence = self._sequences.get(run)
+        if sequence is None:
             return
-        known = run.tokens()
-        same = common_prefix(lane.tokens[: lane.computed], known)
-        lane.tokens[: len(known)] = known
-        lane.length = len(known)
-        lane.computed = min(same, lane.length - 1)
+        known = run.path()
+        same = common_prefix(sequence.tokens[: sequence.computed], known)
+        sequence.tokens[: len(known)] = known
+        sequence.length = len(known)
+        sequence.computed = min(same, sequence.length - 1)
 
     def _enter(self, runs: Sequence[BranchSequence]) -> None:
         """Lanes for branches that have none, each distinct prefix computed once for all of them."""
-        firsts = {(namespace_of(run.call.tree), run.prefix.tokens.tobytes()): run for run in runs}
+        firsts = {(namespace_of(run.tree), run.prefix.tokens.tobytes()): run for run in runs}
         self._fill(list(firsts.values()))
         for run in runs:
-            tokens = run.tokens()
-            lane = self._batch.enter(
-                run.call.tree, run.order, tokens, size=run.size, upto=len(tokens) - 1
-            )
-            if isinstance(lane, TokenSequence):
-                self._lanes[run] = lane
+            tokens = run.path()
+            sequence = TokenSequence(run.tree, run.order, run.size)
+            if self._batch.enter(sequence, tokens, len(tokens) - 1) is None:
+                self._sequences[run] = sequence
 
     def _fill(self, waiting: list[BranchSequence]) -> None:
         """Compute and publish the prefixes of these branches, as far as there is room."""
         while waiting or self._filling:
             waiting = [run for run in waiting if not self._start(run)]
-            for lane in [lane for lane in self._filling if not lane.missing]:
-                self._filling.remove(lane)
-                self._batch.publish(lane)
+            for sequence in [sequence for sequence in self._filling if not sequence.missing]:
+                self._filling.remove(sequence)
+                self._batch.publish(sequence)
             if not self._filling:
                 return
-            self._note(self._batch.advance(held=set(self._lanes.values())))
+            self._note(self._pass(set(self._sequences.values())))
 
     def _start(self, run: BranchSequence) -> bool:
         """Have a branch's prefix computed; False while it has to wait."""
         prefix = run.prefix.tokens
-        lane = self._batch.enter(
-            run.call.tree, run.order, prefix, size=len(prefix), upto=len(prefix)
-        )
-        if not isinstance(lane, TokenSequence):
+        sequence = TokenSequence(run.tree, run.order, len(prefix))
+        if self._batch.enter(sequence, prefix, len(prefix)) is not None:
             return False
-        self._filling.add(lane)
+        self._filling.add(sequence)
         return True
 
     def _note(self, advances: Sequence[Advance]) -> None:
         """Tell the time since the last pass, and book it."""
         for done in advances:
-            self._spent[done.lane.tree] += pass_flops(done, self._flops)
+            self._spent[done.sequence.tree] += pass_flops(done, self._flops)
         before, self._since = self._since, self._clock()
         self._timed(sum(advance.all_rows for advance in advances), self._since - before)
 
@@ -190,12 +186,12 @@ class DraftModel:
                 sketch.offer(way, ranked[i], q)
             sketch.extend(way, ranked[i])
 
-    def _give_way(self, lane: TokenSequence) -> None:
-        """A lane lost its place to older ones: its branch goes without proposals."""
-        self._filling.discard(lane)
-        for run in [run for run, its in self._lanes.items() if its is lane]:
-            del self._lanes[run]
-
-
-def _never() -> None:
-    raise AssertionError("the draft's cache may give up everything")
+    def _pass(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
+        """A pass over all sequences but those ``held`` back. Whose sequence loses its place to
+        older ones goes without proposals."""
+        for sequence in self._batch.schedule(held):
+            assert sequence is not None, "the draft's cache may evict everything"
+            self._filling.discard(sequence)
+            for run in [run for run, its in self._sequences.items() if its is sequence]:
+                del self._sequences[run]
+        return self._batch.run()

@@ -1,4 +1,5 @@
-"""Guesses in the making: a branch's lane in the draft's cache, a token longer with every pass."""
+"""Guesses in the making: a branch's sequence in the draft's cache, a token longer with every
+pass."""
 
 from __future__ import annotations
 
@@ -15,11 +16,15 @@ class DraftTreeBuilder:
     """The ways of one branch; all of them are equally deep until they end."""
 
     def __init__(
-        self, run: BranchSequence, lane: TokenSequence, widths: Sequence[int], eos: frozenset[int]
+        self,
+        run: BranchSequence,
+        sequence: TokenSequence,
+        widths: Sequence[int],
+        eos: frozenset[int],
     ) -> None:
         """``widths``: how many tokens to guess at each depth, after each guess before it."""
         self.run = run
-        self._lane = lane
+        self._sequence = sequence
         self._widths = widths
         self._eos = eos
         self._last: dict[DraftBranch | None, int] = {}
@@ -28,7 +33,7 @@ class DraftTreeBuilder:
 
     def position(self, way: DraftBranch | None) -> int:
         """The absolute position of the token that comes next on a way."""
-        return self._lane.known + self._depth(way)
+        return self._sequence.known + self._depth(way)
 
     def width(self, way: DraftBranch | None) -> int:
         """How many tokens to guess next on a way."""
@@ -50,31 +55,31 @@ class DraftTreeBuilder:
         for rank, token in enumerate(going_on):
             if rank:
                 tip = DraftBranch(way, depth, [token])
-                (self._tips if deepest else self._lane.forks).append(tip)
+                (self._tips if deepest else self._sequence.forks).append(tip)
             elif deepest:
                 self._last[way] = token  # nothing follows it, so the draft need not read it
             elif way is None:
-                self._lane.guess(token)
+                self._sequence.guess(token)
             else:
                 way.tokens.append(token)
 
     def done(self, cache: PrefixCache) -> DraftTree:
-        """The guesses; the lane keeps what was computed of the chain."""
-        lane = self._lane
-        tokens, forks = self._tokens(None), lane.forks
+        """The guesses; the sequence keeps what was computed of the chain."""
+        sequence = self._sequence
+        tokens, forks = self._tokens(None), sequence.forks
         cache.prune(forks)
-        lane.forks, lane.proposed = [], 0
+        sequence.forks, sequence.proposed = [], 0
         for way, token in self._last.items():
             (tokens if way is None else way.tokens).append(token)
         return trimmed(tokens, [*forks, *self._tips], self._offers)
 
     def _depth(self, way: DraftBranch | None) -> int:
-        return self._lane.proposed if way is None else way.depth
+        return self._sequence.proposed if way is None else way.depth
 
     def _tokens(self, way: DraftBranch | None) -> list[int]:
         """All guesses on a way."""
         if way is None:
-            return self._lane.tokens[self._lane.known : self._lane.length].tolist()
+            return self._sequence.tokens[self._sequence.known : self._sequence.length].tolist()
         return [*self._tokens(way.above)[: way.at], *way.tokens]
 
     def _ends(self, tokens: Sequence[int]) -> bool:

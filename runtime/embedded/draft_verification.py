@@ -46,7 +46,7 @@ def samples_for(
     drawn = draw(
         logits,
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
-        np.array([run.length + ahead for run, ahead in each], dtype=np.int64),
+        np.array([run.position + ahead for run, ahead in each], dtype=np.int64),
         np.array([run.call.sampling.temperature for run, _ in each]),
         np.array([run.call.sampling.top_p for run, _ in each]),
         np.array([row for *_, rows in asked for row in rows], dtype=np.int64),
@@ -80,9 +80,7 @@ def verify(
     ``logits`` (rows, vocab) and ``draws``: one for each row of its guesses, in their order. Where a
     guess was an offer, the draw is made by rejection instead.
     """
-    lane = run.lane
-    assert lane is not None, "a run draws without a lane"
-    guesses, tested, accepted = lane.retract(), 0, 0
+    guesses, tested, accepted = run.retract(), 0, 0
     rows: list[int] = []
     way, depth = None, 0
     while True:
@@ -102,10 +100,10 @@ def verify(
         if finish is not None or token not in foreseen:
             break
         way = foreseen[token]
-        lane.confirm(token, way, depth)
+        run.confirm(token, way, depth)
         depth += 1
     if finish is None:
-        lane.append(token)
+        run.append(token)
     given = tuple(run.drawn[-len(rows) :])
     return VerifiedTokens(given, tuple(rows), finish, guesses, tested, accepted)
 
@@ -116,5 +114,5 @@ def _by_rejection(
     """The branch's next token and its log-probability, from logits (vocab,)."""
     sampling = run.call.sampling
     p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
-    token = choose(p, offer, run.branch.seed, run.length)
+    token = choose(p, offer, run.branch.seed, run.position)
     return token, float(logits.double().log_softmax(-1)[token])

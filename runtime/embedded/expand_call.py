@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,56 +44,58 @@ class ExpandResult:
     moved: KvMoved
 
 
-@dataclass(slots=True, eq=False)
-class SharedPrefix:
+class SharedPrefix(TokenSequence):
     """A distinct prefix of a call, prefilled once for all branches that start from it.
 
-    ``known``: the search has been here before, so all but the last token once had KV. ``logits``
+    ``visited``: the search has been here before, so all but the last token once had KV. ``logits``
     (1, vocab) are those of its last token; ``used``: a branch has started from them.
     """
 
-    tokens: np.ndarray
-    known: bool
-    lane: TokenSequence | None = None
-    logits: torch.Tensor | None = None
-    used: bool = False
+    def __init__(self, tree: str, tokens: np.ndarray, *, visited: bool) -> None:
+        super().__init__(tree, (0, 0, 0), len(tokens))
+        self.tokens = tokens
+        self.visited = visited
+        self.logits: torch.Tensor | None = None
+        self.used = False
 
 
-@dataclass(slots=True, eq=False)
-class BranchSequence:
-    """A branch and what it has drawn. ``logprob`` is the sum over the drawn tokens; ``early``: no
-    round has asked for it yet; ``taken``: tokens drawn before one did; ``following``: branches that
-    have drawn the same and use its lane.
+class BranchSequence(TokenSequence):
+    """A branch and what was decoded of it. ``logprob`` is the sum over the ``drawn`` tokens;
+    ``spare``: no round has asked for it yet; ``taken``: tokens decoded before one did;
+    ``following``: branches that have decoded the same and go along with this one.
     """
 
-    call: ExpandCall
-    index: int
-    branch: Branch
-    prefix: SharedPrefix
-    order: Order
-    lane: TokenSequence | None = None
-    drawn: list[int] = field(default_factory=list)
-    logprob: float = 0.0
-    entropy: float = 0.0
-    early: bool = False
-    taken: int = 0
-    following: list[BranchSequence] = field(default_factory=list)
+    def __init__(
+        self,
+        call: ExpandCall,
+        index: int,
+        branch: Branch,
+        prefix: SharedPrefix,
+        order: Order,
+        *,
+        spare: bool = False,
+    ) -> None:
+        """``index``: of the branch in its call."""
+        super().__init__(call.tree, order, len(prefix.tokens) + branch.limit, spare=spare)
+        self.call = call
+        self.index = index
+        self.branch = branch
+        self.prefix = prefix
+        self.drawn: list[int] = []
+        self.logprob = self.entropy = 0.0
+        self.taken = 0
+        self.following: list[BranchSequence] = []
 
     @property
-    def length(self) -> int:
-        """Tokens of the prefix and of what was drawn."""
+    def position(self) -> int:
+        """Tokens of the prefix and of what was decoded."""
         return len(self.prefix.tokens) + len(self.drawn)
 
     @property
-    def size(self) -> int:
-        """The most tokens it may come to."""
-        return len(self.prefix.tokens) + self.branch.limit
-
-    @property
     def left(self) -> int:
-        """The most tokens still to be drawn."""
+        """The most tokens still to be decoded."""
         return self.branch.limit - len(self.drawn)
 
-    def tokens(self) -> np.ndarray:
-        """The prefix and what was drawn, int64."""
+    def path(self) -> np.ndarray:
+        """The prefix and what was decoded, int64."""
         return np.concatenate([self.prefix.tokens, np.asarray(self.drawn, dtype=np.int64)])

@@ -1,4 +1,4 @@
-"""One model's KV cache: free slots, the radix tree of cached tokens, and the lanes under way.
+"""One model's KV cache: free slots, the radix tree of cached tokens, and the sequences under way.
 
 Every slot is in exactly one of the three; ``check`` proves it.
 """
@@ -6,7 +6,7 @@ Every slot is in exactly one of the three; ``check`` proves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from runtime.embedded.draft_tree import DraftBranch
 from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.kv_pool import KvPool
 from runtime.embedded.radix_tree import RadixTree
-from runtime.embedded.sequence import Order, TokenSequence
+from runtime.embedded.sequence import TokenSequence
 
 
 class PrefixCache:
@@ -27,9 +27,7 @@ class PrefixCache:
         self.pool = KvPool(capacity)
         self.radix = RadixTree()
         self.evictor = EVICTORS[policy](self.radix, capacity, values)
-        self.lanes: set[TokenSequence] = set()
-        self.forgo: Callable[[int], None] = _nothing
-        """Asked to give up spare lanes until so many slots are free, before other tokens go."""
+        self.sequences: set[TokenSequence] = set()
         self.budget = capacity
         """Slots in use from which on what no branch reads is given up for every further one: at
         most the capacity, and less than what branches read if they read more."""
@@ -80,61 +78,48 @@ class PrefixCache:
         """Unique tokens held for one search."""
         return self.radix.held_tokens[tree] + self._private[tree]
 
-    def open(
-        self,
-        tree: str,
-        order: Order,
-        tokens: np.ndarray,
-        size: int,
-        upto: int,
-        *,
-        spare: bool = False,
-    ) -> TokenSequence:
-        """A lane over ``tokens`` that reuses what is cached of the first ``upto``."""
-        anchor, cached = self.radix.lock(tree, tokens[:upto])
-        lane = TokenSequence(
-            tree, order, tokens, size=size, anchor=anchor, cached=cached, spare=spare
-        )
-        self.lanes.add(lane)
-        return lane
+    def open(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> None:
+        """Start a sequence over ``tokens`` that reuses what is cached of the first ``upto``."""
+        sequence.begin(tokens, *self.radix.lock(sequence.tree, tokens[:upto]))
+        self.sequences.add(sequence)
 
-    def has_free(self, lane: TokenSequence, count: int) -> bool:
-        """Whether the lane's next ``count`` tokens find slots without an eviction."""
-        return lane.computed + count - lane.allocated <= self.room
+    def has_free(self, sequence: TokenSequence, count: int) -> bool:
+        """Whether the sequence's next ``count`` tokens find slots without an eviction."""
+        return sequence.computed + count - sequence.allocated <= self.room
 
-    def reserve(self, lane: TokenSequence, count: int) -> bool:
-        """Give slots to the lane's next ``count`` tokens, by evicting if need be.
+    def reserve(self, sequence: TokenSequence, count: int) -> bool:
+        """Give slots to the sequence's next ``count`` tokens, by evicting if need be.
 
-        False if there are not as many. For a spare lane nothing goes that a search holds.
+        False if there are not as many. For a spare sequence nothing goes that a search holds.
         """
-        wanted = lane.computed + count - lane.allocated
+        wanted = sequence.computed + count - sequence.allocated
         if wanted <= 0:
             return True
-        if wanted > self.room and not lane.spare:
-            self.forgo(wanted)
-        self._evict(wanted - self.room, held=not lane.spare)
+        self._evict(wanted - self.room, held=not sequence.spare)
         if wanted > self.pool.available:
             return False
-        lane.slots[lane.allocated : lane.allocated + wanted] = self.pool.allocate(wanted)
-        lane.allocated += wanted
-        self._private[lane.tree] += wanted
+        sequence.slots[sequence.allocated : sequence.allocated + wanted] = self.pool.allocate(
+            wanted
+        )
+        sequence.allocated += wanted
+        self._private[sequence.tree] += wanted
         return True
 
     def keep_budget(self) -> None:
         """Give up what is beyond the budget and no branch reads."""
         self._evict(-self.room, held=True)
 
-    def fork(self, lane: TokenSequence) -> None:
-        """Give slots to the tokens of the lane's forks; forks that find no free ones go."""
+    def fork(self, sequence: TokenSequence) -> None:
+        """Give slots to the tokens of the sequence's forks; forks that find no free ones go."""
         kept = []
-        for fork in lane.forks:
+        for fork in sequence.forks:
             wanted = len(fork.tokens) - len(fork.slots)
             if wanted > self.pool.available or not (fork.above is None or fork.above in kept):
                 self.prune([fork])
                 continue
             fork.slots = np.concatenate([fork.slots, self.pool.allocate(wanted)])
             kept.append(fork)
-        lane.forks = kept
+        sequence.forks = kept
 
     def prune(self, forks: Iterable[DraftBranch]) -> None:
         """Take the slots of forks back."""
@@ -142,44 +127,49 @@ class PrefixCache:
             self.pool.free(fork.slots)
             fork.slots, fork.computed = EMPTY, 0
 
-    def share(self, lane: TokenSequence) -> None:
-        """What a lane has computed becomes the radix tree's, and the lane goes on below it."""
-        first, last = lane.shared, lane.computed
+    def share(self, sequence: TokenSequence) -> None:
+        """What a sequence has computed becomes the radix tree's, and the sequence goes on below
+        it."""
+        first, last = sequence.shared, sequence.computed
         if first == last:
             return
         _, spare = self.radix.insert(
-            lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
+            sequence.anchor, sequence.tokens[first:last], sequence.slots[first:last], sequence.tree
         )
         self.pool.free(spare)
-        anchor, lane.slots[:last] = self.radix.lock(lane.tree, lane.tokens[:last])
-        self.radix.unlock(lane.anchor)
-        self.radix.reindex_steps(lane.tree, lane.tokens[:last], lane.opened)
-        self._private[lane.tree] -= last - first
-        lane.anchor, lane.opened, lane.shared = anchor, last, last
+        anchor, sequence.slots[:last] = self.radix.lock(sequence.tree, sequence.tokens[:last])
+        self.radix.unlock(sequence.anchor)
+        self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.opened)
+        self._private[sequence.tree] -= last - first
+        sequence.anchor, sequence.opened, sequence.shared = anchor, last, last
 
-    def publish(self, lane: TokenSequence) -> None:
-        """End a lane: what it computed becomes the radix tree's, held by its search."""
-        first, last = lane.shared, lane.computed
+    def publish(self, sequence: TokenSequence) -> None:
+        """End a sequence: what it computed becomes the radix tree's, held by its search."""
+        first, last = sequence.shared, sequence.computed
         _, spare = self.radix.insert(
-            lane.anchor, lane.tokens[first:last], lane.slots[first:last], lane.tree
+            sequence.anchor, sequence.tokens[first:last], sequence.slots[first:last], sequence.tree
         )
         self.pool.free(spare)
-        self.pool.free(lane.slots[last : lane.allocated])
-        self.radix.reindex_steps(lane.tree, lane.tokens[:last], lane.opened)
-        self._end(lane)
+        self.pool.free(sequence.slots[last : sequence.allocated])
+        self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.opened)
+        self._end(sequence)
 
-    def drop(self, lane: TokenSequence) -> None:
-        """End a lane and forget what it computed."""
-        self.pool.free(lane.private)
-        self._end(lane)
+    def drop(self, sequence: TokenSequence) -> None:
+        """End a sequence and forget what it computed."""
+        self.pool.free(sequence.private)
+        self._end(sequence)
 
     def retain(self, tree: str, paths: Iterable[np.ndarray]) -> None:
-        """Let a search hold no more than these token paths and what its lanes read."""
-        reading = [lane.tokens[: lane.shared] for lane in self.lanes if lane.tree == tree]
+        """Let a search hold no more than these token paths and what its sequences read."""
+        reading = [
+            sequence.tokens[: sequence.shared]
+            for sequence in self.sequences
+            if sequence.tree == tree
+        ]
         self.pool.free(self.radix.retain(tree, [*paths, *reading]))
 
     def release(self, tree: str, prompt: np.ndarray | None) -> None:
-        """Let go of a search without lanes; of its tokens only the prompt's stay cached."""
+        """Let go of a search without sequences; of its tokens only the prompt's stay cached."""
         if prompt is not None:
             self.radix.keep(tree, prompt)
         self.evictor.remove_tree(tree)
@@ -191,7 +181,7 @@ class PrefixCache:
         """Record what each running search and all of them hold now, and what branches read."""
         self.active_peak = max(self.active_peak, self.active_tokens)
         self.reading_peak = max(self.reading_peak, self.reading_tokens)
-        for tree in {lane.tree for lane in self.lanes}:
+        for tree in {sequence.tree for sequence in self.sequences}:
             self.peaks[tree] = max(self.peaks.get(tree, 0), self.tokens_of(tree))
 
     def check(self, trees: Container[str] | None = None) -> None:
@@ -204,14 +194,14 @@ class PrefixCache:
             assert all(tree in trees for tree in holding), "a search that is over holds KV"
         self.radix.check()
         slots = [self.pool.free_slots(), *(node.slots for node in self.radix.nodes())]
-        slots += [lane.private for lane in self.lanes]
+        slots += [sequence.private for sequence in self.sequences]
         every = np.sort(np.concatenate(slots))
         assert np.array_equal(every, np.arange(self.capacity)), "a slot is lost or used twice"
         private = Counter[str]()
         locks = Counter[int]()
-        for lane in self.lanes:
-            private[lane.tree] += len(lane.private)
-            node = lane.anchor
+        for sequence in self.sequences:
+            private[sequence.tree] += len(sequence.private)
+            node = sequence.anchor
             while node.parent is not None:
                 locks[node.serial] += 1
                 node = node.parent
@@ -224,12 +214,9 @@ class PrefixCache:
             self.evicted_tokens += len(freed)
             self.pool.free(freed)
 
-    def _end(self, lane: TokenSequence) -> None:
-        self.prune(lane.forks)
-        self._private[lane.tree] -= lane.allocated - lane.shared
-        self.radix.unlock(lane.anchor)
-        self.lanes.remove(lane)
-
-
-def _nothing(wanted: int) -> None:
-    """No lane is spare."""
+    def _end(self, sequence: TokenSequence) -> None:
+        self.prune(sequence.forks)
+        self._private[sequence.tree] -= sequence.allocated - sequence.shared
+        self.radix.unlock(sequence.anchor)
+        self.sequences.remove(sequence)
+        sequence.live = False

@@ -1,18 +1,19 @@
 """Which branches have a place in the batch, and which wait for one.
 
-A place is a lane. Branches that have drawn the same share one (``runtime.embedded.deduplication``)
-and a prefix has one while it is computed. Who waits, and for how long, changes no draw.
+A place is a sequence. Branches that have drawn the same share one
+(``runtime.embedded.deduplication``) and a prefix has one while it is computed. Who waits, and for
+how long, changes no draw.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from runtime.embedded.batch import Batch, Refusal
 from runtime.embedded.deduplication import DedupKey, dedup_key, with_followers
-from runtime.embedded.expand_call import BranchSequence, SharedPrefix
+from runtime.embedded.expand_call import BranchSequence
 from runtime.embedded.fairness import fair_order
 from runtime.embedded.sequence import Order, TokenSequence
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
@@ -22,7 +23,7 @@ from runtime.embedded.tracked_search import TrackedSearch
 class SequenceQueues:
     """The branches of all searches that are waiting or under way.
 
-    ``waiting``: those without a lane, oldest first; ``running``: whose each lane is.
+    ``waiting``: those without a sequence, oldest first; ``running``: whose each sequence is.
     """
 
     def __init__(
@@ -33,9 +34,8 @@ class SequenceQueues:
         *,
         dedup: bool,
     ) -> None:
-        """``dedup``: branches that have drawn the same share a lane."""
+        """``dedup``: branches that have drawn the same share a sequence."""
         self.waiting: list[BranchSequence] = []
-        self.running: dict[TokenSequence, BranchSequence | SharedPrefix] = {}
         self._batch = batch
         self._evictor = batch.cache.evictor
         self._accounts = accounts
@@ -44,33 +44,31 @@ class SequenceQueues:
 
     @property
     def runs(self) -> list[BranchSequence]:
-        """The branches that rounds have asked for and that have a lane, oldest first."""
-        works = self.running.values()
-        return sorted(
-            (w for w in works if isinstance(w, BranchSequence) and not w.early), key=order_of
-        )
+        """The branches that rounds have asked for and that have a sequence, oldest first."""
+        asked = [one for one in self._batch.sequences if not one.spare]
+        return [one for one in asked if isinstance(one, BranchSequence)]
 
-    def queue(self, run: BranchSequence) -> None:
+    def enqueue(self, run: BranchSequence) -> None:
         """Let a branch wait."""
         insort(self.waiting, run, key=order_of)
 
-    def wait(self, runs: Sequence[BranchSequence]) -> None:
-        """Branches that have drawn the same and have no lane wait for one."""
+    def requeue(self, runs: Sequence[BranchSequence]) -> None:
+        """Branches that have drawn the same and have no sequence wait for one."""
         for run in runs:
             run.following = []
-            self._evictor.preempt_step(run.call.tree, run.branch.node, run.tokens())
-            self.queue(run)
+            self._evictor.preempt_step(run.tree, run.branch.node, run.path())
+            self.enqueue(run)
 
-    def admit(self, give_up: Callable[[], bool]) -> list[BranchSequence]:
+    def admit(self) -> list[BranchSequence]:
         """Let waiting branches in, the trees in turn, as far as places and memory go.
 
-        Returns those that have a lane now and whose prefix's logits are known; others may follow
-        them. ``give_up`` drops the KV of early work, and says whether there was any.
+        Returns those that have a sequence now and whose prefix's logits are known; others may
+        follow them. For want of memory the KV of all early work goes first.
         """
         admitted: dict[DedupKey | BranchSequence, BranchSequence] = {}
         held_back, closed = [], False
-        places = Counter(lane.tree for lane in self.running)
-        for run in fair_order(self.waiting, lambda run: run.call.tree, places):
+        places = Counter(sequence.tree for sequence in self._batch.sequences)
+        for run in fair_order(self.waiting, lambda run: run.tree, places):
             ready = run.prefix.logits is not None
             key = dedup_key(run) if self._dedup else run
             if ready and key in admitted:
@@ -78,7 +76,7 @@ class SequenceQueues:
                 self._begun(run)
                 continue
             refusal = None if closed else self.start(run)
-            if refusal is Refusal.STARVED and give_up():
+            if refusal is Refusal.STARVED and self._batch.drop_spare():
                 refusal = self.start(run)
             if closed or refusal or not ready:
                 held_back.append(run)
@@ -89,81 +87,63 @@ class SequenceQueues:
         return list(admitted.values())
 
     def start(self, run: BranchSequence) -> Refusal | None:
-        """Give a branch a lane, or have its prefix computed first."""
+        """Give a branch a sequence, or have its prefix computed first."""
         return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
 
-    def part(self, run: BranchSequence) -> None:
-        """Branches that followed another go their own ways: what its lane holds is theirs too."""
-        assert run.lane is not None, "nobody follows a branch without a lane"
-        self._batch.cache.share(run.lane)
+    def diverge(self, run: BranchSequence) -> None:
+        """Branches that followed another go their own ways: what its sequence holds is theirs
+        too."""
+        self._batch.cache.share(run)
         if self._speculation:
-            self._speculation.part(run)
+            self._speculation.diverge(run)
         run.call.parted = True
 
-    def leave(self, work: BranchSequence | SharedPrefix, *, publish: bool = True) -> None:
-        """Take a lane out of the batch; what it computed is cached unless nothing can follow."""
-        assert work.lane is not None, "work without a lane has left already"
-        if self._speculation and isinstance(work, BranchSequence):
-            self._speculation.end(work, publish=publish)
-        del self.running[work.lane]
-        if publish:
-            self._batch.publish(work.lane)
-        else:
-            self._batch.drop(work.lane)
-        work.lane = None
+    def finish(self, sequence: TokenSequence, *, publish: bool = True) -> None:
+        """Take a sequence out of the batch; its KV is cached unless nothing can follow."""
+        if self._speculation and isinstance(sequence, BranchSequence):
+            self._speculation.end(sequence, publish=publish)
+        (self._batch.publish if publish else self._batch.drop)(sequence)
 
-    def lost(self, lane: TokenSequence) -> None:
-        """A lane lost its place to older ones: its branches wait again."""
-        work = self.running.pop(lane)
-        work.lane = None
-        if isinstance(work, BranchSequence):
+    def preempt(self, sequence: TokenSequence) -> None:
+        """A sequence lost its place to older ones: its branches wait again."""
+        if isinstance(sequence, BranchSequence):
             if self._speculation:
-                self._speculation.end(work, publish=True)
-            self.wait(with_followers(work))
+                self._speculation.end(sequence, publish=True)
+            self.requeue(with_followers(sequence))
 
-    def clear(self, tree: str) -> None:
+    def remove_tree(self, tree: str) -> None:
         """A search's branches stop."""
-        self.waiting = [run for run in self.waiting if run.call.tree != tree]
-        for work in [work for lane, work in self.running.items() if lane.tree == tree]:
-            self.leave(work, publish=False)
+        self.waiting = [run for run in self.waiting if run.tree != tree]
+        for sequence in [one for one in self._batch.sequences if one.tree == tree]:
+            self.finish(sequence, publish=False)
 
     def _start_prefix(self, run: BranchSequence) -> Refusal | None:
         """Have the prefix of a branch computed, unless it is under way."""
-        prefix, tree = run.prefix, run.call.tree
-        if prefix.lane is not None:
+        prefix = run.prefix
+        if prefix.live:
             return None
-        size = len(prefix.tokens)
-        lane = self._batch.enter(
-            tree, run.order, prefix.tokens, size=size, upto=size - 1, spare=run.early
-        )
-        if isinstance(lane, Refusal):
-            return lane
-        prefix.lane = lane
-        self.running[lane] = prefix
-        self._accounts[tree].counters.cached_tokens += lane.computed
-        if prefix.known:
-            self._accounts[tree].rehydrate(lane.missing - 1)
-        return None
+        prefix.order, prefix.spare = run.order, run.spare
+        refusal = self._batch.enter(prefix, prefix.tokens, prefix.size - 1)
+        if refusal is None:
+            account = self._accounts[run.tree]
+            account.counters.cached_tokens += prefix.computed
+            if prefix.visited:
+                account.rehydrate(prefix.missing - 1)
+        return refusal
 
     def _start_run(self, run: BranchSequence) -> Refusal | None:
-        """Give a branch whose prefix's logits are known a lane of its own."""
-        prefix, tree, tokens = run.prefix, run.call.tree, run.tokens()
+        """Start a branch whose prefix's logits are known."""
         pending = 1 if run.drawn else 0
-        size = len(prefix.tokens) + run.branch.limit
-        upto = len(tokens) - pending
-        lane = self._batch.enter(tree, run.order, tokens, size=size, upto=upto, spare=run.early)
-        if isinstance(lane, Refusal):
-            return lane
-        run.lane = lane
-        self.running[lane] = run
-        self._accounts[tree].rehydrate(lane.missing - pending)
-        self._begun(run)
-        return None
+        refusal = self._batch.enter(run, run.path(), run.position - pending)
+        if refusal is None:
+            self._accounts[run.tree].rehydrate(run.missing - pending)
+            self._begun(run)
+        return refusal
 
     def _begun(self, run: BranchSequence) -> None:
         """A branch reads its prefix, from the cache if it is not the first."""
         if run.prefix.used and not run.drawn:
-            self._accounts[run.call.tree].counters.cached_tokens += len(run.prefix.tokens)
+            self._accounts[run.tree].counters.cached_tokens += len(run.prefix.tokens)
         run.prefix.used = True
 
 

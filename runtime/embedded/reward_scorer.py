@@ -38,18 +38,17 @@ class ScoreCall:
     unread: set[bytes] = field(default_factory=set)
 
 
-@dataclass(slots=True, eq=False)
-class ScoreSequence:
+class ScoreSequence(TokenSequence):
     """A path, int64 ids, to prefill and to read at its end.
 
     ``ahead``: a path that goes on from it by a step nobody has asked to score yet; it is read at
     both ends in one pass where it fits.
     """
 
-    tree: str
-    path: np.ndarray
-    order: Order
-    ahead: np.ndarray | None = None
+    def __init__(self, tree: str, path: np.ndarray, order: Order) -> None:
+        super().__init__(tree, order, len(path))
+        self.path = path
+        self.ahead: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,8 @@ class RewardScorer:
         self.batch = Batch(
             forward,
             self.cache,
-            lanes=batch_limit,
+            limit=batch_limit,
             rows=PREFILL_ROWS,
-            give_way=self._give_way,
-            starve=_never,
         )
         self.accounts: dict[str, TrackedSearch] = {}
         self.past = Counters()
@@ -92,7 +89,6 @@ class RewardScorer:
         self._vocab = vocab
         self._flops = flops
         self._waiting: list[ScoreSequence] = []
-        self._running: dict[TokenSequence, ScoreSequence] = {}
         self._calls: dict[int, ScoreCall] = {}
         self._finished: list[ScoreCall] = []
         self._rewards: dict[str, dict[bytes, float]] = {}
@@ -154,16 +150,20 @@ class RewardScorer:
     def step(self) -> list[ScoreResult]:
         """One iteration: admit, run one forward pass, read; the calls that are finished."""
         self._admit()
-        advances = self.batch.advance()
+        for sequence in self.batch.schedule():
+            assert isinstance(sequence, ScoreSequence), (
+                "a path alone does not fit; it was to be refused"
+            )
+            self._requeue(sequence)
+        advances = self.batch.run()
         charge_pass(self.accounts, advances, self._flops)
         for advance in advances:
-            self.accounts[advance.lane.tree].counters.prm_tokens += advance.rows
+            self.accounts[advance.sequence.tree].counters.prm_tokens += advance.rows
             if advance.logits is not None:
-                with self.faults.at(advance.lane.tree):
+                with self.faults.at(advance.sequence.tree):
                     self._read(advance)
-        for lane in [lane for lane in self._running if not lane.missing]:
-            del self._running[lane]
-            self.batch.publish(lane)
+        for sequence in [sequence for sequence in self.batch.sequences if not sequence.missing]:
+            self.batch.publish(sequence)
         finished = [call for call in self._finished if call.tree not in self.faults]
         self._finished = [call for call in self._finished if call.tree in self.faults]
         return [
@@ -184,9 +184,8 @@ class RewardScorer:
     def abort(self, tree: str) -> list[int]:
         """Stop reading for a search; the ids of the calls that get no answer."""
         self._waiting = [reading for reading in self._waiting if reading.tree != tree]
-        for lane in [lane for lane in self._running if lane.tree == tree]:
-            del self._running[lane]
-            self.batch.drop(lane)
+        for sequence in [sequence for sequence in self.batch.sequences if sequence.tree == tree]:
+            self.batch.drop(sequence)
         calls = [*self._calls.values(), *self._finished]
         self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
         self._finished = [call for call in self._finished if call.tree != tree]
@@ -232,15 +231,14 @@ class RewardScorer:
     def _admit(self) -> None:
         """Let waiting paths in, the trees in turn, as far as places and memory go."""
         held_back = []
-        places = Counter(lane.tree for lane in self._running)
+        places = Counter(sequence.tree for sequence in self.batch.sequences)
         waiting = fair_order(self._waiting, lambda reading: reading.tree, places)
         for at, reading in enumerate(waiting):
-            lane = self._enter(reading)
-            if isinstance(lane, TokenSequence):
-                self._running[lane] = reading
+            refusal = self._enter(reading)
+            if refusal is None:
                 continue
             held_back.append(reading)
-            if lane is not Refusal.SHARED:
+            if refusal is not Refusal.SHARED:
                 held_back += waiting[at + 1 :]
                 break
         self._waiting = sorted(held_back, key=_order)
@@ -255,22 +253,23 @@ class RewardScorer:
             reading.ahead = path
             self._ahead.setdefault(reading.tree, {})[node] = path
 
-    def _enter(self, reading: ScoreSequence) -> TokenSequence | Refusal:
+    def _enter(self, reading: ScoreSequence) -> Refusal | None:
         """Start a path; the step ahead goes along as what may be given up for want of room."""
-        path, end = reading.path, len(reading.path)
-        size = end if reading.ahead is None else len(reading.ahead)
-        lane = self.batch.enter(reading.tree, reading.order, path, size=size, upto=end - 1)
-        if isinstance(lane, TokenSequence) and reading.ahead is not None:
-            lane.propose(DraftTree(reading.ahead[end:].tolist()))
-        return lane
+        end = len(reading.path)
+        reading.size = end if reading.ahead is None else len(reading.ahead)
+        refusal = self.batch.enter(reading, reading.path, end - 1)
+        if refusal is None and reading.ahead is not None:
+            reading.propose(DraftTree(reading.ahead[end:].tolist()))
+        return refusal
 
     def _read(self, advance: Advance) -> None:
         """Turn the logits at the last tag of a path, and of the step ahead, into rewards."""
         assert advance.logits is not None, "a path was read before its end"
-        lane, reading = advance.lane, self._running[advance.lane]
+        reading = advance.sequence
+        assert isinstance(reading, ScoreSequence), "a sequence that is not the scorer's"
         if advance.start < len(reading.path):
             self._note(reading, advance.logits[0])
-        if reading.ahead is not None and lane.computed == len(reading.ahead):
+        if reading.ahead is not None and reading.computed == len(reading.ahead):
             ahead = self._reader.reward(advance.logits[-1])
             self._rewards[reading.tree][reading.ahead.tobytes()] = ahead
 
@@ -286,16 +285,12 @@ class RewardScorer:
         if not call.unread:
             self._finished.append(self._calls.pop(call.id))
 
-    def _give_way(self, lane: TokenSequence) -> None:
-        """A lane lost its place to older ones: its path waits again, if it is still to be read."""
-        reading = self._running.pop(lane)
+    def _requeue(self, reading: ScoreSequence) -> None:
+        """A sequence lost its place to older ones: its path waits again, if it is still to be
+        read."""
         reading.ahead = None
         if reading.path.tobytes() not in self._rewards[reading.tree]:
             insort(self._waiting, reading, key=_order)
-
-
-def _never() -> None:
-    raise AssertionError("a lane alone does not fit; it was to be refused")
 
 
 def _order(reading: ScoreSequence) -> Order:

@@ -25,7 +25,6 @@ from runtime.embedded.faults import Faults
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.queues import SequenceQueues
 from runtime.embedded.schedule_order import ScheduleOrder, ranks
-from runtime.embedded.sequence import TokenSequence
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from runtime.embedded.step_end import StepBuilder
 from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
@@ -70,10 +69,8 @@ class Scheduler:
         self.batch = Batch(
             forward,
             self.cache,
-            lanes=batch_limit,
+            limit=batch_limit,
             rows=PREFILL_ROWS,
-            give_way=self._give_way,
-            starve=self._starve,
         )
         self.accounts: dict[str, TrackedSearch] = {}
         self.past = Counters()
@@ -89,10 +86,9 @@ class Scheduler:
         self._flops = flops
         self.speculation = speculation
         dedup = dedup and (speculation is None or not speculation.rejects)
-        self._places = SequenceQueues(self.batch, self.accounts, speculation, dedup=dedup)
-        self._running, start = self._places.running, self._places.start
+        self._queues = SequenceQueues(self.batch, self.accounts, speculation, dedup=dedup)
         self.expansion = BeamExtension(
-            self.batch, self._running, self.accounts, self._steps, start, on=speculate
+            self.batch, self._queues, self.accounts, self._steps, on=speculate
         )
         self._calls: dict[int, ExpandCall] = {}
         self._finished: list[ExpandCall] = []
@@ -106,12 +102,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Branches in the batch."""
-        return sum(len(with_followers(run)) for run in self._places.runs)
+        return sum(len(with_followers(run)) for run in self._queues.runs)
 
     @property
     def waiting(self) -> int:
         """Branches that wait for memory, their prefix or a place in the batch."""
-        return len(self._places.waiting)
+        return len(self._queues.waiting)
 
     def expand(
         self,
@@ -149,13 +145,13 @@ class Scheduler:
 
     def step(self) -> list[ExpandResult]:
         """One iteration: admit, run one forward pass, draw; the calls that are finished."""
-        if self._places.waiting:
-            self.expansion.park()
-            admitted = self._places.admit(self.expansion.give_up)
+        if self._queues.waiting:
+            self.expansion.pause_all()
+            admitted = self._queues.admit()
             ready = [(run, run.prefix.logits) for run in admitted if not run.drawn]
             self._draw_next([(run, logits) for run, logits in ready if logits is not None])
-        if not self._places.waiting and self._running:
-            begun = [(run, run.prefix.logits) for run in self.expansion.fill()]
+        if not self._queues.waiting and self.batch.sequences:
+            begun = [(run, run.prefix.logits) for run in self.expansion.fill_idle_places()]
             self._draw_next([(run, logits) for run, logits in begun if logits is not None])
         landed = []
         advances = self._advance()
@@ -163,13 +159,13 @@ class Scheduler:
         for advance in advances:
             if advance.logits is None:
                 continue
-            work = self._running[advance.lane]
+            work = advance.sequence
             if isinstance(work, BranchSequence):
                 beside = [logits for _, logits in advance.beside]
                 landed.append((work, torch.cat([advance.logits, *beside])))
-            else:
+            elif isinstance(work, SharedPrefix):
                 work.logits = advance.logits.clone()
-                self._places.leave(work)
+                self._queues.finish(work)
         self._draw_next(landed)
         if self.speculation:
             self.speculation.drawn()
@@ -191,7 +187,7 @@ class Scheduler:
         account = self.accounts.get(tree)
         if account is None:
             return
-        self.expansion.bury(tree, hint.dead)
+        self.expansion.mark_dead(tree, hint.dead)
         self.cache.evictor.hint(tree, hint)
         if account.bury(hint.dead):
             self._retain(tree)
@@ -205,8 +201,8 @@ class Scheduler:
 
     def abort(self, tree: str) -> list[int]:
         """Stop a search's branches; the ids of the calls that get no answer."""
-        self.expansion.end(tree)
-        self._places.clear(tree)
+        self.expansion.remove_tree(tree)
+        self._queues.remove_tree(tree)
         calls = [*self._calls.values(), *self._finished]
         self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
         self._finished = [call for call in self._finished if call.tree != tree]
@@ -214,7 +210,7 @@ class Scheduler:
 
     def release(self, tree: str) -> Counters | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
-        self.expansion.end(tree)
+        self.expansion.remove_tree(tree)
         account = self.accounts.get(tree)
         self._steps.forget(tree)
         if account is None:
@@ -233,7 +229,7 @@ class Scheduler:
 
     def _retain(self, tree: str) -> None:
         """Free what nothing that lives or draws will read."""
-        unfinished = [run.tokens() for run in self._places.waiting if run.call.tree == tree]
+        unfinished = [run.path() for run in self._queues.waiting if run.tree == tree]
         wanted = [*self.accounts[tree].alive(), *unfinished]
         self.cache.retain(tree, wanted)
         if self.speculation:
@@ -248,38 +244,43 @@ class Scheduler:
     def _prefix(
         self, tree: str, account: TrackedSearch, branch: Branch, tokens: np.ndarray, fresh: bool
     ) -> SharedPrefix:
-        known = account.prompt is not None and not fresh
+        visited = account.prompt is not None and not fresh
         if account.prompt is None or branch.parent == ROOT:
             account.prompt = tokens
         account.name(branch.parent, tokens)
         self.cache.evictor.add_tree(tree, tokens)
         self.cache.evictor.end_step(tree, branch.parent, ROOT, tokens)
-        return self.expansion.prefix(tree, branch.parent, tokens) or SharedPrefix(tokens, known)
+        return self.expansion.prefix(tree, branch.parent, tokens) or SharedPrefix(
+            tree, tokens, visited=visited
+        )
 
     def _begin(self, tree: str, runs: Sequence[BranchSequence]) -> None:
         """Let branches wait with what was drawn for them early; end those whose step that is."""
-        finishes = [self.expansion.take(run) for run in runs]
-        self.expansion.settle(tree)
+        finishes = [self.expansion.claim(run) for run in runs]
+        self.expansion.start_round(tree)
         for run, finish in zip(runs, finishes, strict=True):
             if finish is None:
-                self._places.queue(run)
+                self._queues.enqueue(run)
             else:
                 self._end(run, finish)
 
     def _advance(self) -> list[Advance]:
         """One forward pass, over the draft's proposals too where there is one."""
-        if self.speculation is None:
-            return self.batch.advance()
-        return self.speculation.advance(self.batch, self._places.runs)
-
-    def _give_way(self, lane: TokenSequence) -> None:
-        """A lane lost its place to older ones."""
-        self.preemptions += 1
-        self._places.lost(lane)
+        held = self.speculation.begin(self._queues.runs) if self.speculation else set()
+        for sequence in self.batch.schedule(held):
+            if sequence is None:
+                self._starve()
+            elif not sequence.spare:
+                self.preemptions += 1
+                self._queues.preempt(sequence)
+        advances = self.batch.run()
+        if self.speculation:
+            self.speculation.ran(advances)
+        return advances
 
     def _starve(self) -> None:
         """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
-        assert self.cache.evictor.keeps_held, "a lane alone does not fit; it was to be refused"
+        assert self.cache.evictor.keeps_held, "a sequence alone does not fit; it was to be refused"
         numbers = {call.tree: self.accounts[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
         self._starved += self.abort(tree)
@@ -302,7 +303,7 @@ class Scheduler:
     def _finish(self, run: BranchSequence) -> Finish | None:
         """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
         ends: nothing follows, and nothing is cached."""
-        with self.faults.at(run.call.tree):
+        with self.faults.at(run.tree):
             return self._steps.finish(run)
         return Finish.END
 
@@ -311,14 +312,14 @@ class Scheduler:
         those of the branches that follow it."""
         for run, taken, followed in sample_together(self._draw, rows, self._finish):
             if followed.parted(taken.tokens):
-                self._places.part(run)
+                self._queues.diverge(run)
             self._take(run, taken)
             if followed.given:
                 self._follow(run, taken, followed)
 
     def _follow(self, run: BranchSequence, taken: VerifiedTokens, followed: FollowerTokens) -> None:
         """Book what those were given that followed a run; who still agrees with it follows on."""
-        counters, drawn = self.accounts[run.call.tree].counters, sum(followed.given)
+        counters, drawn = self.accounts[run.tree].counters, sum(followed.given)
         counters.deduplicated_tokens += drawn
         counters.decoded_tokens += drawn
         if self.speculation:
@@ -326,17 +327,17 @@ class Scheduler:
         for one, finish in followed.ended:
             self._end(one, finish)
         for tokens, (first, *rest) in followed.ways.items():
-            if run.lane is not None and tokens == taken.tokens:
+            if run.live and tokens == taken.tokens:
                 run.following = [first, *rest]
-            elif self._places.start(first) is None:
+            elif self._queues.start(first) is None:
                 first.following = rest
             else:
-                self._places.wait((first, *rest))
+                self._queues.requeue((first, *rest))
 
     def _take(self, run: BranchSequence, taken: VerifiedTokens) -> None:
         """Book what a run was given; end the step if it is complete."""
         self.cache.prune(taken.guesses.forks)
-        self.accounts[run.call.tree].take(taken)
+        self.accounts[run.tree].take(taken)
         if self.speculation:
             self.speculation.took(taken)
         if taken.finish is not None:
@@ -344,22 +345,22 @@ class Scheduler:
 
     def _close(self, run: BranchSequence, finish: Finish) -> None:
         """A branch has drawn its step's last token."""
-        if run.early:
-            self.expansion.ended(run, finish)
+        if run.spare:
+            self.expansion.finish(run, finish)
         else:
-            self._places.leave(run, publish=finish is not Finish.END)
+            self._queues.finish(run, publish=finish is not Finish.END)
             self._end(run, finish)
 
     def _end(self, run: BranchSequence, finish: Finish) -> None:
         """File a finished step, and its call if it was the last; a fault is its search's own."""
-        with self.faults.at(run.call.tree):
+        with self.faults.at(run.tree):
             self._file(run, finish)
 
     def _file(self, run: BranchSequence, finish: Finish) -> None:
-        call, branch, path, attention = run.call, run.branch, run.tokens(), ()
+        call, branch, path, attention = run.call, run.branch, run.path(), ()
         if finish is not Finish.END:
             self.accounts[call.tree].name(branch.node, path)
-            self.expansion.offer(run, path)
+            self.expansion.enqueue(run, path)
         evictor = self.cache.evictor
         if finish is Finish.END or branch.node < ROOT:  # a verdict is nobody's parent
             evictor.remove_step(call.tree, branch.node)
@@ -381,8 +382,8 @@ class Scheduler:
         """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
         charge_pass(self.accounts, advances, self._flops)
         for done in advances:
-            counters = self.accounts[done.lane.tree].counters
+            counters = self.accounts[done.sequence.tree].counters
             counters.prefilled_tokens += done.rows
-            if done.logits is not None and isinstance(self._running[done.lane], BranchSequence):
+            if done.logits is not None and isinstance(done.sequence, BranchSequence):
                 counters.prefilled_tokens -= len(done.logits)
                 counters.target_passes += 1

@@ -4,63 +4,48 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.embedded.cache_node import CacheNode
+from runtime.embedded.cache_node import EMPTY, CacheNode
 from runtime.embedded.draft_tree import DraftBranch, DraftTree, OfferedCandidates
 
 Order = tuple[int, int, int]
 
 
 class TokenSequence:
-    """One sequence: its first ``shared`` tokens are the radix tree's (locked), the rest is its own.
+    """A token sequence that is computed by one model; what it is computed for, subclasses say.
 
+    ``order`` says who goes first and who gives way; ``size`` is the most tokens it may come to; a
+    ``spare`` one runs in idle places and gives way to all others. It is ``live`` while it has KV of
+    its own or reads the cache's, from ``begin`` until it is published or dropped.
+
+    While it is live its first ``shared`` tokens are the radix tree's (locked), the rest is its own.
     ``tokens`` and ``slots`` are int64 buffers of the final length; ``length`` tokens are known,
     ``computed`` of them have keys and values, ``allocated`` have slots. The last ``proposed`` known
-    tokens are guesses that a pass is to check, ``forks`` others beside them. ``order`` says who
-    goes first and who gives way; a ``spare`` lane runs in idle places and gives way to all others.
-    A lane's private tokens are those from ``shared`` to ``allocated``.
+    tokens are guesses that a pass is to check, ``forks`` others beside them. Its private tokens are
+    those from ``shared`` to ``allocated``.
     """
 
-    __slots__ = (
-        "allocated",
-        "anchor",
-        "computed",
-        "forks",
-        "length",
-        "offers",
-        "opened",
-        "order",
-        "proposed",
-        "shared",
-        "slots",
-        "spare",
-        "tokens",
-        "tree",
-    )
+    anchor: CacheNode
 
-    def __init__(
-        self,
-        tree: str,
-        order: Order,
-        tokens: np.ndarray,
-        *,
-        size: int,
-        anchor: CacheNode,
-        cached: np.ndarray,
-        spare: bool = False,
-    ) -> None:
-        """``size``: the most tokens it may come to; ``cached``: slots of its first tokens."""
+    def __init__(self, tree: str, order: Order, size: int, *, spare: bool = False) -> None:
         self.tree = tree
         self.order = order
-        self.tokens = np.zeros(size, dtype=np.int64)
-        self.tokens[: len(tokens)] = tokens
-        self.slots = np.full(size, -1, dtype=np.int64)
-        self.slots[: len(cached)] = cached
-        self.anchor = anchor
+        self.size = size
         self.spare = spare
-        self.length = len(tokens)
-        self.proposed = 0
+        self.live = False
+        self.tokens = self.slots = EMPTY
+        self.length = self.proposed = 0
+        self.opened = self.shared = self.computed = self.allocated = 0
         self.forks: list[DraftBranch] = []
         self.offers: OfferedCandidates = {}
+
+    def begin(self, tokens: np.ndarray, anchor: CacheNode, cached: np.ndarray) -> None:
+        """It starts from ``tokens``; ``cached``: slots of the first of them, down to ``anchor``."""
+        self.tokens = np.zeros(self.size, dtype=np.int64)
+        self.tokens[: len(tokens)] = tokens
+        self.slots = np.full(self.size, -1, dtype=np.int64)
+        self.slots[: len(cached)] = cached
+        self.anchor, self.live = anchor, True
+        self.length, self.proposed, self.forks, self.offers = len(tokens), 0, [], {}
         self.opened = self.shared = self.computed = self.allocated = len(cached)
 
     @property
@@ -104,7 +89,8 @@ class TokenSequence:
 
     def confirm(self, token: int, fork: DraftBranch | None, depth: int) -> None:
         """Add a token just drawn that equals the guess after ``depth`` others along a way. Its keys
-        and values are still there: in the lane's own slot, or in the fork's, which is exchanged."""
+        and values are still there: in the sequence's own slot, or in the fork's, which is
+        exchanged."""
         if fork is not None:
             here, there = self.length, depth - fork.at
             self.slots[here], fork.slots[there] = fork.slots[there], self.slots[here]

@@ -2,7 +2,7 @@
 
 ``scheduled``: all branches that are ready are drafted for in one batch, and checked first come,
 first served, so many at once (1 is the paper's); a checked branch goes back to drafting. Branches
-that share a lane share its draft and its check.
+that share a sequence share its draft and its check.
 ``serial``: one branch is drafted for and checked until it ends, then the next.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from runtime.embedded.batch import Advance, Batch
+from runtime.embedded.batch import Advance
 from runtime.embedded.deduplication import FollowerTokens
 from runtime.embedded.draft_length import DraftLength
 from runtime.embedded.draft_model import DraftModel
@@ -39,33 +39,34 @@ class SpeculativeDecoder:
         self._serial = serial
         self._clock = clock
         self._queue: dict[BranchSequence, DraftTree] = {}
-        self._pass: tuple[int, float] | None = None
-        self._begun = 0.0
-        self._tokens = 0
+        self._begun = self._drafted = 0.0
+        self._tokens = self._rows = 0
 
-    def advance(self, batch: Batch, running: Sequence[BranchSequence]) -> list[Advance]:
-        """One pass of the target, in which those whose turn it is have their proposals checked.
+    def begin(self, running: Sequence[BranchSequence]) -> set[BranchSequence]:
+        """A pass of the target begins, in which those whose turn it is have their proposals
+        checked; the sequences that are to be held back.
 
-        ``running``: the branches that have a lane, oldest first.
+        ``running``: the branches that have a sequence, oldest first.
         """
-        self._begun, self._tokens = self._clock(), 0
+        self._begun, self._tokens, self._rows = self._clock(), 0, 0
         turns = running[:1] if self._serial else running
-        ready = [run for run in turns if run.lane is not None and run.lane.missing == 1]
+        ready = [run for run in turns if run.missing == 1]
         served = self._serve(ready) if ready else []
-        held = {run.lane for run in running if run not in served and run.lane is not None}
-        held -= {run.lane for run in turns if run not in ready}
-        start = self._clock()
-        advances = batch.advance(held)
-        self._pass = None
+        held = {run for run in running if run not in served}
+        held -= {run for run in turns if run not in ready}
+        self._drafted = self._clock()
+        return held
+
+    def ran(self, advances: Sequence[Advance]) -> None:
+        """What the pass did: its time counts if every sequence in it sampled."""
         if all(advance.logits is not None for advance in advances):
-            self._pass = sum(advance.all_rows for advance in advances), start
-        return advances
+            self._rows = sum(advance.all_rows for advance in advances)
 
     def drawn(self) -> None:
         """The tokens of the pass have been drawn: it is over."""
-        if self._pass is not None and self._pass[0]:
-            (rows, start), end = self._pass, self._clock()
-            self.pace.target.add(rows, end - start)
+        if self._rows:
+            end = self._clock()
+            self.pace.target.add(self._rows, end - self._drafted)
             self.pace.came(self._tokens, end - self._begun)
 
     def took(self, taken: VerifiedTokens) -> None:
@@ -80,15 +81,15 @@ class SpeculativeDecoder:
         return self.drafter.rejects
 
     def followed(self, taken: VerifiedTokens, followed: FollowerTokens) -> None:
-        """Branches that share the lane of one that has ``taken`` guesses went along with it."""
+        """Branches that share the sequence of one that has ``taken`` guesses went along with it."""
         self._tokens += sum(followed.given)
         for given, agreed in zip(followed.given, followed.agreed, strict=True):
             tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
             self.pace.following.add(tested, accepted)
 
-    def part(self, run: BranchSequence) -> None:
+    def diverge(self, run: BranchSequence) -> None:
         """Branches that followed one go their own ways."""
-        self.drafter.part(run)
+        self.drafter.diverge(run)
 
     def end(self, run: BranchSequence, *, publish: bool) -> None:
         """A branch has ended or lost its place."""
@@ -109,8 +110,7 @@ class SpeculativeDecoder:
             together = len(ready)
         served = list(self._queue)[:together]
         for run in served:
-            assert run.lane is not None, "a branch without a lane is in the queue"
-            run.lane.propose(self._queue.pop(run))
+            run.propose(self._queue.pop(run))
         return served
 
     def _draft(self, runs: Sequence[BranchSequence], length: int, branches: int) -> None:

@@ -37,7 +37,7 @@ class StepBuilder:
     def step(self, run: BranchSequence, finish: Finish, attention: tuple[float, ...] = ()) -> Step:
         """The step that a branch has come to, with what its end attends to."""
         mean = run.logprob / len(run.drawn)
-        self._likelihoods.note(run.call.tree, run.tokens(), mean, len(run.drawn))
+        self._likelihoods.note(run.tree, run.path(), mean, len(run.drawn))
         text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
         return Step(tuple(run.drawn), text, finish, mean, run.entropy, attention)
 

@@ -50,7 +50,7 @@ class TrackedSearch:
         return changed
 
     def rehydrate(self, tokens: int) -> None:
-        """A lane starts by computing so many tokens again."""
+        """A sequence starts by computing so many tokens again."""
         self.counters.rehydrated_tokens += tokens
         self.counters.rehydrations += tokens > 0
 
@@ -83,14 +83,14 @@ def charge_pass(
 
     ``flops(tokens, context_sum, logits)``: the cost of a forward.
     """
-    for tree in {advance.lane.tree for advance in advances}:
+    for tree in {advance.sequence.tree for advance in advances}:
         searches[tree].counters.model_calls += 1
     for done in advances:
-        searches[done.lane.tree].counters.flops += pass_flops(done, flops)
+        searches[done.sequence.tree].counters.flops += pass_flops(done, flops)
 
 
 def pass_flops(done: Advance, flops: Callable[[int, int, int], float]) -> float:
-    """What a lane's part of a forward pass cost."""
+    """What a sequence's part of a forward pass cost."""
     contexts = sum_of_contexts(done.start, done.rows)
     logits = 0 if done.logits is None else len(done.logits)
     beside = done.all_rows - done.rows

@@ -265,7 +265,11 @@ class Worker:
             raise RewardMissing(f"reward_format {self._format.name!r}: no reward model is loaded")
         else:
             early = self._scheduler.expansion
-            ahead = early.whole(tree, message.trajectories) if self._options.lookahead else {}
+            ahead = (
+                early.finished_next_steps(tree, message.trajectories)
+                if self._options.lookahead
+                else {}
+            )
             trajectories = message.trajectories
             self._scorer.score(message.call, tree, prompt, message.question, trajectories, ahead)
 

@@ -149,8 +149,8 @@ class SglangBeamExtension:
 
     def _server_with_room(self, search: SearchSession) -> Replica | None:
         """Where one more of a search may begin: there is a place, memory, and a fair hit rate."""
-        account = search.costs
-        if not worthwhile(account.speculated_used, account.speculated_wasted):
+        counters = search.costs.counters
+        if not worthwhile(counters.speculated_used, counters.speculated_wasted):
             return None
         try:
             replica = self._fleet.place(search.tree, search.prompt)

@@ -38,3 +38,13 @@ def test_a_command_that_starts_an_engine_takes_its_settings(name: str) -> None:
     assert ("--max-running" in shown) == (name == "serve")
     assert "--embeddings-key" not in shown
     assert "--admin-key" not in shown
+
+
+def test_what_is_not_given_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists, switches and all: an option that is left out sets nothing, not even to nothing."""
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr("cli.arguments.load_settings", lambda **settings: given.append(settings))
+    CliRunner().invoke(
+        app, ["serve", "--port", "0", "--exact", "off", "--reward-url", "http://a:1"]
+    )
+    assert given == [{"port": "0", "exact": "off", "reward_urls": ["http://a:1"]}]

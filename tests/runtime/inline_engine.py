@@ -14,8 +14,8 @@ from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Ste
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT
+from tests.runtime.scheduler_support import scheduler
 from tests.runtime.test_reward_scorer import scorer
-from tests.runtime.test_scheduler import scheduler
 
 
 class InlineEngine:
@@ -72,7 +72,7 @@ class InlineEngine:
     ) -> list[float]:
         """Score, looking ahead if that is on."""
         early = self.policy.expansion
-        ahead = early.whole(tree, trajectories) if self._lookahead else {}
+        ahead = early.finished_next_steps(tree, trajectories) if self._lookahead else {}
         return await self._ask(
             lambda call: self.prm.score(call, tree, prompt, question, trajectories, ahead)
         )

@@ -20,7 +20,7 @@ from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import Letters
-from tests.runtime.test_scheduler import finish
+from tests.runtime.scheduler_support import finish
 from tests.runtime.tiny_models import make_checkpoint
 
 ATTENTIVE = ValueParams(UNFITTED)

@@ -20,7 +20,7 @@ from search.spec import SearchSpec
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import naive_step
 from tests.runtime.inline_engine import InlineEngine, grow
-from tests.runtime.test_scheduler import PROMPTS, finish, scheduler
+from tests.runtime.scheduler_support import PROMPTS, finish, scheduler
 
 PROMPT = PROMPTS["tree3"]
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=40)
@@ -66,7 +66,7 @@ def first_round(engine: Scheduler, tree: str, *, ahead: int = 2, seed: int = 1) 
 
 def early_tokens(engine: Scheduler) -> int:
     """Tokens drawn that no round has asked for."""
-    return sum(len(run.drawn) for run in engine.expansion.runs())
+    return sum(len(run.drawn) for run in engine.expansion.sequences())
 
 
 async def digests(engine: InlineEngine, specs: tuple[SearchSpec, ...]) -> list[str]:
@@ -75,7 +75,7 @@ async def digests(engine: InlineEngine, specs: tuple[SearchSpec, ...]) -> list[s
     engine.policy.cache.check()
     engine.prm.cache.check()
     for cache in (engine.policy.cache, engine.prm.cache):
-        assert not cache.lanes
+        assert not cache.sequences
         assert cache.active_tokens == 0
     return [outcome.digest for outcome in outcomes]
 
@@ -159,7 +159,7 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
     assert account is not None
     assert account.speculated_used == used
     engine.cache.check()
-    assert not engine.cache.lanes
+    assert not engine.cache.sequences
 
 
 def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
@@ -173,7 +173,7 @@ def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
         for b, s in zip(asked, steps, strict=True)
         if s.finish is not Finish.END
     }
-    early = {(run.branch.parent, run.branch.child): run for run in engine.expansion.runs()}
+    early = {(run.branch.parent, run.branch.child): run for run in engine.expansion.sequences()}
     drawn = {place: len(run.drawn) for place, run in early.items()}
     following = round_of(open_steps, 100, 2, 1)
     engine.expand(2, "oak", following, SAMPLING)
@@ -207,42 +207,44 @@ def until_early(engine: Scheduler, tokens: int = 4) -> None:
 
 
 def test_real_work_takes_the_places_in_the_next_iteration() -> None:
-    """A second search asks: at once no early lane is in the batch, and its own branches are."""
+    """A second search asks: at once no early sequence is in the batch, and its own branches are."""
     engine, _ = scheduler(speculate=True, batch_limit=6)
     first_round(engine, "oak")
     until_early(engine)
-    assert any(lane.spare for lane in engine.batch.lanes)
+    assert any(sequence.spare for sequence in engine.batch.sequences)
     drawn = early_tokens(engine)
     branches = [Branch(ROOT, i, PROMPTS["tree5"], step_seed(9, (i,)), 40, i + 1) for i in range(6)]
     engine.expand(2, "elm", branches, SAMPLING)
     engine.step()
-    assert not any(lane.spare for lane in engine.batch.lanes)
+    assert not any(sequence.spare for sequence in engine.batch.sequences)
     assert engine.accounts["elm"].counters.prefilled_tokens >= len(PROMPTS["tree5"])
     assert early_tokens(engine) == drawn
     engine.cache.check()
 
 
 def test_early_kv_goes_before_any_other() -> None:
-    """Asked for slots, the cache drops what was drawn ahead and evicts nothing; the tokens stay."""
+    """For slots the batch drops what was drawn ahead and nothing is evicted; the tokens stay."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
     until_early(engine, 20)
     drawn, evicted = early_tokens(engine), engine.cache.evicted_tokens
-    lane = next(lane for lane in engine.batch.lanes if not lane.spare)
+    sequence = next(sequence for sequence in engine.batch.sequences if not sequence.spare)
     spare = engine.cache.pool.allocate(engine.cache.pool.available)
-    assert engine.cache.reserve(lane, lane.missing + 3)
+    dropped = engine.batch.drop_spare(sequence, sequence.missing + 3)
+    assert engine.cache.reserve(sequence, sequence.missing + 3)
     engine.cache.pool.free(spare)
     assert engine.cache.evicted_tokens == evicted
     assert early_tokens(engine) == drawn
-    assert engine.expansion.give_up()
-    assert not any(lane.spare for lane in engine.cache.lanes)
-    assert not engine.expansion.give_up()
+    dropped += engine.batch.drop_spare()
+    assert dropped
+    assert not any(sequence.spare for sequence in engine.cache.sequences)
+    assert not engine.batch.drop_spare()
     engine.cache.check()
 
 
 @pytest.mark.parametrize("end", ["abort", "dead"])
 def test_an_end_amid_speculation_frees_everything(end: str) -> None:
-    """An aborted search and pruned nodes leave no lane, no slot, and count as wasted."""
+    """An aborted search and pruned nodes leave no sequence, no slot, and count as wasted."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
     until_early(engine, 10)
@@ -255,7 +257,7 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
     assert early_tokens(engine) == 0
     assert engine.accounts["oak"].counters.speculated_wasted == drawn
     engine.cache.check()
-    assert not engine.cache.lanes
+    assert not engine.cache.sequences
     engine.release("oak")
     assert engine.cache.active_tokens == 0
     engine.cache.check()
@@ -266,12 +268,12 @@ def test_nothing_is_begun_below_what_has_been_pruned() -> None:
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak", ahead=20)
     until_early(engine, 10)
-    dead = {run.branch.parent for run in engine.expansion.runs()}
+    dead = {run.branch.parent for run in engine.expansion.sequences()}
     engine.hint("oak", Hint(dead=tuple(dead)))
     finish(engine)
-    assert not dead & {run.branch.parent for run in engine.expansion.runs()}
+    assert not dead & {run.branch.parent for run in engine.expansion.sequences()}
     engine.release("oak")
-    assert not engine.cache.lanes
+    assert not engine.cache.sequences
     engine.check()
 
 
@@ -284,17 +286,17 @@ def test_two_searches_share_the_slack() -> None:
             for i in range(7)
         ]
         engine.expand(call, tree, branches, SAMPLING)
-    fill, shared = engine.expansion.fill, []
+    fill, shared = engine.expansion.fill_idle_places, []
 
     def checked() -> list[BranchSequence]:
         begun = fill()
-        spare = [lane for lane in engine.batch.lanes if lane.spare]
-        drawing = all(isinstance(engine._running[lane], BranchSequence) for lane in spare)
+        spare = [sequence for sequence in engine.batch.sequences if sequence.spare]
+        drawing = all(isinstance(sequence, BranchSequence) for sequence in spare)
         if drawing and engine.expansion.wanting() == {"oak", "elm"}:
-            shared.append(Counter(lane.tree for lane in spare))
+            shared.append(Counter(sequence.tree for sequence in spare))
         return begun
 
-    engine.expansion.fill = checked  # type: ignore[method-assign]
+    engine.expansion.fill_idle_places = checked  # type: ignore[method-assign]
     finish(engine)
     assert any(places.total() > 3 for places in shared)
     assert all(abs(places["oak"] - places["elm"]) <= 1 for places in shared)
@@ -338,4 +340,4 @@ async def test_a_search_aborted_while_its_slack_is_used_leaves_nothing() -> None
         assert isinstance(whole, Outcome)
         for cache in (engine.policy.cache, engine.prm.cache):
             cache.check()
-            assert not cache.lanes
+            assert not cache.sequences

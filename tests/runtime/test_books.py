@@ -11,8 +11,8 @@ from runtime.embedded.eviction import KvPolicy
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.seed import node_seed
 from search.tree import Finish
+from tests.runtime.scheduler_support import PROMPTS, scheduler
 from tests.runtime.test_reward_scorer import scorer
-from tests.runtime.test_scheduler import PROMPTS, scheduler
 
 TREES = 200
 AT_ONCE = 8
@@ -145,7 +145,7 @@ def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: Kv
         assert forest.aborted > TREES // 4
         for cache in (forest.policy.cache, forest.prm.cache):
             cache.check()
-            assert not cache.lanes
+            assert not cache.sequences
             assert cache.active_tokens == 0
             assert not any(node.steps for node in cache.radix.nodes())
             known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}

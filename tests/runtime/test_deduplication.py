@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from runtime.embedded.expand_call import BranchSequence, ExpandCall, SharedPrefi
 from search.engine import Step
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import naive_step
-from tests.runtime.test_scheduler import (
+from tests.runtime.scheduler_support import (
     PROMPTS,
     SAMPLING,
     Grower,
@@ -65,7 +66,7 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
     seed=st.integers(0, 3),
 )
 def test_places_and_memory_change_nothing(places: int, kv_tokens: int, seed: int) -> None:
-    """Followers that find no place wait with what they have drawn; lanes that lose theirs take
+    """Followers that find no place wait with what they have drawn; sequences that lose theirs take
     all who follow along. The books are right, and nothing is held afterwards."""
     engine, model = scheduler(batch_limit=places, kv_tokens=kv_tokens)
     engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
@@ -89,12 +90,12 @@ def test_whole_searches_are_the_same_with_and_without() -> None:
 
 
 def test_an_abort_takes_the_followers_along() -> None:
-    """In the middle of a round, with lanes that several follow."""
+    """In the middle of a round, with sequences that several follow."""
     engine, _ = scheduler()
     engine.expand(1, "oak", children(PROMPT, 2 * ALIKE), SAMPLING)
     engine.step()
     engine.step()
-    assert len(engine.batch.lanes) < engine.running
+    assert len(engine.batch.sequences) < engine.running
     assert engine.abort("oak") == [1]
     engine.release("oak")
     assert (engine.running, engine.waiting, engine.cache.active_tokens) == (0, 0, 0)
@@ -104,7 +105,7 @@ def test_an_abort_takes_the_followers_along() -> None:
 def test_a_split_by_hand() -> None:
     """Of five that follow, two draw 7, one draws 9, two end their step with 0."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
-    prefix = SharedPrefix(tokens=None, known=False)  # type: ignore[arg-type]
+    prefix = SharedPrefix("oak", np.array([1]), visited=False)
     runs = [
         BranchSequence(call, i, branch, prefix, (0, 0, i))
         for i, branch in enumerate(children((1,), 5))
@@ -127,7 +128,7 @@ def test_along_the_guesses_of_another_by_hand() -> None:
     """A branch took three tokens at once. One goes along to the end, two part at the second, one of
     them by ending its step, and one parts at the first: it was given that draw alone."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
-    prefix = SharedPrefix(tokens=None, known=False)  # type: ignore[arg-type]
+    prefix = SharedPrefix("oak", np.array([1]), visited=False)
     runs = [
         BranchSequence(call, i, branch, prefix, (0, 0, i))
         for i, branch in enumerate(children((1,), 4))
@@ -158,8 +159,9 @@ def test_along_the_guesses_of_another_by_hand() -> None:
     seed=st.integers(0, 3),
 )
 def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
-    """However good the guesses for the one that has the lane, however many they are and whoever's
-    turn it is: every branch says what it would have said alone, and nothing is held afterwards."""
+    """However good the guesses for the one that has the sequence, however many they are and
+    whoever's turn it is: every branch says what it would have said alone, and nothing is held
+    afterwards."""
     engine, *_ = drafted(batch_limit=switches.pop("places"), **switches)
     engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
     assert finish(engine)[1] == alone(seed)

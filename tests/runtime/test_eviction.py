@@ -18,7 +18,7 @@ from search.engine import Branch, Hint, Sampling
 from search.seed import node_seed
 from search.tree import ROOT
 from tests.runtime.hash_model import END, VOCAB, HashModel
-from tests.runtime.test_scheduler import finish, scheduler
+from tests.runtime.scheduler_support import finish, scheduler
 
 STEPS = Sampling(max_step_tokens=20, stop=())
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.embedded.fairness import fair_order, prefill_budget
+from tests.runtime.scheduler_support import SAMPLING, children, finish, scheduler
 from tests.runtime.test_reward_scorer import finish as finish_scores
 from tests.runtime.test_reward_scorer import random_trajectories, scorer
-from tests.runtime.test_scheduler import SAMPLING, children, finish, scheduler
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 

@@ -216,7 +216,7 @@ def trees_of(value: Any) -> set[str]:
     """The trees that an argument of some part has to do with."""
     if isinstance(value, str):
         return {value}
-    of = (value, getattr(value, "call", None), getattr(value, "lane", None))
+    of = (value, getattr(value, "call", None), getattr(value, "sequence", None))
     return {tree for part in of if (tree := getattr(part, "tree", None))}
 
 
@@ -224,10 +224,10 @@ def trees_of(value: Any) -> set[str]:
     ("stage", "failing"),
     [
         ("expand", {1}),
-        ("close", {1}),
+        ("end_step", {1}),
         ("finish", {1}),
         ("step", {1}),
-        ("moved", {1}),
+        ("changed_steps", {1}),
         ("_settle", {2}),
         ("_read", {2}),
         ("_charge", {3}),

@@ -14,8 +14,8 @@ from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, Hint, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
+from tests.runtime.scheduler_support import scheduler
 from tests.runtime.test_eviction import Endless
-from tests.runtime.test_scheduler import scheduler
 
 LIMIT = 8
 STEPS = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=LIMIT)
@@ -85,8 +85,8 @@ def must_be_right(engine: Scheduler) -> None:
     cache = engine.cache
     cache.check()
     assert cache.active_tokens <= cache.capacity
-    for lane in cache.lanes:
-        assert (lane.slots[: lane.computed] >= 0).all(), "a branch reads what is not there"
+    for sequence in cache.sequences:
+        assert (sequence.slots[: sequence.computed] >= 0).all(), "a branch reads what is not there"
 
 
 def grown(kv_tokens: int, kv_policy: KvPolicy) -> tuple[list[list[Step]], list[int]]:

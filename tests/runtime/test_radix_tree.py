@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.embedded.radix_tree import RadixTree, common_prefix
+from runtime.embedded.radix_tree import RadixTree, common_prefix, namespace_of
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 TREES = st.sampled_from(["ash", "oak", "elm"])
@@ -54,6 +54,34 @@ def test_trimming_takes_unheld_then_oldest_tips_token_by_token() -> None:
     tree.check()
 
 
+def test_held_tokens_that_are_evicted_count_once_whoever_holds_them() -> None:
+    """Three of ash's and oak's together, a tip first and then the rest; three unheld count none."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
+    tree.unlock(tree.lock("oak", ids(1, 2, 3))[0])
+    tree.insert(tree.root_of("elm"), ids(4, 5, 6), ids(3, 4, 5), "elm")
+    tree.keep("elm", ids(4, 5, 6))
+    tree.retain("elm", ())
+    counted = []
+    for wanted in (2, 1, 1, 2):
+        tree.evict(wanted)
+        counted.append(tree.held_evicted)
+    assert counted == [0, 0, 1, 3]
+    tree.check()
+
+
+def test_what_a_search_holds_stays_if_only_the_rest_may_go() -> None:
+    """Of a held and an unheld path only the latter goes, however much is wanted."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
+    tree.insert(tree.root_of("oak"), ids(4, 5), ids(3, 4), "oak")
+    tree.keep("oak", ids(4, 5))
+    tree.retain("oak", ())
+    assert tree.evict(9, held=False).tolist() == [3, 4]
+    assert tree.evict(9, held=False).tolist() == []
+    assert tree.evict(9).tolist() == [0, 1, 2]
+
+
 def test_a_look_up_changes_nothing() -> None:
     """It may end inside an edge, which stays whole, and does not count as a use."""
     tree = RadixTree()
@@ -71,7 +99,29 @@ def test_namespaces_share_nothing() -> None:
     assert tree.match("ann/oak", ids(1, 2))[1].tolist() == [0, 1]
     for other in ("ash", "bob/ash"):
         assert tree.match(other, ids(1, 2))[1].tolist() == []
+    assert namespace_of("ann/b/ash") == "ann/b"
     tree.check()
+
+
+def test_every_node_has_a_number_of_its_own() -> None:
+    """In two namespaces a root, the halves of a split edge and a branch below it: eight nodes."""
+    tree = RadixTree()
+    names = ("ash", "ann/ash")
+    for name in names:
+        tree.insert(tree.root_of(name), ids(1, 2, 3), ids(0, 1, 2), name)
+        tree.insert(tree.root_of(name), ids(1, 2, 4), ids(9, 9, 3), name)
+    nodes = [*tree.nodes(), *map(tree.root_of, names)]
+    assert len({node.serial for node in nodes}) == len(nodes) == 8
+
+
+def test_a_search_that_is_over_is_forgotten() -> None:
+    """Where it holds nothing any more its name is in no book, though what it kept is cached."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("elm"), ids(1, 2), ids(0, 1), "elm")
+    tree.keep("elm", ids(1))
+    assert tree.retain("elm", ()).tolist() == [1]
+    assert tree.size == 1
+    assert "elm" not in str(vars(tree))
 
 
 def test_a_locked_path_is_never_trimmed() -> None:
@@ -153,6 +203,40 @@ def test_a_step_that_shares_its_beginning_is_lifted_to_where_that_ends() -> None
     tree.index_step(("ash", 3), ids(1, 2, 4, 5), ("ash", 2))
     assert names_at(tree, 1, 2) == {1, 2, 3}
     tree.check()
+
+
+def test_a_step_goes_on_from_a_whole_one() -> None:
+    """2 ends two tokens below 1 and is whole; of 3, which is to end elsewhere, the beginning is."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3, 4, 5), ids(0, 1, 2, 3, 4), "ash")
+    tree.index_step(("ash", 1), ids(1, 2, 3))
+    tree.index_step(("ash", 2), ids(1, 2, 3, 4, 5), ("ash", 1))
+    tree.index_step(("ash", 3), ids(1, 2, 3, 6), ("ash", 1))
+    slots = [tree.slots_of(("ash", step)).tolist() for step in (1, 2, 3)]
+    assert slots == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2]]
+    ends = [tree.steps.end_of(("ash", step)) for step in (1, 2, 3)]
+    assert [end is not None and end.complete for end in ends] == [True, True, False]
+    tree.check()
+
+
+def test_slots_of_a_step_are_those_of_its_path_from_its_start() -> None:
+    """Over every edge, of what is cached; none of a step that is not known."""
+    tree = steps_of_two_searches()
+    assert tree.slots_of(("ash", 2)).tolist() == [0, 1, 2, 3, 4]
+    assert tree.slots_of(("ash", 3)).tolist() == [0, 1, 2, 5]
+    assert tree.slots_of(("oak", 2)).tolist() == []
+    tree.evict_tip(tree.match("ash", ids(1, 2, 3, 4, 5))[0], 1)
+    assert tree.slots_of(("ash", 2)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_leaf_has_nothing_below_it() -> None:
+    """Of 1 2 3 and, below it, 4 5 and 6: the latter two; and the root never is one."""
+    tree = steps_of_two_searches()
+    ends = [tree.match("ash", ids(*path))[0] for path in ((1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3, 6))]
+    assert [tree.is_leaf(node) for node in ends] == [False, True, True]
+    assert set(tree.leaves) == set(ends[1:])
+    assert not tree.is_leaf(tree.root_of("ash"))
+    assert not RadixTree().is_leaf(tree.root_of("ash"))
 
 
 class RadixMachine(RuleBasedStateMachine):

@@ -26,7 +26,7 @@ from runtime.text import Text
 from search.engine import Branch, Sampling
 from search.seed import node_seed
 from search.tree import ROOT
-from tests.runtime.test_scheduler import finish
+from tests.runtime.scheduler_support import finish
 
 SPRIG = "models/sprig"
 VOCAB = 4

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from runtime.reward_format import REWARD_FORMATS, RewardFormat, reward_format
 from runtime.reward_path import OwnIds, PolicyIds
-from runtime.reward_reader import Mean, Reader, Softmax
+from runtime.reward_reader import Head, Mean, Reader, Softmax
 from runtime.text import Text
 from search.engine import RewardMissing, Trajectory
 from tests.runtime.tiny_models import make_tokenizer
@@ -84,6 +86,18 @@ def test_rewards_by_hand() -> None:
     assert reading.reward(torch.tensor([5000.0, 0.0, 0.0])) == 1.0
     assert Mean().reward(torch.tensor([1.0, 1.0, 1.0])) == pytest.approx(0.7310585786300049)
     assert Mean().reward(torch.tensor([3.0, -1.0, -2.0])) == 0.5
+
+
+def test_heads_by_hand() -> None:
+    """Of (1, -2) the first layer makes (1 + 2, -2 - 2 + 1), ReLU (3, 0) of it and the second 2 * 3
+    - 5 = 1, whose sigmoid is the value. Three outputs 0, ln 3, ln 4 are shared as 1, 3, 4 of 8."""
+    row = torch.tensor([1.0, -2.0])
+    first = (np.array([[1.0, -1.0], [-2.0, 1.0]]), np.array([0.0, 1.0]))
+    value = Head((first, (np.array([[2.0, 7.0]]), np.array([-5.0]))), 0)
+    assert value.reward(row) == pytest.approx(1 / (1 + math.exp(-1)), abs=1e-12)
+    shares = (np.zeros((3, 2)), np.log([1.0, 3.0, 4.0]))
+    for label, share in enumerate((1 / 8, 3 / 8, 4 / 8)):
+        assert Head((shares,), label).reward(row) == pytest.approx(share, abs=1e-12)
 
 
 @pytest.mark.parametrize("part", ["tag", "good", "bad"])

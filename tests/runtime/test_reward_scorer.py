@@ -173,7 +173,7 @@ def test_a_step_ahead_may_come_later_or_not_at_all() -> None:
     engine, _ = scorer()
     engine.score(1, "oak", PROMPT, "", [short], {1: ahead})
     assert finish(engine) == {1: [from_scratch(short)]}
-    assert engine.batch.lanes
+    assert engine.batch.sequences
     engine.score(2, "oak", PROMPT, "", [replace(ahead, node=2)])
     assert finish(engine) == {2: [from_scratch(ahead)]}
     engine.hint("oak", Hint(dead=(1, 2)))
@@ -182,5 +182,5 @@ def test_a_step_ahead_may_come_later_or_not_at_all() -> None:
     small, _ = scorer(kv_tokens=60)
     small.score(1, "oak", PROMPT, "", [short], {1: ahead})
     assert finish(small) == {1: [from_scratch(short)]}
-    assert not small.batch.lanes
+    assert not small.batch.sequences
     small.cache.check()

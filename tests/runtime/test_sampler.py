@@ -46,6 +46,24 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p, kept):
     assert set(tokens.tolist()) == kept
 
 
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "kept"),
+    [
+        # the roots .7071 .5 .3536 .3536 of 1.9142: .3694 .2612 .1847 .1847
+        (2.0, 0.5, {0, 1}),
+        (2.0, 0.7, {0, 1, 2}),
+        # the squares 16 4 1 1 of 22: .7273 .1818 .0455 .0455
+        (0.5, 0.7, {0}),
+        (0.5, 0.8, {0, 1}),
+    ],
+)
+def test_top_p_counts_what_is_left_after_the_temperature(temperature, top_p, kept):
+    """1/2 1/4 1/8 1/8: heat levels them before the nucleus is cut, cold does the contrary."""
+    logits = np.repeat(HALVES, 400, 0)
+    tokens = sample(logits, range(400), [0] * 400, temperature, top_p).tokens
+    assert set(tokens.tolist()) == kept
+
+
 def test_top_p_draws_what_plain_sampling_would_draw_inside_the_nucleus():
     """The column of the noise is the token id: truncation never renumbers it."""
     logits = np.repeat(HALVES, 200, 0)

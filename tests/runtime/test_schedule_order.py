@@ -8,7 +8,7 @@ from runtime.embedded.schedule_order import ScheduleOrder, ranks
 from search.engine import Branch
 from search.spec import SearchSpec
 from tests.runtime.inline_engine import InlineEngine, grow
-from tests.runtime.test_scheduler import PROMPTS
+from tests.runtime.scheduler_support import PROMPTS
 
 SPEC = SearchSpec(
     policy="beam", width=16, seed=5, max_step_tokens=20, max_depth=4, trajectory_tokens=80

@@ -23,7 +23,7 @@ from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.tree import Finish
 from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
-from tests.runtime.test_scheduler import PROMPTS, SAMPLING, Grower, children, finish
+from tests.runtime.scheduler_support import PROMPTS, SAMPLING, Grower, children, finish
 
 
 class Likeness(HashModel):
@@ -157,7 +157,7 @@ def test_candidates_are_the_first_under_the_noise() -> None:
     engine.expand(1, "oak", children(PROMPTS["tree5"], 1), SAMPLING)
     while not engine.running:
         engine.step()
-    (run,) = (work for work in engine._running.values() if isinstance(work, BranchSequence))
+    (run,) = (work for work in engine.batch.sequences if isinstance(work, BranchSequence))
     guesses = engine.speculation.drafter.propose({run: (2, 2, 1)})[run]
     wanted = naive_step(run.branch, SAMPLING).tokens
     drawn = len(run.drawn)
@@ -168,9 +168,9 @@ def test_candidates_are_the_first_under_the_noise() -> None:
     assert (
         firsts
         == rank_candidates(
-            logits_after(run.tokens().tolist())[None],
+            logits_after(run.path().tolist())[None],
             [run.branch.seed],
-            [run.length],
+            [run.position],
             np.array([SAMPLING.temperature]),
             np.array([SAMPLING.top_p]),
             2,

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from search.engine import Branch
+from search.engine import Branch, RewardMissing
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason, VoteName
@@ -102,6 +102,7 @@ def test_certain_under_best_last(pairs: list[tuple[str, float]], settled: bool) 
         ("best_prod", 0.41, True),  # .5 * .8 = .4
         ("best_prod", 0.39, False),
         ("best_mean", 0.83, True),  # (.5 + .8 + 1 + 1)/4 = .825 with two steps to come
+        ("best_mean", 0.825, False),  # of means that may come to be equal none has won
         ("best_mean", 0.82, False),
     ],
 )
@@ -111,6 +112,13 @@ def test_paths_that_look_at_every_step_bound_what_is_out(
     """The open leaf, node 3, has .5 and .8 on its path; at most two steps of reward 1 follow."""
     tree = drawn((0, "s", STEP, 0.5), (0, "a", END, reward), (1, "t", STEP, 0.8))
     assert met(tree, vote, "certain", (3,), width=2, max_depth=4) is settled
+
+
+def test_a_step_without_a_reward_is_named() -> None:
+    """With the vote that needs it, as when the vote is held."""
+    tree = drawn((0, "a", END, 0.6), (0, "s", STEP, None))
+    with pytest.raises(RewardMissing, match="node 2 has no reward; vote best_min needs one"):
+        met(tree, "best_min", "certain", (2,), width=2)
 
 
 def test_what_will_not_grow_is_out_of_the_race() -> None:

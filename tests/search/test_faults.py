@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -303,6 +304,23 @@ async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:
     with pytest.raises(RewardMissing, match=r"scripted .*dice.* gave 1 rewards in .* for 2 traj"):
         await run(engine, width=2)
     assert (engine.aborted, engine.live) == (["t"], set())
+
+
+@pytest.mark.parametrize(("wrong", "given"), [((), 0), ((0.5,), 1), ((0.5,) * 3, 3)])
+async def test_rewards_that_are_not_one_each_are_an_error(
+    wrong: tuple[float, ...], given: int
+) -> None:
+    """Neither is one that is missing taken for 0, nor one too many left out."""
+
+    class Wrong(ScriptedEngine):
+        async def score(self, *asked: Any) -> list[float]:
+            await super().score(*asked)
+            return list(wrong)
+
+    engine = Wrong()
+    engine.say = lambda b: "ab"[b.child] + "\n\n"
+    with pytest.raises(RewardMissing, match=rf"gave {given} rewards in .* for 2 trajectories"):
+        await run(engine, width=2)
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,14 @@ def test_coverage_worked_by_hand(solver: SolverName) -> None:
 
     Weights 5, 3, 2 of 10, so 2 and 3 together gain .5 + .3 - .2 - .2 - .2 = .2 below the root; b
     with its leaf gains .2 - .4 = -.2. As one cluster each, b's is worth lambda_d / 3 = .2667: it is
-    kept too. With 3 and 5 alike there are two clusters, a's leaves cover both, and b is given up.
+    kept too. With 3 and 5 alike there are two clusters, a's leaves cover both, and b is given up;
+    so it is where each of three clusters is worth .5 / 3 = .1667 only.
     """
     blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
     for clusters, kept in (([0, 1, 2], {2, 3, 5}), ([0, 1, 1], {2, 3}), ([], {2, 3})):
         program = Program.of(blocks, [5, 3, 2], clusters, 1.2, 0.8)
         assert solve(program, solver) == kept
+    assert solve(Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.5), solver) == {2, 3}
     program = Program.of(blocks, [5, 3, 2], [0, 1, 1], 1.2, 0.8)
     assert program.gains == (-200_000, -200_000, 300_000, 100_000, -200_000, 0)
     assert program.bonus == 400_000
@@ -230,12 +232,12 @@ def test_a_solver_is_asked_for_many_leaves(
 ) -> None:
     """All sets of few leaves are looked at, whatever the limit; equal weights: all are kept."""
     solved: list[object] = []
-    monkeypatch.setattr("search.leaf_selection.solve", lambda *dials: solved.append(dials[1:]))
+    monkeypatch.setattr("search.leaf_selection.solve", lambda *asked: solved.append(asked))
     blocks = LeafKvBlocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
     program = Program.of(blocks, [1] * leaves, [], 0.5, 0.0)
     kept = optimum(program, "cbc", node_limit=0)
     assert kept == (None if asked else set(range(1, leaves + 1)))
-    assert solved == [("cbc", 0)] * asked
+    assert solved == [(program, "cbc", 0)] * asked
 
 
 def test_the_same_program_has_the_same_answer() -> None:

@@ -50,10 +50,15 @@ def test_rounding_noise_does_not_buy_a_child() -> None:
     """Integer shares stay integers: plain float arithmetic turns these 4 over 4 into 2, 1, 1, 0.
 
     The best takes ceil(25/(1 + 4e^-3)) = ceil(20.85) = 21; four equal nodes share the other 4.
+    Of 18 the best of four takes ceil(18/(1 + 3e^-1)) = ceil(8.56) = 9; a third of the other 9 comes
+    out as 3 + 4e-16, which is 3 and not 4.
     """
     rewards, total, temperature = [0.9, 0.3, 0.3, 0.3, 0.3], 25, 0.2
     assert _plain(rewards, total, temperature) == [21, 2, 1, 1, 0]
     assert allocate(rewards, total, temperature) == [21, 1, 1, 1, 1]
+    third = exp((0.7 - 0.9) / 0.2)
+    assert 9 * (third / (third + third + third)) > 3
+    assert allocate([0.9, 0.7, 0.7, 0.7], 18, 0.2) == [9, 3, 3, 3]
 
 
 def _plain(rewards: list[float], total: int, temperature: float) -> list[int]:

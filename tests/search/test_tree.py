@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.seed import node_seed
-from search.tree import Finish, NodeState, Tree
+from search.tree import Finish, Node, NodeState, Tree
 from tests.search.trees import END, LENGTH, LIMIT, STEP, drawn
 
 
@@ -37,6 +37,22 @@ def test_a_steps_end_decides_its_state(finish: Finish, state: NodeState) -> None
             tree.add(1, (1,), "b", STEP)
 
 
+def test_a_node_is_what_was_said_of_it() -> None:
+    """Every field by hand, of the root, of a step and of its twin, whose first is the step; its
+    tokens are its own though they came in a list."""
+    tree, ids = Tree([7]), [5, 6]
+    tree.add(0, ids, "ab", STEP, logprob=-0.5, entropy=0.25)
+    twin = tree.add(0, ids, "ab", END)
+    ids.clear()
+    opened = NodeState.OPEN
+    assert tree.nodes == [
+        Node(0, -1, 0, 0, (), "", STEP, opened, (), 0, children=[1, 2]),
+        Node(1, 0, 0, 1, (5, 6), "ab", STEP, opened, (0,), 1, -0.5, 0.25),
+        Node(2, 0, 1, 1, (5, 6), "ab", END, NodeState.FINISHED, (1,), 1),
+    ]
+    assert (tree.prompt, tree.generated_tokens, tree.finished()) == ((7,), 4, [twin])
+
+
 def test_paths_depths_and_texts() -> None:
     """Two levels: child indices name the path, tokens and texts add up from the prompt."""
     tree = drawn((0, "a", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1))
@@ -61,6 +77,14 @@ def test_above_are_the_steps_on_the_way() -> None:
     assert tree.above([tree[0]]) == set()
 
 
+def test_an_inner_node_is_pruned_alone() -> None:
+    """What has grown from it stays open."""
+    tree = drawn((0, "a", STEP, None), (1, "b", STEP, None))
+    tree.prune(1)
+    assert [node.state for node in tree.nodes[1:]] == [NodeState.PRUNED, NodeState.OPEN]
+    assert [leaf.id for leaf in tree.leaves()] == [2]
+
+
 def test_pruning_leaves_the_finished_alone() -> None:
     """A finished trajectory stays finished."""
     tree = drawn((0, "a", END, None))
@@ -68,12 +92,16 @@ def test_pruning_leaves_the_finished_alone() -> None:
     assert tree[1].state is NodeState.FINISHED
 
 
+PURPOSES = ("step", "judge", "vote")
+"""Two of them are equally long."""
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), unique_by=str)
 )
 def test_streams_differ_by_seed_purpose_and_path(names: list[tuple[int, list[int]]]) -> None:
     """No two nodes share a stream, nor do two purposes at one node."""
-    seeds = [node_seed(s, purpose, path) for s, path in names for purpose in ("step", "judge")]
+    seeds = [node_seed(s, purpose, path) for s, path in names for purpose in PURPOSES]
     assert len(set(seeds)) == len(seeds)
 
 

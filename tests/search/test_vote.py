@@ -186,19 +186,24 @@ def test_cut_trajectories_vote_only_with_an_answer() -> None:
 
 
 def test_no_answer_falls_back_to_the_best_reward_and_says_so() -> None:
-    """Among replies that ended; a cut one only if there is no other. Ties: the lower id."""
+    """Among replies that ended; a cut one only if there is no other. Ties: the lower id. A reward
+    of 0 is one."""
     tree = drawn((0, "-", END, 0.2), (0, "x-", END, 0.6), (0, "y-", END, 0.6), (0, "-", LIMIT, 1.0))
     assert vote(tree, "majority") == Ballot(None, 2, (), "best_last (no reply has an answer)")
     cut = drawn((0, "-", LIMIT, 0.2), (0, "-", LIMIT, 0.6))
     assert vote(cut, "majority").chosen == 2
+    assert vote(replies(("-", 0.0), ("-", 0.5)), "majority").chosen == 2
 
 
 def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> None:
-    """A token counts as a token: (-1 - 2*4)/5 = -1.8 a token beats -2.25; ties: the lower id."""
+    """A token counts as a token: (-1 - 2*4)/5 = -1.8 a token beats -2.25; ties: the lower id. Five
+    tokens at -1.5 each, -7.5 together, beat two at -2 each, -4 together."""
     lines = ((0, "p", STEP, None), (1, "qrs-", END, None), (0, "long-", END, None))
     ballot = vote(drawn(*lines, logprobs=(-1.0, -2.0, -2.25)), "majority")
     assert ballot == Ballot(None, 2, (), "best_logprob (no reply has an answer)")
     assert vote(drawn(*lines, logprobs=(-1.0, -2.0, -1.6)), "majority").chosen == 3
+    short = drawn((0, "s-", END, None), (0, "long-", END, None), logprobs=(-2.0, -1.5))
+    assert vote(short, "majority").chosen == 2
     assert vote(replies(("-", None), ("-", None)), "majority").chosen == 1
     assert vote(replies(("-", None), ("-", 0.5)), "majority").chosen == 1
 

@@ -20,7 +20,7 @@ from search.engine import Branch
 from server.app import create_app, create_service
 from server.assemble import listen
 from server.connections import Connections
-from server.header_timeout import guarded
+from server.guarded_protocol import guarded
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, encode
 

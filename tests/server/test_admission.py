@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.engine import EngineDown
-from server.admission import Admission, QueueSlot
+from server.admission import Admission, KeyQueue, QueueSlot, seconds_after_turn
 from server.api_errors import ApiError
 from server.api_keys import ApiKey
 from tests.search.scripted_engine import ScriptedEngine
@@ -75,6 +76,25 @@ def test_open_requests_hold_so_many_bytes() -> None:
     admission.take(ann, 500)
 
 
+def test_a_key_may_have_half_of_the_bytes() -> None:
+    """By hand, of 1,000 twice 250, and then not one more; without a body a request has none."""
+    admission = Admission(running=9, queued=9, retry_after=1, most_bytes=1000)
+    ann = key("ann")
+    assert [admission.take(ann, size).size for size in (250, 250)] == [250, 250]
+    assert admission.take(ann).size == 0
+    with pytest.raises(ApiError) as hers:
+        admission.take(ann, 1)
+    assert hers.value.code == "rate_limit_exceeded"
+
+
+async def test_between_keys_that_are_even_the_older_request_goes_first() -> None:
+    """Bob has been here before, but Ann's waits longer for Eve's place than his."""
+    admission = Admission(running=1, queued=99, retry_after=1)
+    admission.take(key("bob")).close()
+    slots = [await in_line(admission, key(name)) for name in ("eve", "ann", "bob")]
+    assert await served(admission, slots) == ["eve", "ann", "bob"]
+
+
 async def test_weights_share_the_places() -> None:
     """Weight 3 against 1: three trees for one, while both have some waiting."""
     admission = Admission(running=1, queued=99, retry_after=1)
@@ -121,6 +141,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     for error in (hers.value, full.value):
         assert error.status_code == 429
         assert (error.headers or {})["retry-after"] == "7"
+        assert "come back in 7 s" in str(error.detail)
     first.close()
     first.close()  # once is enough
     admission.take(key("eve"))
@@ -243,6 +264,62 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
     assert record.exc_info[0] is ZeroDivisionError
 
 
+async def test_a_fault_that_somebody_hears_of_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of a request that is still there, and of work that is kept beyond it."""
+    admission = Admission(running=9, queued=9, retry_after=1)
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    for kept in (False, True):
+        slot = admission.take(key("ann"))
+        work = slot.start(fail(), kept=kept)
+        if kept:
+            slot.close()
+        with pytest.raises(ZeroDivisionError):
+            await work
+    assert admission.open == 0
+    assert caplog.records == []
+
+
+async def test_how_long_each_waited_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: the first goes at once, the second 3 seconds later, the third gives up at once."""
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("server.admission.time", clock)
+    told: list[float] = []
+    admission = Admission(running=1, queued=9, retry_after=1, waited=told.append)
+    first, second, third = (admission.take(key("ann")) for _ in range(3))
+    await first.turn(60)
+    turn = asyncio.create_task(second.turn(60))
+    await asyncio.sleep(0)
+    clock.now += 3
+    first.close()
+    await turn
+    with pytest.raises(ApiError):
+        await third.turn(0)
+    assert told == [0.0, 3.0, 0.0]
+
+
+async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 seconds, 2 in the queue leave 3, and 9 leave none; where there is no queue all are
+    left."""
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("server.admission.time", clock)
+
+    class Waiting(QueueSlot):
+        async def turn(self, seconds: float) -> None:
+            assert seconds == 5.0
+            clock.now += self.number
+
+    admission = Admission(running=1, queued=9, retry_after=1)
+    share = KeyQueue(key("ann"))
+    left = [await seconds_after_turn(Waiting(admission, share, took, 0), 5.0) for took in (2, 9)]
+    assert left == [3.0, 0.0]
+    assert await seconds_after_turn(None, 5.0) == 5.0
+
+
 @pytest.mark.parametrize("settings", [{"max_running": 1, "max_queued": 1}], indirect=True)
 async def test_overload_is_refused_before_anything_is_spent(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
@@ -297,6 +374,7 @@ async def test_the_deadline_counts_the_queue(
     await engine.waiting.wait()
     late = await http.post(CHAT, json=BODY | {"search": {"width": 2, "deadline_ms": 20}})
     assert late.status_code == 504
+    assert late.json()["error"]["code"] == "deadline_exceeded"
     assert "queue" in late.json()["error"]["message"]
     assert late.headers["x-should-retry"] == "false"
     engine.gate.set()

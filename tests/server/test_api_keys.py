@@ -37,6 +37,7 @@ def bearing(key: str) -> dict[str, str]:
         ([(b"authorization", b"")], 401),
         ([(b"authorization", b"first")], 401),
         ([(b"authorization", b"Basic first")], 401),
+        ([(b"authorization", b"Basic: first")], 401),  # as long as "Bearer "
         ([(b"authorization", "Bearer é".encode())], 401),
         ([(b"authorization", b"Bearer \xff\xfe")], 401),
         ([(b"authorization", b"Bearer first"), (b"authorization", b"Bearer first")], 401),
@@ -52,6 +53,7 @@ async def test_only_a_known_key_opens(
     assert answer.status_code == status
     if status == 401:
         assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert "api key" in answer.json()["error"]["message"]
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["x-request-id"]
 
@@ -140,6 +142,17 @@ def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
     assert "secret" not in repr(vars(keys))
 
 
+def test_keys_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
+    """In that order, all of them; an empty place between two commas is none, and a secret may hold
+    a colon."""
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[ann]\nsha256 = "{hashlib.sha256(b"a").hexdigest()}"\n')
+    keys = ApiKeys.load(Settings(api_keys="bob:b,, cat:c:d,", api_keys_file=file))
+    assert keys.names == ["bob", "cat", "ann"]
+    found = [keys.find([b"Bearer " + secret]).name for secret in (b"b", b"c:d", b"a")]
+    assert found == keys.names
+
+
 async def test_one_key_cannot_take_the_whole_queue() -> None:
     """By hand: of one that runs and six that wait, Ann has one and three; then Bob comes in.
     Without keys everybody together may have all; who sets the limit has what is set."""
@@ -168,8 +181,8 @@ async def test_one_key_cannot_take_the_whole_queue() -> None:
     [
         ("[ann]\n", "[ann]: sha256 must be there"),
         ('[ann]\nsha256 = "12"\n', "64 hexadecimal digits"),
-        (f'[ann]\nsha256 = "{"0" * 64}"\nwidht = 3\n', "widht = 3"),
-        (f'[ann]\nsha256 = "{"0" * 64}"\nrunning = 0\n', "running = 0"),
+        (f'[ann]\nsha256 = "{"0" * 64}"\nwidht = 3\n', "[ann]: widht = 3"),
+        (f'[ann]\nsha256 = "{"0" * 64}"\nrunning = 0\n', "[ann]: running = 0"),
         (f'["a/b"]\nsha256 = "{"0" * 64}"\n', "letters, digits"),
         ("ann = 3\n", "must be a table"),
         ("[", "HEDGEROW_API_KEYS_FILE"),
@@ -197,7 +210,7 @@ def test_a_wrong_entry_is_named(tmp_path: Path, text: str, words: str) -> None:
             },
             "'a' and 'b' have the same secret",
         ),
-        ({"HEDGEROW_API_KEYS": "a:sha256=topsecret"}, "64 hexadecimal"),
+        ({"HEDGEROW_API_KEYS": "a:sha256=topsecret"}, "HEDGEROW_API_KEYS, a: sha256 must be 64"),
         ({"HEDGEROW_API_KEYS_FILE": "/nowhere"}, "No such file"),
     ],
 )

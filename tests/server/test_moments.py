@@ -124,7 +124,7 @@ class House:
         admission, metrics = self.service.admission, self.service.metrics
         assert (admission.open, admission.running, admission.waiting) == (0, 0, 0)
         assert not self.engine.live
-        for share in admission.shares.values():
+        for share in admission.queues.values():
             assert (share.open, share.running, len(share.waiting)) == (0, 0, 0)
         for sample in metrics.in_flight.collect()[0].samples:
             assert sample.value == 0

@@ -43,11 +43,13 @@ class Server:
 
     def __init__(self, **settings: str) -> None:
         given = {f"HEDGEROW_{name.upper()}": value for name, value in settings.items()}
+        if "engine" not in settings:
+            given = {"HEDGEROW_THREADS": "1"} | given  # two would wait for one core
         self.process = subprocess.Popen(
             [*COMMAND, "serve", "--port", "0"],
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"HEDGEROW_THREADS": "1"} | given,  # two would wait for one core
+            env=os.environ | given,
         )
         assert self.process.stderr is not None
         self.log: list[str] = []

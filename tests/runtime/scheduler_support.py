@@ -1,0 +1,121 @@
+"""A scheduler over the hash model, and searches that grow in it: shared by the engine's tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.sampler import sample
+from runtime.embedded.schedule_order import ScheduleOrder
+from runtime.embedded.scheduler import Scheduler
+from search.engine import Branch, Sampling, Step
+from search.seed import node_seed
+from search.tree import ROOT, Finish
+from tests.runtime.hash_model import (
+    CONTEXT,
+    VOCAB,
+    HashModel,
+    Letters,
+)
+
+SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=12)
+
+
+def scheduler(
+    *,
+    kv_tokens: int = 4000,
+    batch_limit: int = 64,
+    kv_policy: KvPolicy = "arborkv",
+    model: HashModel | None = None,
+    speculate: bool = False,
+    visits: ScheduleOrder = "prefix",
+    dedup: bool = True,
+) -> tuple[Scheduler, HashModel]:
+    """A scheduler over a hash model, by default a fresh one."""
+    model = model or HashModel()
+    made = Scheduler(
+        model,
+        sample,
+        Letters(),  # type: ignore[arg-type]
+        context=CONTEXT,
+        vocab=VOCAB,
+        kv_tokens=kv_tokens,
+        batch_limit=batch_limit,
+        flops=model.flops,
+        kv_policy=kv_policy,
+        speculate=speculate,
+        visits=visits,
+        dedup=dedup,
+    )
+    return made, model
+
+
+def finish(engine: Scheduler) -> dict[int, list[Step]]:
+    """Step until nothing is left to draw; the calls' steps."""
+    answers: dict[int, list[Step]] = {}
+    while engine.busy:
+        answers |= {drawn.call: drawn.steps for drawn in engine.step()}
+    return answers
+
+
+def children(
+    tokens: tuple[int, ...], count: int, *, parent: int = ROOT, seed: int = 0
+) -> list[Branch]:
+    """``count`` branches from one prefix."""
+    return [
+        Branch(
+            parent,
+            i,
+            tokens,
+            node_seed(seed, str(tokens), (i,)),
+            SAMPLING.max_step_tokens,
+            1000 * parent + i + 1,
+        )
+        for i in range(count)
+    ]
+
+
+@dataclass
+class Grower:
+    """Grows random trees level by level, as a search would, several at once."""
+
+    engine: Scheduler
+    calls: int = 0
+
+    def round(self, rounds: dict[str, list[Branch]]) -> dict[str, list[Step]]:
+        """One round of every tree, asked for together."""
+        tree_of = {}
+        for tree, branches in rounds.items():
+            self.calls += 1
+            tree_of[self.calls] = tree
+            self.engine.expand(self.calls, tree, branches, SAMPLING)
+        return {tree_of[call]: steps for call, steps in finish(self.engine).items()}
+
+    def grow(self, trees: dict[str, tuple[int, ...]], depth: int, width: int) -> dict[str, list]:
+        """Every tree's branches and steps, for ``depth`` rounds."""
+        grown: dict[str, list] = {tree: [] for tree in trees}
+        rounds = {tree: children(prompt, width) for tree, prompt in trees.items()}
+        for level in range(depth):
+            for tree, steps in self.round(rounds).items():
+                grown[tree] += zip(rounds[tree], steps, strict=True)
+                leaves = [
+                    (*b.tokens, *s.tokens)
+                    for b, s in zip(rounds[tree], steps, strict=True)
+                    if s.finish is not Finish.END
+                ][: max(1, width // 2)]
+                rounds[tree] = [
+                    b
+                    for i, leaf in enumerate(leaves)
+                    for b in children(leaf, 2, parent=100 * level + i + 1)
+                ]
+            rounds = {tree: branches for tree, branches in rounds.items() if branches}
+        return grown
+
+
+PROMPTS = {f"tree{i}": tuple(random.Random(i).choices(range(26), k=20 + i)) for i in range(8)}
+
+
+def unique_tokens(paths: list[tuple[int, ...]]) -> int:
+    """How many distinct token prefixes the paths have."""
+    return len({path[:n] for path in paths for n in range(1, len(path) + 1)})
