@@ -254,20 +254,20 @@ async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None
 
 
 async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServers) -> None:
-    """Sixteen endless steps end at once, here and in SGLang, and so do a caller's that went."""
+    """Sixteen long steps end at once, here and in SGLang, and so do a caller's that went."""
     policy, _ = await yard.have("policy", "reward")
-    endless = Sampling(stop=(), max_step_tokens=900)
+    long = Sampling(stop=(), max_step_tokens=900)
     branches = fork(prompt_of(QUESTIONS[0]), 16, limit=900)
     for cancelled in (False, True):
-        call = asyncio.create_task(engine.expand("endless", branches, endless))
+        call = asyncio.create_task(engine.expand("long", branches, long))
         async with asyncio.timeout(120):
-            while await at_work(policy) < 16:
-                await asyncio.sleep(0.05)
+            while await at_work(policy) < 2:  # the rest may still be on their way, or ended
+                await asyncio.sleep(0.01)
         if cancelled:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-        await engine.abort("endless")
+        await engine.abort("long")
         if not cancelled:
             with pytest.raises(EngineError, match="aborted"):
                 await call
