@@ -194,4 +194,4 @@ async def test_the_cost_is_counted(reference):
         kv_tokens_peak=len(PROMPT) + max(lengths) - 1,
     )
     assert await reference.release("tree") == Counters()
-    assert (await reference.usage()).decoded_tokens_total == sum(lengths)
+    assert (await reference.usage()).totals.decoded_tokens == sum(lengths)

@@ -55,18 +55,20 @@ def test_trimming_takes_unheld_then_oldest_tips_token_by_token() -> None:
 
 
 def test_held_tokens_that_are_evicted_count_once_whoever_holds_them() -> None:
-    """Three of ash's and oak's together, a tip first and then the rest; three unheld count none."""
+    """Three unheld ones none; then of three of ash's and oak's together and of three of ash's alone
+    a tip each first and then the rest."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     tree.unlock(tree.lock("oak", ids(1, 2, 3))[0])
     tree.insert(tree.root_of("elm"), ids(4, 5, 6), ids(3, 4, 5), "elm")
     tree.keep("elm", ids(4, 5, 6))
     tree.retain("elm", ())
+    tree.insert(tree.root_of("ash"), ids(7, 8, 9), ids(6, 7, 8), "ash")
     counted = []
-    for wanted in (2, 1, 1, 2):
+    for wanted in (2, 1, 1, 2, 1, 2):
         tree.evict(wanted)
         counted.append(tree.held_evicted)
-    assert counted == [0, 0, 1, 3]
+    assert counted == [0, 0, 1, 3, 4, 6]
     tree.check()
 
 
