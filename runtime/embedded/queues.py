@@ -23,7 +23,7 @@ from runtime.embedded.tracked_search import TrackedSearch
 class SequenceQueues:
     """The branches of all searches that are waiting or under way.
 
-    ``waiting``: those without a sequence, oldest first; ``running``: whose each sequence is.
+    ``waiting``: those that have no place in the batch, oldest first.
     """
 
     def __init__(

@@ -178,7 +178,7 @@ class RewardScorer:
         ahead = self._ahead.get(tree, {})
         for node in hint.dead:
             ahead.pop(node, None)
-        if account.bury(hint.dead):
+        if account.mark_dead(hint.dead):
             self.cache.retain(tree, [*account.alive(), *ahead.values()])
 
     def abort(self, tree: str) -> list[int]:

@@ -189,7 +189,7 @@ class Scheduler:
             return
         self.expansion.mark_dead(tree, hint.dead)
         self.cache.evictor.hint(tree, hint)
-        if account.bury(hint.dead):
+        if account.mark_dead(hint.dead):
             self._retain(tree)
 
     def mean_logprob(

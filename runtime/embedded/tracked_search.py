@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from runtime.embedded.batch import Advance
 from runtime.embedded.draft_verification import VerifiedTokens
 from runtime.flops import sum_of_contexts
+from runtime.live_paths import LivePaths
 from search.counters import Counters, combined
 from search.engine import PrefixTooLong
 
@@ -25,29 +26,18 @@ class TrackedSearch:
         self.prompt: np.ndarray | None = None
         self.counters = Counters()
         self.passes_saved = 0
-        self._alive: dict[bytes, set[int]] = {}
-        self._path_of: dict[int, bytes] = {}
+        self._alive = LivePaths[bytes]()
         self._dead: set[int] = set()
 
     def name(self, node: int, path: np.ndarray) -> None:
         """The search calls the step at ``path`` by this id. Nodes drawn alike share a path."""
         if node not in self._dead:
-            self._path_of[node] = path.tobytes()
-            self._alive.setdefault(path.tobytes(), set()).add(node)
+            self._alive.add(node, path.tobytes())
 
-    def bury(self, nodes: Iterable[int]) -> bool:
+    def mark_dead(self, nodes: Sequence[int]) -> bool:
         """These nodes will not be visited again; whether a path died with its last named node."""
-        changed = False
-        for node in nodes:
-            self._dead.add(node)
-            path = self._path_of.pop(node, None)
-            if path is None:
-                continue
-            self._alive[path].discard(node)
-            if not self._alive[path]:
-                del self._alive[path]
-                changed = True
-        return changed
+        self._dead.update(nodes)
+        return bool(self._alive.mark_dead(nodes))
 
     def rehydrate(self, tokens: int) -> None:
         """A sequence starts by computing so many tokens again."""

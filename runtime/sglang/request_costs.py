@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from runtime.flops import Flops, sum_of_contexts
+from runtime.live_paths import LivePaths
 from search.counters import Counters
 
 Path = tuple[int, ...]
@@ -20,8 +21,7 @@ class RequestCosts:
 
     counters: Counters = field(default_factory=Counters)
     _held: int = 0
-    _paths: dict[int, Path] = field(default_factory=dict)
-    _nodes: dict[Path, set[int]] = field(default_factory=dict)
+    _alive: LivePaths[Path] = field(default_factory=LivePaths)
     _own: dict[Path, int] = field(default_factory=dict)
 
     def read(self, flops: Flops, tokens: int, cached: int, *, known: bool) -> None:
@@ -45,25 +45,16 @@ class RequestCosts:
 
     def hold(self, node: int, path: Path, own: int) -> None:
         """The search may come back to this node, whose last ``own`` tokens are its step."""
-        nodes = self._nodes.setdefault(path, set())
-        if not nodes:
+        if self._alive.add(node, path):
             self._own[path] = own
             self._held += own
             self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held)
-        nodes.add(node)
-        self._paths[node] = path
 
-    def bury(self, nodes: Iterable[int]) -> None:
+    def mark_dead(self, nodes: Iterable[int]) -> None:
         """The search will not come back to these."""
-        for node in nodes:
-            path = self._paths.pop(node, None)
-            if path is None:
-                continue
-            self._nodes[path].discard(node)
-            if not self._nodes[path]:
-                del self._nodes[path]
-                self._held -= self._own.pop(path)
+        for path in self._alive.mark_dead(nodes):
+            self._held -= self._own.pop(path)
 
     def knows(self, path: Path) -> bool:
         """Whether a live step ends there."""
-        return path in self._nodes
+        return path in self._alive

@@ -137,7 +137,7 @@ class SglangEngine:
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers hear of it with the search's next requests."""
         search = self._session(tree)
-        search.costs.bury(hint.dead)
+        search.costs.mark_dead(hint.dead)
         search.notes.take(hint)
         self._sampler.extension.mark_dead(search, hint.dead)
 

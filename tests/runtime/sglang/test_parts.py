@@ -157,9 +157,9 @@ def test_request_costs_by_hand() -> None:
         costs.read(flops, 10, 9, known=True)
         costs.drew(flops, 10, own)
         costs.hold(node, path, own)
-    costs.bury([2])
+    costs.mark_dead([2])
     assert costs.counters.kv_tokens_peak == 18
-    costs.bury([3])
+    costs.mark_dead([3])
     costs.hold(4, (1,) * 20, 5)
     assert costs.counters.kv_tokens_peak == 20
     costs.read(flops, 15, 11, known=True)
