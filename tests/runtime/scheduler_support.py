@@ -9,6 +9,7 @@ from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.sampler import sample
 from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.engine import Branch, Sampling, Step
 from search.seed import node_seed
 from search.tree import ROOT, Finish
@@ -31,6 +32,7 @@ def scheduler(
     speculate: bool = False,
     visits: ScheduleOrder = "prefix",
     dedup: bool = True,
+    speculation: SpeculativeDecoder | None = None,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
@@ -47,6 +49,7 @@ def scheduler(
         speculate=speculate,
         visits=visits,
         dedup=dedup,
+        speculation=speculation,
     )
     return made, model
 

@@ -18,12 +18,12 @@ from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.expand_call import BranchSequence
 from runtime.embedded.model.forward import Span
 from runtime.embedded.options import DraftRule
-from runtime.embedded.sampler import rank_candidates, sample
+from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.tree import Finish
-from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, Letters, logits_after, naive_step
-from tests.runtime.scheduler_support import PROMPTS, SAMPLING, Grower, children, finish
+from tests.runtime.hash_model import CONTEXT, HashModel, Letters, logits_after, naive_step
+from tests.runtime.scheduler_support import PROMPTS, SAMPLING, Grower, children, finish, scheduler
 
 
 class Likeness(HashModel):
@@ -56,7 +56,7 @@ def drafted(
     rule: DraftRule = "coupled",
 ) -> tuple[Scheduler, Likeness, HashModel]:
     """A scheduler with a draft that is wrong once in so many tokens."""
-    model, draft, ticks = HashModel(), Likeness(wrong), count()
+    draft, ticks = Likeness(wrong), count()
     pace = DraftLength(tokens, k_config)
     drafter = DraftModel(
         draft,
@@ -76,15 +76,9 @@ def drafted(
         verify_batch=verify_batch,
         clock=lambda: float(next(ticks)),
     )
-    made = Scheduler(
-        model,
-        sample,
-        Letters(),  # type: ignore[arg-type]
-        context=CONTEXT,
-        vocab=VOCAB,
+    made, model = scheduler(
         kv_tokens=kv_tokens,
         batch_limit=batch_limit,
-        flops=model.flops,
         kv_policy=kv_policy,
         speculation=speculation,
         dedup=dedup,
