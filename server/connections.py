@@ -1,40 +1,31 @@
-"""How many connections a server holds, and which of them go when there are too many."""
+"""What clients may hold open: connections, the heads and bodies on their way in.
+
+Heads come in time, chunks are no crumbs, connections are bounded, and so are bodies, in bytes, in
+time and in number; none has a place in the queue yet.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
 from collections import Counter
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar
 
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.api_errors import ApiError, ClientLeft
 from server.settings import Settings
 
 log = logging.getLogger("hedgerow.connections")
 
 LEAST_RESERVED = 128
 """File handles that are not clients': files, the engine's pipe, connections to other servers."""
-
-
 MOST_AT_ONCE = 2048
 """Connections that wait to be accepted."""
-
-
-class Connection(Protocol):
-    """What is asked of a client's connection."""
-
-    @property
-    def address(self) -> str:
-        """Whose it is."""
-        ...
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is under way on it: at most a part of a head has come."""
-        ...
-
-    def close(self) -> None:
-        """End it now."""
-        ...
 
 
 class Connections:
@@ -46,12 +37,12 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open: dict[Connection, None] = {}
+        self._open: dict[GuardedProtocol, None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: GuardedProtocol) -> None:
         """Count one; one of those that are open then may be closed."""
         self._open[connection] = None
         if len(self._open) <= self._most:
@@ -62,7 +53,7 @@ class Connections:
         del self._open[goes]
         goes.close()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: GuardedProtocol) -> None:
         """Count one no more; once is enough."""
         self._open.pop(connection, None)
 
@@ -100,3 +91,209 @@ def within_handles(settings: Settings, handles: int) -> Settings:
         said = ", ".join(f"{name} {n}" for name, n in lowered.items())
         log.warning("%d file handles are too few for the settings: %s", handles, said)
     return settings.model_copy(update=fitting)
+
+
+PIECE = 4096
+"""Bytes of the wire that are looked at together."""
+MOST_OVERHEAD = 16_384
+"""Bytes of chunks' own lines that a body may have, beyond an eighth of its own."""
+
+
+class GuardedProtocol(H11Protocol):
+    """By itself uvicorn waits for the rest of a head for ever, bears any number of connections, and
+    spends as long on a chunk of one byte as on a large one.
+
+    The time for a head begins with the connection, and on one that is kept with its first byte.
+    """
+
+    open_ones: ClassVar[Connections]
+    head_seconds: ClassVar[float]
+    _patience: asyncio.TimerHandle | None = None
+    _overhead = 0
+    _size = 0
+
+    @property
+    def address(self) -> str:
+        """Whose connection it is."""
+        return (self.client or ("",))[0]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way on it: at most a part of a head has come."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def close(self) -> None:
+        """End the connection now."""
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it."""
+        super().connection_made(transport)
+        self._look()
+        self.open_ones.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come, a piece at a time."""
+        for at in range(0, len(data), PIECE):
+            if self.transport.is_closing():
+                return
+            self._take(data[at : at + PIECE])
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no more."""
+        super().connection_lost(exc)
+        self.open_ones.closed(self)
+        self._stop()
+
+    def _take(self, piece: bytes) -> None:
+        """Hand a piece on. Of a body that is still coming, what is no part of it is counted."""
+        cycle = self.cycle
+        if self.idle or not cycle.more_body:
+            self._overhead = self._size = 0
+            super().data_received(piece)
+            return
+        before = len(cycle.body)
+        super().data_received(piece)
+        grown = len(cycle.body) - before
+        self._size += grown
+        self._overhead += len(piece) - grown
+        if cycle.more_body and self._overhead > MOST_OVERHEAD + self._size // 8:
+            if cycle.response_started:
+                self.close()
+            else:
+                self.send_400_response("The chunks of the body are too small.")
+
+    def _look(self) -> None:
+        if not self.idle:
+            self._stop()
+        elif self._patience is None:
+            late = self.timeout_keep_alive_handler
+            self._patience = self.loop.call_later(self.head_seconds, late)
+
+    def _stop(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+def guarded(connections: Connections, head_seconds: float) -> type[GuardedProtocol]:
+    """The protocol of one server."""
+    return type(
+        "Guarded", (GuardedProtocol,), {"open_ones": connections, "head_seconds": head_seconds}
+    )
+
+
+CLOSE = {"connection": "close"}
+"""What is still to come of a body is not waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class PartialBody:
+    """A body that is not whole: whose, how much of it is there, how long it is waited for."""
+
+    address: str
+    patience: asyncio.Timeout
+    size: int = 0
+    displaced: bool = False
+
+
+class BodyLimits:
+    """The bodies that are not whole yet, oldest first.
+
+    Where there are too many, room is made for the newest: of one address at the cost of that
+    address' oldest, in all at the cost of the address that has most, in number or in bytes. So
+    whoever opens many of them is in nobody's way.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._partial: dict[PartialBody, None] = {}
+        self._by_address: Counter[str] = Counter()
+        self._bytes_by_address: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._partial)
+
+    async def whole(self, scope: Scope, receive: Receive) -> bytes:
+        """A request's body. Raises ApiError (408, 413, 429), or ClientLeft."""
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > self._settings.max_body_bytes:
+            raise self._too_large({})
+        body = PartialBody((scope.get("client") or ("",))[0], asyncio.timeout(None))
+        try:
+            async with body.patience:
+                self._enter(body)
+                return await self._read(body, receive)
+        except TimeoutError:
+            raise self._refusal(body) from None
+        finally:
+            self._leave(body)
+
+    async def _read(self, body: PartialBody, receive: Receive) -> bytes:
+        limits, now = self._settings, asyncio.get_running_loop().time
+        end, parts = now() + limits.body_seconds, []
+        while not body.displaced:
+            body.patience.reschedule(min(end, now() + limits.body_idle_seconds))
+            message = await receive()
+            if body.displaced:
+                break
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            parts.append(message.get("body", b""))
+            self._grow(body, len(parts[-1]))
+            if body.size > limits.max_body_bytes:
+                raise self._too_large(CLOSE)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+        raise TimeoutError
+
+    def _enter(self, body: PartialBody) -> None:
+        self._partial[body] = None
+        self._by_address[body.address] += 1
+        if self._by_address[body.address] > self._settings.max_bodies_by_address:
+            self._displace(next(h for h in self._partial if h.address == body.address))
+        elif len(self._partial) > self._settings.max_bodies:
+            self._displace(max(self._partial, key=lambda h: self._by_address[h.address]))
+
+    def _grow(self, body: PartialBody, size: int) -> None:
+        body.size += size
+        self._bytes_by_address[body.address] += size
+        if self._bytes_by_address.total() > self._settings.max_bodies_bytes:
+            held = self._bytes_by_address
+            self._displace(max(self._partial, key=lambda h: (held[h.address], h.size)))
+
+    def _displace(self, body: PartialBody) -> None:
+        self._leave(body)
+        body.displaced = True
+        if not body.patience.expired():
+            body.patience.reschedule(asyncio.get_running_loop().time())
+
+    def _leave(self, body: PartialBody) -> None:
+        """Count it no more; once is enough."""
+        if body not in self._partial:
+            return
+        del self._partial[body]
+        self._bytes_by_address[body.address] -= body.size
+        self._by_address[body.address] -= 1
+        if not self._by_address[body.address]:
+            del self._by_address[body.address]
+            del self._bytes_by_address[body.address]
+
+    def _too_large(self, headers: dict[str, str]) -> ApiError:
+        most = self._settings.max_body_bytes
+        message = f"the body may have at most {most} bytes"
+        return ApiError(413, "request_too_large", message, headers=headers)
+
+    def _refusal(self, body: PartialBody) -> ApiError:
+        limits = self._settings
+        if body.displaced:
+            seconds = limits.retry_after_seconds
+            message = f"too many bodies are on their way; come back in {seconds} s"
+            headers = CLOSE | {"retry-after": str(seconds)}
+            return ApiError(429, "too_many_bodies", message, headers=headers)
+        message = (
+            f"the body did not come in time: at most {limits.body_idle_seconds:g} s without a byte "
+            f"and {limits.body_seconds:g} s in all are allowed"
+        )
+        return ApiError(408, "request_timeout", message, headers=CLOSE)
