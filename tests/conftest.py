@@ -7,7 +7,6 @@ example takes fails none.
 
 from __future__ import annotations
 
-import gc
 import secrets
 from typing import Any
 
@@ -62,12 +61,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.write_line(f"--hypothesis-seed={session.config.option.hypothesis_seed}")
-
-
-def pytest_collection_finish() -> None:
-    """Mutmut forks what has collected: no mutant need look through all of that for garbage."""
-    if settings.get_current_profile_name() == "mutants":
-        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,14 +1,17 @@
 """``make mutants``: small faults put into the modules that everything rests on, one at a time.
 
 What ``[tool.mutmut]`` of pyproject.toml names is mutated; a mutant that no test notices survives.
-Those of ``mutants.toml`` may, for the reason given there; any other is printed, and the exit status
-is 1. Verdicts are kept in ``mutants/``: what was killed runs again only if its function changes.
+Those listed in ``mutants.toml`` may, for the reason given there. Any other is printed, as is one of
+the list that is killed or gone, and the exit status is 1. So it is where a mutant has no verdict: a
+run that took too long by the clock says nothing. Verdicts are kept in ``mutants/``: what was killed
+runs again only if its function changes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -22,9 +25,12 @@ from mutmut.utils.format_utils import orig_function_and_class_names_from_key as 
 ROOT = Path(__file__).parent.parent
 ACCEPTED = Path(__file__).with_suffix(".toml")
 VERDICTS = ROOT / "mutants"
-UNKNOWN = {"not checked", "check was interrupted by user"}
-OTHERS = UNKNOWN | {"killed", "timeout"}
-LINE = "{:40}" + "{:>10}" * 5
+ENDLESS = -signal.SIGPROF
+"""The exit status of a mutant whose tests used up their CPU time: see ``mutant_run.py``."""
+
+UNKNOWN = {"not checked", "check was interrupted by user", "timeout"}
+COLUMNS = ("mutants", "killed", "endless", "listed", "survived", "no verdict")
+LINE = "{:32}" + "{:>11}" * len(COLUMNS)
 
 
 def modules() -> list[str]:
@@ -53,48 +59,63 @@ def called(module: str, mutant: str) -> str:
     return f"{module}, {place}: {was} -> {becomes}"
 
 
+def fate(code: int | None) -> str:
+    """What an exit status says of a mutant: one of COLUMNS, "survived" for the listed too."""
+    status = status_by_exit_code[code]
+    if status in UNKNOWN:
+        return "no verdict"
+    if code == ENDLESS:
+        return "endless"
+    return "killed" if status == "killed" else "survived"
+
+
 def survivors(module: str) -> dict[str, str]:
     """Mutmut's name of each that is known to live, and what it is called."""
-    lives = [m for m, code in verdicts(module).items() if status_by_exit_code[code] not in OTHERS]
+    lives = [mutant for mutant, code in verdicts(module).items() if fate(code) == "survived"]
     return {mutant: called(module, mutant) for mutant in lives}
 
 
-def try_again(module: str, may_live: set[str]) -> None:
-    """Forget the verdict on survivors: there may be a test for them by now."""
+def try_again(module: str) -> None:
+    """Forget the verdict on survivors, for which there may be a test by now, and on timeouts."""
     meta = VERDICTS / f"{module}.meta"
     if meta.exists():
         known = json.loads(meta.read_text())
-        again = {mutant for mutant, name in survivors(module).items() if name not in may_live}
-        known["exit_code_by_key"] |= dict.fromkeys(again)
+        codes = known["exit_code_by_key"]
+        codes |= {m: None for m, code in codes.items() if fate(code) in ("survived", "no verdict")}
         meta.write_text(json.dumps(known))
 
 
 def main() -> int:
     """Run what has no verdict; say what lives."""
-    may_live, found = accepted(), set[str]()
     for module in modules():
-        try_again(module, may_live)
+        try_again(module)
     mutmut = Path(sys.executable).with_name("mutmut")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # mutants' threads would wait for each other
     subprocess.run([mutmut, "run", *sys.argv[1:]], cwd=ROOT, env=environ, check=True)
-    print(LINE.format("", "mutants", "killed", "accepted", "survived", "not run"))
-    left = 0
+    return report()
+
+
+def report() -> int:
+    """Print the verdicts of each module and what is not as it should be; the exit status."""
+    may_live, alive, unknown = accepted(), set[str](), 0
+    print(LINE.format("", *COLUMNS))
     for module in modules():
-        alive = list(survivors(module).values())
-        found |= set(alive)
-        known = Counter(name in may_live for name in alive)
         codes = verdicts(module).values()
-        missing = sum(status_by_exit_code[code] in UNKNOWN for code in codes)
-        left += missing
-        killed = len(codes) - len(alive) - missing
-        print(LINE.format(module, len(codes), killed, known[True], known[False], missing))
+        count = Counter(map(fate, codes))
+        count["mutants"] = len(codes)
+        unknown += count["no verdict"]
+        names = list(survivors(module).values())
+        count["listed"] = sum(name in may_live for name in names)
+        count["survived"] -= count["listed"]
+        alive.update(names)
+        print(LINE.format(module, *(count[column] for column in COLUMNS)))
     for title, names in (
-        ("survived", found - may_live),
-        ("in mutants.toml, but killed or gone", may_live - found),
+        ("survived", alive - may_live),
+        ("listed in mutants.toml, but killed or gone", may_live - alive),
     ):
         for name in sorted(names):
             print(f"{title}: {name}")
-    return 1 if left or found - may_live else 0
+    return 1 if unknown or alive != may_live else 0
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from kvpolicy.value import Theta, confidence_of_entropy
 from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.model.forward import Span
 from runtime.embedded.radix_tree import RadixTree
+from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling
-from search.seed import node_seed
 from search.tree import ROOT
 from tests.runtime.hash_model import END, VOCAB, HashModel
 from tests.runtime.scheduler_support import finish, scheduler

@@ -20,9 +20,13 @@ from tests.runtime.tiny_models import make_tokenizer
 SHEPHERD = REWARD_FORMATS["math-shepherd"]
 
 
-def words(folder: Path, *specials: str, template: str = "", context: int = 64) -> Text:
+def words(
+    folder: Path, *specials: str, begin: str | None = None, template: str = "", context: int = 64
+) -> Text:
     """The text side of a checkpoint: a tokenizer, and a config that names its context."""
-    make_tokenizer(specials, template).save_pretrained(folder)
+    tokenizer = make_tokenizer(specials, template)
+    tokenizer.bos_token = begin
+    tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return Text(folder)
 
@@ -72,6 +76,28 @@ def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
     longer = path(((3,), (4,), (5,)), (*texts, "Step 3"))
     assert reader.path((1, 2), "Why?", longer, spelt)[: len(read)] == read
     assert len(spelt) == len(before) + 1
+
+
+def test_a_text_begins_with_the_begin_token_where_the_format_says_so(
+    text: Text, tmp_path: Path
+) -> None:
+    """``{bos}`` is its id, not its letters; where the tokenizer has none, nothing."""
+    own = words(tmp_path, "<s>", begin="<s>")
+    begin, asked = own.token("<s>"), own.encode("Why?\n")
+    assert begin is not None
+    form = REWARD_FORMATS["skywork"]
+    assert OwnIds(form, own, None).opening((1, 2), "Why?", {}) == (begin, *asked)
+    assert OwnIds(form, text, None).opening((1, 2), "Why?", {}) == tuple(asked)
+    bare = form.model_copy(update={"opening": "{question}\n"})
+    assert OwnIds(bare, own, None).opening((1, 2), "Why?", {}) == tuple(asked)
+
+
+def test_a_format_without_a_tag_spells_the_steps_alone(text: Text, tmp_path: Path) -> None:
+    """A step that says the same as the first one is a later one all the same."""
+    own = words(tmp_path, "<extra_0>")
+    reader = Reader.of(REWARD_FORMATS["logit"], own, text)
+    read = reader.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "So.")), {})
+    assert list(read) == own.encode("Why?\n") + own.encode("So.") + own.encode("\n\nSo.")
 
 
 def test_rewards_by_hand() -> None:

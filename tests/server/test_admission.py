@@ -240,26 +240,52 @@ async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
     assert admission.open == 0
 
 
-async def test_a_fault_of_what_a_client_left_behind_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Nobody else would hear of it; what was to be expected is no fault."""
+async def test_work_that_lets_go_is_not_cut_short() -> None:
+    """Cancelled by an operator and again as its client leaves: it lets go once, and to the end."""
     admission = Admission(running=9, queued=9, retry_after=1)
+    let_go: list[str] = []
 
-    async def fail(error: Exception) -> None:
+    async def grow() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            raise error
+            for what in ("tree", "engine"):
+                await asyncio.sleep(0)
+                let_go.append(what)
 
-    for error in (ZeroDivisionError(), EngineDown("down")):
+    slot = admission.take(key("ann"))
+    work = slot.start(grow())
+    await asyncio.sleep(0)
+    slot.cancel()
+    await asyncio.sleep(0)
+    slot.close()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert let_go == ["tree", "engine"]
+
+
+async def test_a_fault_of_what_a_client_left_behind_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody else would hear of it; what was to be expected is no fault, nor that it is ended."""
+    admission = Admission(running=9, queued=9, retry_after=1)
+
+    async def left_behind(error: Exception | None) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            if error is not None:
+                raise error
+
+    for error in (ZeroDivisionError(), EngineDown("down"), None):
         slot = admission.take(key("ann"))
-        slot.start(fail(error))
+        slot.start(left_behind(error))
         await asyncio.sleep(0)
         slot.close()
     while admission.open:
         await asyncio.sleep(0)
     (record,) = caplog.records
+    assert record.name == "hedgerow.admission"
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
 

@@ -1,0 +1,79 @@
+"""A pytest plug-in for ``make mutants``: how the tests of one mutant run.
+
+Those that are most likely to notice it come first, since the first failure ends the run: the
+module's own test file, then what was quick when mutmut measured it. A test that takes far longer
+than it took then is endless: its process dies of SIGPROF. Longer by its own CPU time, or by the
+time that it waits for nothing but itself: the clock says more about what else the machine does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+SECONDS, TIMES = 10, 10
+"""A test may run, and may wait, so many seconds and so many times what it took unmutated."""
+
+MEMORY = 2 << 30
+"""Bytes a mutant may allocate: an endless loop that appends gets a MemoryError, which kills it."""
+
+
+def module_of_mutant() -> str | None:
+    """The mutated module's name without its package; None where mutmut is not testing a mutant."""
+    mutant = os.environ.get("MUTANT_UNDER_TEST", "")
+    return mutant.split(".")[-2] if "." in mutant else None
+
+
+@functools.cache
+def durations() -> dict[str, float]:
+    """Seconds that each test took unmutated."""
+    return json.loads(Path("mutmut-stats.json").read_text())["duration_by_test"]
+
+
+def pytest_configure() -> None:
+    """Bound a mutant's memory."""
+    if module_of_mutant():
+        status = Path("/proc/self/status").read_text()
+        used = int(status.partition("VmData:")[2].split()[0]) << 10
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The module's own test file first, and the quick tests of each file group."""
+    if module := module_of_mutant():
+        own, seconds = f"test_{module}.py", durations()
+        items.sort(key=lambda item: (item.path.name != own, seconds.get(item.nodeid, 0.0)))
+
+
+def pytest_collection_finish() -> None:
+    """Mutmut forks what has collected: no mutant need look through all of that for garbage."""
+    gc.freeze()
+
+
+def idle() -> float:
+    """Seconds since some moment in which the main thread neither ran nor waited for a core."""
+    ran, kept_from_running, _ = map(int, Path("/proc/self/schedstat").read_text().split())
+    return time.monotonic() - (ran + kept_from_running) / 1e9
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Wind up the test's two clocks."""
+    if module_of_mutant():
+        most, began = SECONDS + TIMES * durations().get(nodeid, 0.0), idle()
+
+        def look(*_: object) -> None:
+            if idle() - began > most:
+                os.kill(os.getpid(), signal.SIGPROF)
+
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, most, 1.0)
+        signal.setitimer(signal.ITIMER_PROF, most)
