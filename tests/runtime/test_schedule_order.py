@@ -1,4 +1,4 @@
-"""Who goes first: rounds' orders, turns between searches, cache namespaces; none changes a token."""
+"""Who goes first: orders of a round, turns between searches, cache namespaces; no token changes."""
 
 from __future__ import annotations
 
