@@ -13,8 +13,8 @@ from typing import NamedTuple
 from runtime.reward_format import RewardFormat
 from runtime.reward_path import filled
 from runtime.text import Text
+from search.digest import node_seed
 from search.engine import Sampling, Trajectory
-from search.seed import node_seed
 
 STEP_BREAK = "\n\n"
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from search.counters import Counters
-from search.deadline import Deadline, TooLate
 from search.digest import tree_digest
 from search.embedding import Embeddings
 from search.engine import (
@@ -24,8 +23,6 @@ from search.engine import (
     Trajectory,
 )
 from search.events import Answered, Event, Started
-from search.kv_events import KvEvents
-from search.logical_kv import LogicalKV
 from search.outcome import Outcome
 from search.policies.policy import (
     BacktrackingPolicy,
@@ -39,9 +36,10 @@ from search.policies.policy import (
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import Tally
-from search.stop import budget_met, consensus_met, why_done
+from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
 from search.tree import ROOT, Node, Tree
 from search.tree_builder import PendingNode, TreeBuilder
+from search.tree_kv import KvEvents, LogicalKV
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
@@ -173,14 +171,15 @@ class _SearchLoop:
     spelled: AnswerClasses
     until: Deadline
     kv_events: KvEvents | None
-    embeddings: Embeddings = field(init=False)
+    embeddings: Embeddings | None = field(init=False)
     tally: Tally = field(init=False)
     start: float = field(init=False)
 
     def __post_init__(self) -> None:
         """The clock starts."""
         self.builder.expansion_order = expansion_order_of(self.policy)
-        self.embeddings = Embeddings(self.builder.tree)
+        compares = isinstance(self.policy, EmbeddingPolicy)
+        self.embeddings = Embeddings(self.builder.tree) if compares else None
         self.tally = Tally(LogicalKV(len(self.problem.prompt)), frontier_of(self.policy))
         self.start = self.until.clock()
 
@@ -286,7 +285,7 @@ class _SearchLoop:
         """The policy's next round, timed."""
         policy, tree = self.policy, self.builder.tree
         before, fell_back = self.until.clock(), False
-        if isinstance(policy, EmbeddingPolicy):
+        if isinstance(policy, EmbeddingPolicy) and self.embeddings is not None:
             fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
             planned = policy.uncompared if fell_back else policy.plan
             plan = await asyncio.to_thread(planned, tree)
@@ -300,13 +299,13 @@ class _SearchLoop:
 
     async def embed(self) -> None:
         """Put the embeddings that the policy will ask for on the nodes. Raises TooLate."""
-        if not isinstance(self.policy, EmbeddingPolicy):
+        if not isinstance(self.policy, EmbeddingPolicy) or self.embeddings is None:
             return
         nodes = self.policy.to_embed(self.builder.tree)
         unknown = self.embeddings.unknown(nodes)
         if self.asks(unknown):
             self.until.check()
-            await within(self.until.left(), self.learn(unknown))
+            await within(self.until.left(), self.learn(unknown, self.embeddings))
             self.until.check()
         self.embeddings.store(nodes)
 
@@ -317,11 +316,11 @@ class _SearchLoop:
         """
         return bool(unknown) and self.tally.embedder_fault is None
 
-    async def learn(self, unknown: Sequence[Trajectory]) -> None:
+    async def learn(self, unknown: Sequence[Trajectory], known: Embeddings) -> None:
         """Have steps embedded, or note why they are not."""
         try:
             vectors = await self.engine.embed(self.tree_id, self.problem.prompt, unknown)
-            self.embeddings.take(unknown, vectors)
+            known.take(unknown, vectors)
         except EmbeddingMissing as error:
             self.tally.embedder_fault = str(error)
 
@@ -331,13 +330,13 @@ class _SearchLoop:
         branches = self.builder.branches(plan)
         steps = await self.engine.expand(self.tree_id, branches, self.builder.sampling)
         pending = self.builder.pending(branches, steps)
-        fresh = (
-            [] if self.embeddings.empty else self.embeddings.new(self.builder.to_compare(pending))
-        )
-        if not self.asks(fresh):
-            return pending, await self.score(pending)
-        rewards, _ = await asyncio.gather(self.score(pending), self.learn(fresh))
-        return pending, rewards
+        known = self.embeddings
+        if known is not None and not known.empty:
+            fresh = known.new(self.builder.to_compare(pending))
+            if self.asks(fresh):
+                rewards, _ = await asyncio.gather(self.score(pending), self.learn(fresh, known))
+                return pending, rewards
+        return pending, await self.score(pending)
 
     async def score(self, pending: Sequence[PendingNode]) -> dict[int, float]:
         """Rewards by node id, unrounded; one for each distinct path that needs one."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from search.counters import Counters, EngineCounters
-from search.seed import step_seed
+from search.digest import step_seed
 from search.tree import Finish
 
 
@@ -34,8 +34,8 @@ class Sampling:
 class Ahead:
     """What may be drawn below a branch before a round asks for it, where places are idle.
 
-    The first ``children`` of the branch's node, the likelier the more of them (see
-    ``search.potential``). ``seed``: the request's; ``path``: the node's, child indices from the
+    The first ``children`` of the branch's node, the likelier the more of them (``potentials`` in
+    ``search.tree_builder``). ``seed``: the request's; ``path``: the node's, child indices from the
     root; ``room``: most tokens of the branch's step and its child's together.
     """
 

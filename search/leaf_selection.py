@@ -30,8 +30,8 @@ import pulp
 from scipy.optimize import Bounds, milp
 from scipy.sparse import coo_array
 
-from search.leaf_kv_blocks import LeafKvBlocks
 from search.spec import SolverName
+from search.tree_kv import LeafKvBlocks
 
 UNIT = 1_000_000
 """The objective is counted in whole numbers of 1/UNIT."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import fsum
 
 from search.counters import Counters
-from search.logical_kv import LogicalKV
 from search.policies.policy import Frontier
 from search.tree import Node, NodeState, Tree
+from search.tree_kv import LogicalKV, path_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,6 @@ class SearchStats:
     precise_goodput: float
     engine: Counters
     cost_known: bool = True
-
-
-def path_length(tree: Tree, node_id: int) -> int:
-    """Generated tokens on the path down to a node, the prompt not counted."""
-    return sum(len(step.tokens) for step in tree.chain(node_id))
 
 
 @dataclass(slots=True)

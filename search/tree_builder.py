@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from search.digest import round_reward
+from search.digest import node_seed, round_reward, step_seed
 from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
-from search.potential import potentials
-from search.seed import node_seed, step_seed
 from search.spec import SearchSpec
-from search.stats import path_length
 from search.tree import ROOT, Finish, Node, NodeState, Tree
+from search.tree_kv import path_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +248,24 @@ class TreeBuilder:
             self._listen(Finished(self.round, node.id, node.finish.value, length))
         elif node.state is NodeState.PRUNED:
             self._listen(Pruned(self.round, node.id, node.finish.value))
+
+
+def potentials(rewards: Sequence[float | None], branching: int) -> list[int]:
+    """The children that each live beam may run ahead, from its previous reward.
+
+    The rewards' range is cut into ``branching`` bins of equal width; a beam in the j-th from the
+    top gets ``branching`` - j + 1. Where all are equal, all are in the top bin; a beam without a
+    reward gets one. Raises ValueError for a ``branching`` below 1.
+    """
+    if branching < 1:
+        raise ValueError(f"branching: {branching}; at least 1 is needed")
+    known = [reward for reward in rewards if reward is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return [1 if r is None else _potential(r, low, high, branching) for r in rewards]
+
+
+def _potential(reward: float, low: float, high: float, branching: int) -> int:
+    if high == low:
+        return branching
+    from_bottom = int((reward - low) / (high - low) * branching)
+    return min(from_bottom, branching - 1) + 1

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from search.controller import ABORT_SECONDS, within
-from search.deadline import Deadline, TooLate
+from search.digest import node_seed
 from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
-from search.seed import node_seed
+from search.stop import Deadline, TooLate
 from search.tree import Finish
 from server.api_errors import nothing_drawn
 

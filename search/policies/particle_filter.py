@@ -8,9 +8,8 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import ClassVar
 
-from search.digest import UNITS
+from search.digest import UNITS, node_seed
 from search.policies.policy import LevelPolicy, Round, Scores, rewards_of
-from search.seed import node_seed
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 

@@ -14,8 +14,8 @@ from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from runtime.text import Text
 from search.counters import Counters
+from search.digest import node_seed
 from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Sampling, Trajectory
-from search.seed import node_seed
 from search.tree import Finish
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint, make_tokenizer
 

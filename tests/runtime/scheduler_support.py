@@ -10,8 +10,8 @@ from runtime.embedded.sampler import sample
 from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
+from search.digest import node_seed
 from search.engine import Branch, Sampling, Step
-from search.seed import node_seed
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import (
     CONTEXT,

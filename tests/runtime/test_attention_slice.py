@@ -16,8 +16,8 @@ from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
+from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step
-from search.seed import node_seed
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import Letters
 from tests.runtime.scheduler_support import finish

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.embedded.eviction import KvPolicy
+from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
-from search.seed import node_seed
 from search.tree import Finish
 from tests.runtime.scheduler_support import PROMPTS, scheduler
 from tests.runtime.test_reward_scorer import scorer

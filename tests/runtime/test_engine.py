@@ -20,6 +20,7 @@ from runtime.embedded.fingerprint import fingerprint
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters
+from search.digest import node_seed
 from search.engine import (
     Branch,
     EngineDown,
@@ -31,7 +32,6 @@ from search.engine import (
     Step,
     Trajectory,
 )
-from search.seed import node_seed
 from search.tree import ROOT, Finish
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 

@@ -21,10 +21,10 @@ from runtime.embedded.rejection_sampling import (
 )
 from runtime.embedded.sampler import rank_candidates, sample
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.speculative_loading import load_speculative_decoder
+from runtime.embedded.speculative_decoding import load_speculative_decoder
 from runtime.text import Text
+from search.digest import node_seed
 from search.engine import Branch, Sampling
-from search.seed import node_seed
 from search.tree import ROOT
 from tests.runtime.scheduler_support import finish
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.leaf_kv_blocks import LeafKvBlocks, step_blocks, token_blocks
 from search.leaf_selection import FEW, UNIT, Program, best_set, optimum, solve
 from search.spec import SolverName
+from search.tree_kv import LeafKvBlocks, step_blocks, token_blocks
 from tests.search.trees import END, STEP, drawn
 
 

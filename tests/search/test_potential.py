@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.potential import potentials
+from search.tree_builder import potentials
 
 REWARDS = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=40)
 

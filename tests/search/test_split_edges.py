@@ -13,11 +13,11 @@ from random import Random
 
 import pytest
 
-from search.leaf_kv_blocks import token_blocks
 from search.leaf_selection import UNIT, Program, best_set, solve
 from search.policies.ets import Ets
 from search.policies.policy import Round
 from search.tree import Node, Tree
+from search.tree_kv import token_blocks
 from tests.search.trees import END, STEP
 
 KV = Ets(4, 0.2, diversity_weight=0.0, cost="tokens")

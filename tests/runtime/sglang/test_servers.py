@@ -22,6 +22,7 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from search.controller import Problem, search
+from search.digest import node_seed
 from search.engine import (
     Branch,
     EngineDown,
@@ -33,7 +34,6 @@ from search.engine import (
     Trajectory,
 )
 from search.outcome import Outcome
-from search.seed import node_seed
 from search.spec import SearchSpec
 from search.tree import Finish
 from server.settings import BUNDLED
