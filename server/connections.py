@@ -1,7 +1,6 @@
-"""What clients may hold open: connections, the heads and bodies on their way in.
+"""The connections that a server holds: how many, which go, and uvicorn's protocol with a door.
 
-Heads come in time, chunks are no crumbs, connections are bounded, and so are bodies, in bytes, in
-time and in number; none has a place in the queue yet.
+Heads come in time, and chunks are no crumbs.
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ import asyncio
 import logging
 import resource
 from collections import Counter
-from dataclasses import dataclass
 from typing import ClassVar
 
-from starlette.datastructures import Headers
-from starlette.types import Receive, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from server.api_errors import ApiError, ClientLeft
 from server.settings import Settings
 
 log = logging.getLogger("hedgerow.connections")
@@ -133,18 +128,26 @@ class GuardedProtocol(H11Protocol):
         self.open_ones.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come, a piece at a time."""
-        for at in range(0, len(data), PIECE):
-            if self.transport.is_closing():
-                return
-            self._take(data[at : at + PIECE])
-        self._look()
+        """Take what has come, a piece at a time where it may be chunks."""
+        while data and not self.transport.is_closing():
+            size = len(data) if self._in_plain_body else PIECE
+            self._take(data[:size])
+            data = data[size:]
+        if not self.transport.is_closing():
+            self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no more."""
         super().connection_lost(exc)
         self.open_ones.closed(self)
         self._stop()
+
+    @property
+    def _in_plain_body(self) -> bool:
+        """Whether a body comes that is not in chunks."""
+        if self.idle or not self.cycle.more_body:
+            return False
+        return all(name != b"transfer-encoding" for name, _ in self.headers)
 
     def _take(self, piece: bytes) -> None:
         """Hand a piece on. Of a body that is still coming, what is no part of it is counted."""
@@ -182,118 +185,3 @@ def guarded(connections: Connections, head_seconds: float) -> type[GuardedProtoc
     return type(
         "Guarded", (GuardedProtocol,), {"open_ones": connections, "head_seconds": head_seconds}
     )
-
-
-CLOSE = {"connection": "close"}
-"""What is still to come of a body is not waited for."""
-
-
-@dataclass(slots=True, eq=False)
-class PartialBody:
-    """A body that is not whole: whose, how much of it is there, how long it is waited for."""
-
-    address: str
-    patience: asyncio.Timeout
-    size: int = 0
-    displaced: bool = False
-
-
-class BodyLimits:
-    """The bodies that are not whole yet, oldest first.
-
-    Where there are too many, room is made for the newest: of one address at the cost of that
-    address' oldest, in all at the cost of the address that has most, in number or in bytes. So
-    whoever opens many of them is in nobody's way.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._partial: dict[PartialBody, None] = {}
-        self._by_address: Counter[str] = Counter()
-        self._bytes_by_address: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._partial)
-
-    async def whole(self, scope: Scope, receive: Receive) -> bytes:
-        """A request's body. Raises ApiError (408, 413, 429), or ClientLeft."""
-        length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length) > self._settings.max_body_bytes:
-            raise self._too_large({})
-        body = PartialBody((scope.get("client") or ("",))[0], asyncio.timeout(None))
-        try:
-            async with body.patience:
-                self._enter(body)
-                return await self._read(body, receive)
-        except TimeoutError:
-            raise self._refusal(body) from None
-        finally:
-            self._leave(body)
-
-    async def _read(self, body: PartialBody, receive: Receive) -> bytes:
-        limits, now = self._settings, asyncio.get_running_loop().time
-        end, parts = now() + limits.body_seconds, []
-        while not body.displaced:
-            body.patience.reschedule(min(end, now() + limits.body_idle_seconds))
-            message = await receive()
-            if body.displaced:
-                break
-            if message["type"] == "http.disconnect":
-                raise ClientLeft
-            parts.append(message.get("body", b""))
-            self._grow(body, len(parts[-1]))
-            if body.size > limits.max_body_bytes:
-                raise self._too_large(CLOSE)
-            if not message.get("more_body", False):
-                return b"".join(parts)
-        raise TimeoutError
-
-    def _enter(self, body: PartialBody) -> None:
-        self._partial[body] = None
-        self._by_address[body.address] += 1
-        if self._by_address[body.address] > self._settings.max_bodies_by_address:
-            self._displace(next(h for h in self._partial if h.address == body.address))
-        elif len(self._partial) > self._settings.max_bodies:
-            self._displace(max(self._partial, key=lambda h: self._by_address[h.address]))
-
-    def _grow(self, body: PartialBody, size: int) -> None:
-        body.size += size
-        self._bytes_by_address[body.address] += size
-        if self._bytes_by_address.total() > self._settings.max_bodies_bytes:
-            held = self._bytes_by_address
-            self._displace(max(self._partial, key=lambda h: (held[h.address], h.size)))
-
-    def _displace(self, body: PartialBody) -> None:
-        self._leave(body)
-        body.displaced = True
-        if not body.patience.expired():
-            body.patience.reschedule(asyncio.get_running_loop().time())
-
-    def _leave(self, body: PartialBody) -> None:
-        """Count it no more; once is enough."""
-        if body not in self._partial:
-            return
-        del self._partial[body]
-        self._bytes_by_address[body.address] -= body.size
-        self._by_address[body.address] -= 1
-        if not self._by_address[body.address]:
-            del self._by_address[body.address]
-            del self._bytes_by_address[body.address]
-
-    def _too_large(self, headers: dict[str, str]) -> ApiError:
-        most = self._settings.max_body_bytes
-        message = f"the body may have at most {most} bytes"
-        return ApiError(413, "request_too_large", message, headers=headers)
-
-    def _refusal(self, body: PartialBody) -> ApiError:
-        limits = self._settings
-        if body.displaced:
-            seconds = limits.retry_after_seconds
-            message = f"too many bodies are on their way; come back in {seconds} s"
-            headers = CLOSE | {"retry-after": str(seconds)}
-            return ApiError(429, "too_many_bodies", message, headers=headers)
-        message = (
-            f"the body did not come in time: at most {limits.body_idle_seconds:g} s without a byte "
-            f"and {limits.body_seconds:g} s in all are allowed"
-        )
-        return ApiError(408, "request_timeout", message, headers=CLOSE)

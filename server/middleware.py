@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.admission import QueueSlot
 from server.api_errors import ApiError, ClientLeft, StreamAborted, internal_error, shutting_down
 from server.api_keys import ApiKey, must_hold
-from server.connections import BodyLimits
+from server.body_limits import BodyLimits
 from server.logs import request_id
 from server.service import Service
 

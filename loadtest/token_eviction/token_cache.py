@@ -13,7 +13,7 @@ import numpy as np
 
 from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
-from runtime.embedded.kv_pool import KvPool
+from runtime.embedded.prefix_cache import KvPool
 from search.tree import ROOT
 
 GIVEN_UP = -1

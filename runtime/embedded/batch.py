@@ -15,16 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from runtime.embedded.checks import ids
 from runtime.embedded.draft_tree import DraftBranch
-from runtime.embedded.fairness import prefill_budget
 from runtime.embedded.model.forward import Span
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
+from runtime.embedded.schedule_order import prefill_budget
 from runtime.embedded.sequence import Order, TokenSequence
-from search.engine import EngineError
 
 HEADROOM = 4
 """Slots a sequence under way is expected to want soon, when another asks to enter."""
@@ -234,19 +231,6 @@ class Forwards(Protocol):
     def run(self, spans: Sequence[Span], store: Any) -> torch.Tensor:
         """Logits (rows asked for, vocab) of the spans' new positions, in span order."""
         ...
-
-
-def must_be_ids(
-    field: str, tokens: Sequence[int] | NDArray[np.int64], vocab: int
-) -> NDArray[np.int64]:
-    """``tokens``, some ids of a model with ``vocab`` of them, as an array. Raises EngineError."""
-    found = ids(field, tokens)
-    if not len(found):
-        raise EngineError(f"{field}: empty; at least one token id is needed")
-    for token in (found.min(), found.max()):
-        if not 0 <= token < vocab:
-            raise EngineError(f"{field}: token id {token}; ids from 0 to {vocab - 1} are needed")
-    return found
 
 
 def _order(sequence: TokenSequence) -> Order:

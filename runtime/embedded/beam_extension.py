@@ -17,10 +17,14 @@ from heapq import heappop, heappush
 import numpy as np
 
 from runtime.embedded.batch import Batch
-from runtime.embedded.expand_call import BranchSequence, ExpandCall, SharedPrefix
 from runtime.embedded.queues import SequenceQueues
-from runtime.embedded.sequence import TokenSequence
-from runtime.embedded.step_end import StepBuilder
+from runtime.embedded.sequence import (
+    BranchSequence,
+    ExpandCall,
+    SharedPrefix,
+    StepBuilder,
+    TokenSequence,
+)
 from runtime.embedded.tracked_search import TrackedSearch
 from search.engine import Ahead, Trajectory
 from search.tree import Finish

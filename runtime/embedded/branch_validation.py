@@ -1,4 +1,4 @@
-"""What a round must be like to be drawn at all."""
+"""Validation: what a round, its token ids and their number must be like to be decoded at all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.embedded.batch import must_be_ids
-from runtime.embedded.checks import LARGEST, MOST_NODES, SEEDS, each, real, whole
+from runtime.embedded.checks import LARGEST, MOST_NODES, SEEDS, each, ids, real, whole
 from runtime.embedded.messages import MOST_TO_DRAW
 from runtime.embedded.stop_strings import encoded
-from runtime.embedded.tracked_search import must_fit
-from search.engine import Ahead, Branch, EngineError, Sampling
+from search.engine import Ahead, Branch, EngineError, PrefixTooLong, Sampling
 
 MOST_STOPS = 32
 STOP_BYTES = 1 << 16
@@ -46,6 +44,26 @@ def validate_branches(
     if tokens > MOST_TO_DRAW and len(prefixes) > 1:
         raise EngineError(f"tokens: {tokens} in all; at most {MOST_TO_DRAW} are allowed at once")
     return [prefixes[id(branch.tokens)] for branch in branches]
+
+
+def must_be_ids(
+    field: str, tokens: Sequence[int] | NDArray[np.int64], vocab: int
+) -> NDArray[np.int64]:
+    """``tokens``, some ids of a model with ``vocab`` of them, as an array. Raises EngineError."""
+    found = ids(field, tokens)
+    if not len(found):
+        raise EngineError(f"{field}: empty; at least one token id is needed")
+    for token in (found.min(), found.max()):
+        if not 0 <= token < vocab:
+            raise EngineError(f"{field}: token id {token}; ids from 0 to {vocab - 1} are needed")
+    return found
+
+
+def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
+    """Raise PrefixTooLong, "``what`` NAME of ROOM", for the first room too small for ``tokens``."""
+    for name, room in rooms.items():
+        if tokens > room:
+            raise PrefixTooLong(f"{what} {name} of {room}")
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime.embedded.batch import must_be_ids
+from runtime.embedded.branch_validation import must_be_ids
 from runtime.embedded.model.config import middle_layer
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.kv_store import KVStore

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.embedded.expand_call import ExpandResult
 from runtime.embedded.reward_scorer import ScoreResult
 from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.tracked_search import total_of
 from runtime.judge import Judge
 from search.counters import Counters

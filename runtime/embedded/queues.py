@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from runtime.embedded.batch import Batch, Refusal
 from runtime.embedded.deduplication import DedupKey, dedup_key, with_followers
-from runtime.embedded.expand_call import BranchSequence
-from runtime.embedded.fairness import fair_order
-from runtime.embedded.sequence import Order, TokenSequence
+from runtime.embedded.schedule_order import fair_order
+from runtime.embedded.sequence import BranchSequence, Order, TokenSequence
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from runtime.embedded.tracked_search import TrackedSearch
 

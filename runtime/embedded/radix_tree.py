@@ -17,8 +17,7 @@ from itertools import count
 
 import numpy as np
 
-from runtime.embedded.cache_node import EMPTY, TOKEN_BYTES, CacheNode, StepId
-from runtime.embedded.step_index import StepIndex
+from runtime.embedded.cache_node import EMPTY, TOKEN_BYTES, CacheNode, StepId, StepIndex
 
 UNHELD, HELD = range(2)
 """Who is evicted, in turn: what nobody holds, what is held."""

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, must_be_ids
+from runtime.embedded.batch import Advance, Batch, Forwards, Refusal
+from runtime.embedded.branch_validation import must_be_ids, must_fit
 from runtime.embedded.draft_tree import DraftTree
-from runtime.embedded.fairness import fair_order
 from runtime.embedded.faults import Faults
 from runtime.embedded.prefix_cache import PrefixCache
+from runtime.embedded.schedule_order import fair_order
 from runtime.embedded.sequence import Order, TokenSequence
-from runtime.embedded.tracked_search import TrackedSearch, charge_pass, must_fit, total_of
+from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
 from runtime.reward_path import Spelt
 from runtime.reward_reader import Reader
 from search.counters import Counters

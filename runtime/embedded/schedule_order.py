@@ -1,12 +1,76 @@
-"""In which order the branches of a round are admitted when they do not all fit at once."""
+"""Who goes first: searches in equal parts, and the branches of a round in the order of a switch.
+
+The tree is the unit: a search with hundreds of branches gets no more places and rows of prefill
+than one with four as long as both want more. Only when something is computed follows from this,
+never what.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from heapq import heapify, heappop, heappush
+from typing import Literal, TypeVar
 
 from search.engine import Branch
+
+T = TypeVar("T")
+
+
+def fair_order(
+    waiting: Sequence[T], tree_of: Callable[[T], str], running: Mapping[str, int]
+) -> Sequence[T]:
+    """The order in which to let in what is ``waiting``, which is given oldest first.
+
+    Next is always the oldest of the tree that has the fewest places, those given here included;
+    of equal ones the tree whose work is older. ``running``: places a tree has already.
+    """
+    lines: dict[str, deque[T]] = {}
+    for work in waiting:
+        lines.setdefault(tree_of(work), deque()).append(work)
+    if len(lines) < 2:
+        return waiting
+    heap = [(running.get(tree, 0), age, tree) for age, tree in enumerate(lines)]
+    heapify(heap)
+    order = []
+    while heap:
+        places, age, tree = heappop(heap)
+        order.append(lines[tree].popleft())
+        if lines[tree]:
+            heappush(heap, (places + 1, age, tree))
+    return order
+
+
+def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
+    """How many of ``room`` rows each of these gets: (tree, rows wanted), oldest first.
+
+    Trees get equal parts, what one does not want going to the others; odd rows and, within a tree,
+    all rows go to the older ones.
+    """
+    totals: dict[str, int] = {}
+    for tree, rows in wanted:
+        totals[tree] = totals.get(tree, 0) + rows
+    left = _filled(totals, room)
+    given = []
+    for tree, rows in wanted:
+        given.append(min(rows, left[tree]))
+        left[tree] -= given[-1]
+    return given
+
+
+def _filled(totals: Mapping[str, int], room: int) -> dict[str, int]:
+    """Equal parts of ``room``, none more than its total."""
+    part = dict.fromkeys(totals, 0)
+    hungry = [tree for tree in totals if totals[tree]]
+    while hungry and room:
+        each = max(1, room // len(hungry))
+        for tree in hungry:
+            more = min(totals[tree] - part[tree], each, room)
+            part[tree] += more
+            room -= more
+        hungry = [tree for tree in hungry if part[tree] < totals[tree]]
+    return part
+
 
 ScheduleOrder = Literal["prefix", "fcfs", "random"]
 """The names of ``SCHEDULE_ORDERS``."""

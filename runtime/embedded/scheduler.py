@@ -17,16 +17,26 @@ from kvpolicy.value import confidence_of_entropy
 from runtime.embedded.batch import Advance, Batch, Forwards
 from runtime.embedded.beam_extension import BeamExtension
 from runtime.embedded.branch_validation import validate_branches
-from runtime.embedded.deduplication import FollowerTokens, sample_together, with_followers
-from runtime.embedded.draft_verification import SampleFunction, VerifiedTokens
+from runtime.embedded.deduplication import (
+    FollowerTokens,
+    SampleFunction,
+    VerifiedTokens,
+    sample_together,
+    with_followers,
+)
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
-from runtime.embedded.expand_call import BranchSequence, ExpandCall, ExpandResult, SharedPrefix
 from runtime.embedded.faults import Faults
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.queues import SequenceQueues
 from runtime.embedded.schedule_order import ScheduleOrder, ranks
+from runtime.embedded.sequence import (
+    BranchSequence,
+    ExpandCall,
+    ExpandResult,
+    SharedPrefix,
+    StepBuilder,
+)
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
-from runtime.embedded.step_end import StepBuilder
 from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
 from runtime.text import Text
 from search.counters import Counters

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from runtime.embedded.batch import Advance
-from runtime.embedded.draft_verification import VerifiedTokens
+from runtime.embedded.deduplication import VerifiedTokens
 from runtime.flops import sum_of_contexts
 from runtime.live_paths import LivePaths
 from search.counters import Counters, combined
-from search.engine import PrefixTooLong
 
 
 class TrackedSearch:
@@ -86,10 +85,3 @@ def pass_flops(done: Advance, flops: Callable[[int, int, int], float]) -> float:
     beside = done.all_rows - done.rows
     contexts += beside * (done.start + done.rows)
     return flops(done.all_rows, contexts, logits + beside)
-
-
-def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
-    """Raise PrefixTooLong, "``what`` NAME of ROOM", for the first room too small for ``tokens``."""
-    for name, room in rooms.items():
-        if tokens > room:
-            raise PrefixTooLong(f"{what} {name} of {room}")

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from runtime.embedded.batch import Forwards
 from runtime.embedded.checks import check, each
-from runtime.embedded.expand_call import ExpandResult
 from runtime.embedded.faults import Fault, Faults
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.judge_scorer import owner
@@ -45,7 +44,8 @@ from runtime.embedded.report import usage_of
 from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.scorer_loading import load_embedder, load_judge, load_scorer
-from runtime.embedded.speculative_loading import load_speculative_decoder
+from runtime.embedded.sequence import ExpandResult
+from runtime.embedded.speculative_decoding import load_speculative_decoder
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.counters import Counters, combined

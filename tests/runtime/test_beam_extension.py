@@ -10,8 +10,8 @@ import pytest
 
 from runtime.embedded.beam_extension import TRIAL_TOKENS, pays
 from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.expand_call import BranchSequence
 from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.sequence import BranchSequence
 from search.digest import step_seed
 from search.engine import Ahead, Branch, Hint, Sampling
 from search.outcome import Outcome

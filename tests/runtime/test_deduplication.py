@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.embedded.deduplication import sample_followers, with_followers
-from runtime.embedded.expand_call import BranchSequence, ExpandCall, SharedPrefix
+from runtime.embedded.sequence import BranchSequence, ExpandCall, SharedPrefix
 from search.engine import Step
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import naive_step

@@ -21,7 +21,7 @@ from runtime.embedded.rejection_sampling import (
 )
 from runtime.embedded.sampler import rank_candidates, sample
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.speculative_loading import load_speculative_decoder
+from runtime.embedded.speculative_decoding import load_speculative_decoder
 from runtime.text import Text
 from search.digest import node_seed
 from search.engine import Branch, Sampling

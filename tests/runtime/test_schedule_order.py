@@ -1,14 +1,19 @@
-"""The order in which a round's branches are let in: by hand, and that it changes no step."""
+"""Who goes first: orders of a round, turns between searches, cache namespaces; no token changes."""
 
 from __future__ import annotations
 
 import asyncio
 
-from runtime.embedded.schedule_order import ScheduleOrder, ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.embedded.schedule_order import ScheduleOrder, fair_order, prefill_budget, ranks
 from search.engine import Branch
 from search.spec import SearchSpec
 from tests.runtime.inline_engine import InlineEngine, grow
-from tests.runtime.scheduler_support import PROMPTS
+from tests.runtime.scheduler_support import PROMPTS, SAMPLING, children, finish, scheduler
+from tests.runtime.test_reward_scorer import finish as finish_scores
+from tests.runtime.test_reward_scorer import random_trajectories, scorer
 
 SPEC = SearchSpec(
     policy="beam", width=16, seed=5, max_step_tokens=20, max_depth=4, trajectory_tokens=80
@@ -40,3 +45,115 @@ def grown(order: ScheduleOrder) -> str:
 def test_every_order_grows_the_same_tree() -> None:
     """Two places and evictions: who comes first changes no step."""
     assert grown("prefix") == grown("fcfs") == grown("random")
+
+
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_the_tree_with_fewest_places_comes_next() -> None:
+    """By hand: A has two places already, B none, C one; A's work is the oldest."""
+    waiting = ["A1", "A2", "A3", "B1", "B2", "C1"]
+    order = fair_order(waiting, lambda work: work[0], {"A": 2, "C": 1})
+    assert order == ["B1", "B2", "C1", "A1", "A2", "A3"]
+    assert fair_order(waiting, lambda work: work[0], {}) == ["A1", "B1", "C1", "A2", "B2", "A3"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 9)), unique=True),
+    st.dictionaries(st.sampled_from("ABC"), st.integers(0, 99)),
+)
+def test_nobody_is_lost_and_a_trees_own_order_stays(
+    waiting: list[tuple[str, int]], running: dict[str, int]
+) -> None:
+    """Turns are between trees; within one the oldest goes first."""
+    order = fair_order(waiting, lambda work: work[0], running)
+    for tree in "ABC":
+        own = [work for work in waiting if work[0] == tree]
+        assert [work for work in order if work[0] == tree] == own
+    assert len(order) == len(waiting)
+
+
+def test_rows_are_shared_by_the_tree() -> None:
+    """By hand: of 10 rows B wants 3 in all, so A gets 7, its older sequence first."""
+    assert prefill_budget([("A", 6), ("A", 6), ("B", 2), ("B", 1)], 10) == [6, 1, 2, 1]
+    assert prefill_budget([("A", 9), ("B", 9), ("C", 9)], 10) == [4, 3, 3]
+    assert prefill_budget([("A", 9)], 10) == [9]
+    assert prefill_budget([], 10) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 50))), st.integers(0, 100))
+def test_no_row_is_wasted_and_no_tree_gets_more_than_one_that_wants_more(
+    wanted: list[tuple[str, int]], room: int
+) -> None:
+    """Max-min fairness, to within the odd rows."""
+    given_rows = prefill_budget(wanted, room)
+    total = sum(rows for _, rows in wanted)
+    assert sum(given_rows) == min(room, total)
+    assert all(0 <= got <= rows for got, (_, rows) in zip(given_rows, wanted, strict=True))
+    part = {tree: 0 for tree, _ in wanted}
+    unmet = set()
+    for got, (tree, rows) in zip(given_rows, wanted, strict=True):
+        part[tree] += got
+        if got < rows:
+            unmet.add(tree)
+    assert all(part[tree] >= max(part.values()) - 1 for tree in unmet)
+
+
+def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
+    """Four places, a search with forty branches in line first: the small one's two are done while
+    most of the forty still wait; every step is what it is alone."""
+    engine, _ = scheduler(batch_limit=4)
+    engine.expand(1, "wide", children(PROMPT, 40), SAMPLING)
+    for _ in range(3):
+        engine.step()
+    engine.expand(2, "small", children(PROMPT[:5], 2), SAMPLING)
+    answers = {}
+    while 2 not in answers:
+        answers |= {drawn.call: drawn.steps for drawn in engine.step()}
+    assert engine.waiting > 20
+    answers |= finish(engine)
+    alone, _ = scheduler(batch_limit=4)
+    alone.expand(1, "wide", children(PROMPT, 40), SAMPLING)
+    alone.expand(2, "small", children(PROMPT[:5], 2), SAMPLING)
+    assert answers == finish(alone)
+
+
+def test_one_keys_cache_never_serves_another() -> None:
+    """Same prompt, same branches: in its own namespace the second is as dear as the first, within
+    one namespace it is nearly free; the steps are the same everywhere."""
+    engine, model = scheduler()
+    costs, steps = [], []
+    for call, tree in enumerate(["a/1", "b/1", "a/2", "1", "2"]):
+        before = model.rows
+        engine.expand(call, tree, children(PROMPT, 3), SAMPLING)
+        steps.append(finish(engine)[call])
+        engine.release(tree)
+        costs.append(model.rows - before)
+        engine.cache.check()
+    assert costs[0] == costs[1] == costs[3]
+    assert costs[2] == costs[4] == costs[0] - (len(PROMPT) - 1)
+    assert all(found == steps[0] for found in steps)
+
+
+def test_namespaces_do_not_wait_for_each_others_prefixes() -> None:
+    """At once or one after the other, each computes its own."""
+    engine, model = scheduler()
+    engine.expand(1, "a/1", children(PROMPT, 1), SAMPLING)
+    engine.expand(2, "b/1", children(PROMPT, 1), SAMPLING)
+    engine.step()
+    assert model.rows == 2 * len(PROMPT)
+    finish(engine)
+
+
+def test_scores_do_not_depend_on_the_namespace() -> None:
+    """The reward model's cache is kept apart too."""
+    (trajectories, *_) = random_trajectories(3)
+    rewards, rows = [], []
+    engine, model = scorer()
+    for call, tree in enumerate(["a/1", "b/1", "1"]):
+        before = model.rows
+        engine.score(call, tree, PROMPT, "Q", trajectories)
+        rewards.append(finish_scores(engine)[call])
+        rows.append(model.rows - before)
+    assert rewards[0] == rewards[1] == rewards[2]
+    assert rows[0] == rows[1] == rows[2]
