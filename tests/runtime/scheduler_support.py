@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 
 from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.sampler import sample
 from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
@@ -38,7 +37,6 @@ def scheduler(
     model = model or HashModel()
     made = Scheduler(
         model,
-        sample,
         Letters(),  # type: ignore[arg-type]
         context=CONTEXT,
         vocab=VOCAB,
