@@ -246,8 +246,15 @@ def trajectory(length: int) -> Trajectory:
 
 def read(scorer: RewardScorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
     """The rewards of the trajectories of these lengths."""
-    scorer.score(call, tree, PROMPT, QUESTION, [trajectory(n) for n in lengths])
-    while scorer.busy:
+    return rewards_of(scorer, call, [trajectory(n) for n in lengths], tree)
+
+
+def rewards_of(
+    scorer: RewardScorer, call: int, paths: list[Trajectory], tree: str = "oak"
+) -> list[float]:
+    """The rewards of these trajectories."""
+    scorer.score(call, tree, PROMPT, QUESTION, paths)
+    while scorer.busy and tree not in scorer.faults:
         for scored in scorer.step():
             assert scored.call == call
             return scored.rewards
@@ -341,11 +348,7 @@ def test_an_empty_step_still_has_its_place(policy: Path, models: Callable[[str],
         assert loaded is not None
         end = (make_tokenizer().eos_token_id,)
         empty = Trajectory(2, (IDS[0], end), (STEPS[0], ""))
-        loaded[0].score(1, "oak", PROMPT, QUESTION, [trajectory(1), empty])
-        rewards: list[float] = []
-        while not rewards:
-            rewards = [r for scored in loaded[0].step() for r in scored.rewards]
-        assert len(set(rewards)) == 2
+        assert len(set(rewards_of(loaded[0], 1, [trajectory(1), empty]))) == 2
 
 
 @pytest.mark.parametrize(

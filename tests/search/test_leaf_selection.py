@@ -145,6 +145,8 @@ def test_coverage_worked_by_hand(solver: SolverName) -> None:
     assert program.members == ((2,), (3, 5))
     assert program.value({2, 3}) == 800_000
     assert program.value({5}) == -400_000 + 400_000
+    without = Program.of(blocks, [5, 3, 2], [], 1.2, 0.8)
+    assert (without.members, without.bonus) == ((), 0)
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
@@ -152,6 +154,28 @@ def test_one_leaf_is_kept_however_dear_it_is(solver: SolverName) -> None:
     """At lambda_b = 50 keeping nothing would be best; the better one of two leaves is kept."""
     blocks = LeafKvBlocks((-1, 0, 0), (1, 1, 1), (1, 2))
     assert solve(Program.of(blocks, [1, 2], [], 50.0, 0.0), solver) == {2}
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_a_cluster_is_covered_once(solver: SolverName) -> None:
+    """Two leaves of one cluster that is worth 30: a second leaf costs 5 and covers nothing more."""
+    program = Program((-1, 0, 0), (-10, -5, -5), 30, ((1, 2),), (1, 2))
+    kept = solve(program, solver)
+    assert kept
+    assert len(kept) == 1
+
+
+def test_no_leaf_more_or_less_would_be_better() -> None:
+    """Of 50 trees too large for brute force: HiGHS does not stop at a set that is nearly best."""
+    rng = np.random.default_rng(0)
+    for number in range(50):
+        blocks, weights, clusters = random_tree(rng, tokens=bool(number % 2))
+        weights[0] += 1
+        program = Program.of(blocks, weights, clusters, rng.uniform(0.2, 2.5), rng.uniform(0, 3))
+        kept = solve(program, "highs")
+        assert kept
+        others = [kept ^ {end} for end in program.leaf_blocks if kept != {end}]
+        assert program.value(kept) >= max(map(program.value, others))
 
 
 def test_the_node_limit_is_met() -> None:
@@ -196,6 +220,12 @@ def test_between_equal_sets_the_lower_ids_are_kept() -> None:
     blocks = LeafKvBlocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 0, 0], 4 / 3, 1.0)) == {1}
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 1, 2], 4 / 3, 1.0)) == {1, 2, 3}
+
+
+def test_a_cluster_is_worth_no_more_than_its_bonus() -> None:
+    """Every leaf costs what its cluster is worth, and two share one: all sets are equal."""
+    program = Program((-1, 0, 0, 0), (0, -5, -5, -5), 5, ((1,), (2, 3)), (1, 2, 3))
+    assert best_set(program) == {1}
 
 
 @given(found=programs(), lambda_b=dials, lambda_d=dials, order=st.randoms(use_true_random=False))
