@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from runtime.embedded.deduplication import SampleFunction, samples_for
 from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
@@ -32,6 +33,7 @@ def scheduler(
     visits: ScheduleOrder = "prefix",
     dedup: bool = True,
     speculation: SpeculativeDecoder | None = None,
+    draw: SampleFunction = samples_for,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
@@ -48,6 +50,7 @@ def scheduler(
         visits=visits,
         dedup=dedup,
         speculation=speculation,
+        draw=draw,
     )
     return made, model
 
