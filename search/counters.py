@@ -8,8 +8,8 @@ declaration.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import Field, asdict, dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar
 
 C = TypeVar("C", bound="Counters")
@@ -22,7 +22,7 @@ def counter(help: str, *, zero: float = 0, maximum: bool = False, metric: str | 
     ``maximum``. ``metric``: its series' name without ``hedgerow_`` and ``_total``, the field's own
     if empty; None if no series shows it by itself.
     """
-    metadata = {"help": help, "zero": zero, "maximum": maximum, "metric": metric}
+    metadata = {"help": help, "maximum": maximum, "metric": metric}
     return field(default=zero, metadata=metadata)
 
 
@@ -67,16 +67,26 @@ class Counters:
 
     def __add__(self: C, other: Counters) -> C:
         """Both together; ``other`` has at least this one's fields."""
-        return combined(type(self), (self, other))
+        total = replace(self)
+        total.add(other)
+        return total
 
     def __sub__(self: C, other: Counters) -> C:
         """Without what was counted in ``other``; a maximum stays."""
-        less = {
-            one.name: getattr(self, one.name) - getattr(other, one.name)
-            for one in fields(self)
-            if not one.metadata["maximum"]
-        }
-        return replace(self, **less)
+        return replace(
+            self,
+            **{
+                name: getattr(self, name) - getattr(other, name)
+                for name, maximum in _rules(type(self))
+                if not maximum
+            },
+        )
+
+    def add(self, other: Counters) -> None:
+        """Count what ``other`` has counted here too."""
+        for name, maximum in _rules(type(self)):
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(mine, its) if maximum else mine + its)
 
 
 @dataclass(slots=True)
@@ -98,16 +108,19 @@ class EngineCounters(Counters):
     @classmethod
     def of(cls, searches: Counters, **values: float) -> EngineCounters:
         """The sums of all searches, with or instead of them ``values`` by name."""
-        counted: dict[str, Any] = asdict(searches) | values
-        return cls(**counted)
+        counted = {name: getattr(searches, name) for name, _ in _rules(type(searches))}
+        return cls(**(counted | values))
 
 
 def combined(kind: type[C], several: Iterable[Counters]) -> C:
     """All of ``several`` together, each field by its rule."""
-    counted = list(several)
-    return kind(**{one.name: _combine(one, counted) for one in fields(kind)})
+    total = kind()
+    for counters in several:
+        total.add(counters)
+    return total
 
 
-def _combine(one: Field[Any], counted: list[Counters]) -> Any:
-    values, zero = map(attrgetter(one.name), counted), one.metadata["zero"]
-    return max(values, default=zero) if one.metadata["maximum"] else sum(values, zero)
+@cache
+def _rules(kind: type[Counters]) -> tuple[tuple[str, bool], ...]:
+    """Each field's name, and whether it is a maximum: engines add up counters with each answer."""
+    return tuple((one.name, one.metadata["maximum"]) for one in fields(kind))

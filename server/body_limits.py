@@ -10,8 +10,12 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from server.api_errors import ApiError, ClientLeft
+from server.body_values import COMMAS, DIGITS, at_most, outside_strings
 from server.settings import Settings
 
+VALUES_A_MESSAGE = 16
+"""That a body may have, for each message that a request may have."""
+DIGITS_A_VALUE = 16
 CLOSE = {"connection": "close"}
 """What is still to come of a body is not waited for."""
 
@@ -44,19 +48,21 @@ class BodyLimits:
         return len(self._partial)
 
     async def whole(self, scope: Scope, receive: Receive) -> bytes:
-        """A request's body. Raises ApiError (408, 413, 429), or ClientLeft."""
+        """A request's body, cheap to parse. Raises ApiError (408, 413, 429), or ClientLeft."""
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:
-            raise self._too_large({})
+            raise _too_large(f"{self._settings.max_body_bytes} bytes")
         body = PartialBody((scope.get("client") or ("",))[0], asyncio.timeout(None))
         try:
             async with body.patience:
                 self._enter(body)
-                return await self._read(body, receive)
+                text = await self._read(body, receive)
         except TimeoutError:
             raise self._refusal(body) from None
         finally:
             self._leave(body)
+        await self._check_values(text)
+        return text
 
     async def _read(self, body: PartialBody, receive: Receive) -> bytes:
         limits, now = self._settings, asyncio.get_running_loop().time
@@ -71,7 +77,7 @@ class BodyLimits:
             parts.append(message.get("body", b""))
             self._grow(body, len(parts[-1]))
             if body.size > limits.max_body_bytes:
-                raise self._too_large(CLOSE)
+                raise _too_large(f"{limits.max_body_bytes} bytes", CLOSE)
             if not message.get("more_body", False):
                 return b"".join(parts)
         raise TimeoutError
@@ -108,10 +114,16 @@ class BodyLimits:
             del self._by_address[body.address]
             del self._bytes_by_address[body.address]
 
-    def _too_large(self, headers: dict[str, str]) -> ApiError:
-        most = self._settings.max_body_bytes
-        message = f"the body may have at most {most} bytes"
-        return ApiError(413, "request_too_large", message, headers=headers)
+    async def _check_values(self, text: bytes) -> None:
+        """Raises ApiError (413) for more to parse than any request has: nobody else's request could
+        go on meanwhile."""
+        values = VALUES_A_MESSAGE * self._settings.max_messages
+        most = {"values": (COMMAS, values), "digits of numbers": (DIGITS, DIGITS_A_VALUE * values)}
+        for name, (which, allowed) in most.items():
+            if len(text) <= allowed or at_most(text, which) <= allowed:
+                continue
+            if await asyncio.to_thread(outside_strings, text, which) > allowed:
+                raise _too_large(f"{allowed} {name}")
 
     def _refusal(self, body: PartialBody) -> ApiError:
         limits = self._settings
@@ -125,3 +137,8 @@ class BodyLimits:
             f"and {limits.body_seconds:g} s in all are allowed"
         )
         return ApiError(408, "request_timeout", message, headers=CLOSE)
+
+
+def _too_large(most: str, headers: dict[str, str] | None = None) -> ApiError:
+    message = f"the body may have at most {most}"
+    return ApiError(413, "request_too_large", message, headers=headers or {})

@@ -49,18 +49,26 @@ class GuardedProtocol(H11Protocol):
         self.open_ones.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come, a piece at a time."""
-        for at in range(0, len(data), PIECE):
-            if self.transport.is_closing():
-                return
-            self._take(data[at : at + PIECE])
-        self._look()
+        """Take what has come, a piece at a time where it may be chunks."""
+        while data and not self.transport.is_closing():
+            size = len(data) if self._in_plain_body else PIECE
+            self._take(data[:size])
+            data = data[size:]
+        if not self.transport.is_closing():
+            self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no more."""
         super().connection_lost(exc)
         self.open_ones.closed(self)
         self._stop()
+
+    @property
+    def _in_plain_body(self) -> bool:
+        """Whether a body comes that is not in chunks."""
+        if self.idle or not self.cycle.more_body:
+            return False
+        return all(name != b"transfer-encoding" for name, _ in self.headers)
 
     def _take(self, piece: bytes) -> None:
         """Hand a piece on. Of a body that is still coming, what is no part of it is counted."""

@@ -35,6 +35,9 @@ BIG: Sequence[dict[str, Any]] = (
     ),
     SMALL | {"messages": [1] * 600_000},
     SMALL | {"search": {str(number): 1 for number in range(150_000)}},
+    SMALL | {"search": {str(number): "a" * 100 for number in range(16_000)}},
+    SMALL | {"messages": [10**4000] * 60},
+    SMALL | {"messages": [10**4000] * 475},
 )
 """About as many bytes as a body may have, each another way to be slow."""
 AT_ONCE = 4

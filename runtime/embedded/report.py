@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime.embedded.judge_scorer import JudgeScorer, cost_of_judging
 from runtime.embedded.reward_scorer import RewardScorer
 from runtime.embedded.scheduler import Scheduler
-from search.counters import Counters, EngineCounters
+from search.counters import EngineCounters
 from search.engine import Usage
 
 
@@ -19,10 +19,14 @@ def usage_of(
 ) -> Usage:
     """The state by now. ``call_errors``, ``kv_accounting_errors``: how often."""
     cache, prm_cache = scheduler.cache, scorer.cache if scorer else None
-    judging = judge.totals() if judge else Counters()
-    searches = scheduler.totals() - judging + cost_of_judging(judging)
+    searches = scheduler.totals()
+    if judge is not None:
+        judging = judge.totals()
+        searches = searches - judging + cost_of_judging(judging)
+    if scorer is not None:
+        searches.add(scorer.totals())
     totals = EngineCounters.of(
-        searches + scorer.totals() if scorer else searches,
+        searches,
         verdicts=judge.verdicts if judge else 0,
         evicted_tokens=cache.evicted_tokens,
         held_evicted_tokens=cache.radix.held_evicted,
