@@ -15,7 +15,6 @@ from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.model.forward import Span
-from runtime.embedded.options import DraftRule
 from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import BranchSequence
@@ -52,7 +51,6 @@ def drafted(
     batch_limit: int = 64,
     kv_policy: KvPolicy = "arborkv",
     dedup: bool = True,
-    rule: DraftRule = "coupled",
 ) -> tuple[Scheduler, Likeness, HashModel]:
     """A scheduler with a draft that is wrong once in so many tokens."""
     draft, ticks = Likeness(wrong), count()
@@ -66,7 +64,6 @@ def drafted(
         flops=HashModel.flops,
         timed=pace.draft.add,
         clock=lambda: float(next(ticks)),
-        rule=rule,
     )
     speculation = SpeculativeDecoder(
         drafter,
