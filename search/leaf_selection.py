@@ -152,11 +152,11 @@ def _highs(program: Program, node_limit: int) -> list[bool] | None:
     row = np.repeat(np.arange(len(rows)), [len(entries) for entries in rows])
     column, entry = np.array([pair for entries in rows for pair in entries]).T
     # Sparse: given a dense one, SciPy makes every thread's warnings errors for a moment
-    matrix = coo_array((entry, (row, column)), shape=(len(rows), blocks + clusters)).tocsc()
+    matrix = coo_array((entry, (row, column))).tocsc()
     least = np.repeat([-np.inf, 1], [len(rows) - 1, 1])
     most = np.repeat([0, np.inf], [len(rows) - 1, 1])
     result = milp(
-        -np.array([*program.gains, *[program.bonus] * clusters], dtype=np.float64),
+        -np.array([*program.gains, *[program.bonus] * clusters]),
         integrality=np.repeat([1, 0], [blocks, clusters]),
         bounds=Bounds(0, 1),
         constraints=[(matrix, least, most)],

@@ -1,7 +1,7 @@
 """A pytest plug-in for ``make mutants``: how the tests of one mutant run.
 
 Those that are most likely to notice it come first, since the first failure ends the run: the
-module's own test file, then what was quick when mutmut measured it. A test that takes far longer
+module's own test files, then what was quick when mutmut measured it. A test that takes far longer
 than it took then is endless: its process dies of SIGPROF. Longer by its own CPU time, or by the
 time that it waits for nothing but itself: the clock says more about what else the machine does.
 """
@@ -47,10 +47,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The module's own test file first, and the quick tests of each file group."""
+    """The module's own test files first, of these and of the rest the quick tests."""
     if module := module_of_mutant():
-        own, seconds = f"test_{module}.py", durations()
-        items.sort(key=lambda item: (item.path.name != own, seconds.get(item.nodeid, 0.0)))
+        own, seconds = f"test_{module}", durations()
+        items.sort(key=lambda i: (not i.path.stem.startswith(own), seconds.get(i.nodeid, 0.0)))
 
 
 def pytest_collection_finish() -> None:

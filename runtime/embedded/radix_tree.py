@@ -372,9 +372,11 @@ def namespace_of(tree: str) -> str:
 def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     """How many leading tokens two int64 arrays share."""
     length = min(len(left), len(right))
+    if not length:
+        return 0
     differ = left[:length] != right[:length]
-    first = int(differ.argmax()) if length else 0
-    return first if length and differ[first] else length
+    first = int(differ.argmax())
+    return first if differ[first] else length
 
 
 def oldest_first(node: CacheNode) -> tuple[int, int, int]:

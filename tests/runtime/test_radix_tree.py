@@ -1,18 +1,10 @@
-"""The radix tree against a naive model, and by hand."""
+"""The radix tree by hand."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtime.embedded.radix_tree import RadixTree, common_prefix, namespace_of
-
-PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
-TREES = st.sampled_from(["ash", "oak", "elm"])
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -148,6 +140,40 @@ def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
     tree.check()
 
 
+def test_a_retained_path_may_go_on_from_another_one() -> None:
+    """1 2 goes on to 1 2 3, and 5 6 is another beginning: only 4 and 7 are wanted by nobody."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
+    tree.insert(tree.root_of("ash"), ids(1, 2, 4), ids(9, 9, 3), "ash")
+    tree.insert(tree.root_of("ash"), ids(5, 6, 7), ids(4, 5, 6), "ash")
+    freed = tree.retain("ash", [ids(5, 6), ids(1, 2, 3), ids(), ids(1, 2)])
+    assert sorted(freed.tolist()) == [3, 6]
+    tree.check()
+
+
+def test_a_path_that_goes_on_from_an_uncached_one_keeps_no_more() -> None:
+    """Of 1 9 and 1 9 2 only 1 is cached: the 2 that is cached after 1 is none of theirs."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("ash"), ids(1, 2), ids(0, 1), "ash")
+    assert tree.retain("ash", [ids(1, 9), ids(1, 9, 2)]).tolist() == [1]
+    tree.check()
+
+
+def test_unheld_tokens_are_counted_as_their_tips_go() -> None:
+    """Three unheld and three held: a tip of either goes, and of the unheld one another."""
+    tree = RadixTree()
+    tree.insert(tree.root_of("elm"), ids(1, 2, 3), ids(0, 1, 2), "elm")
+    tree.keep("elm", ids(1, 2, 3))
+    tree.retain("elm", ())
+    held, _ = tree.insert(tree.root_of("ash"), ids(4, 5, 6), ids(3, 4, 5), "ash")
+    counted = [tree.unheld]
+    for leaf in (held, tree.match("elm", ids(1, 2, 3))[0], tree.match("elm", ids(1, 2))[0]):
+        tree.evict_tip(leaf, 1)
+        counted.append(tree.unheld)
+    assert counted == [3, 3, 2, 1]
+    tree.check()
+
+
 def steps_of_two_searches() -> RadixTree:
     """Ash has a step 1 2 3 | 4 5 and its sibling 1 2 3 | 6, both marked."""
     tree = RadixTree()
@@ -239,152 +265,3 @@ def test_a_leaf_has_nothing_below_it() -> None:
     assert set(tree.leaves) == set(ends[1:])
     assert not tree.is_leaf(tree.root_of("ash"))
     assert not RadixTree().is_leaf(tree.root_of("ash"))
-
-
-class RadixMachine(RuleBasedStateMachine):
-    """Every token path as a dictionary entry of its own, next to the radix tree."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tree = RadixTree()
-        self.slot: dict[tuple[int, ...], int] = {}
-        self.holders: dict[tuple[int, ...], set[str]] = {}
-        self.kept: set[tuple[int, ...]] = set()
-        self.locks: list[tuple[tuple[int, ...], object]] = []
-        self.marks: dict[tuple[str, int], tuple[int, ...]] = {}
-        self.next_slot = 0
-
-    def cached(self, path: tuple[int, ...]) -> int:
-        """Length of the longest cached prefix."""
-        return next((n for n in range(len(path), 0, -1) if path[:n] in self.slot), 0)
-
-    def locked(self) -> Counter[tuple[int, ...]]:
-        """How often each token is locked."""
-        return Counter(p[:n] for p, _ in self.locks for n in range(1, len(p) + 1))
-
-    def forget(self, path: tuple[int, ...]) -> None:
-        """Drop one token from the model."""
-        del self.slot[path], self.holders[path]
-        self.kept.discard(path)
-
-    @rule(path=PATHS, name=TREES)
-    def insert(self, path: tuple[int, ...], name: str) -> None:
-        """A new path gets new slots below what is cached; nothing cached gets another slot."""
-        slots = ids(*range(self.next_slot, self.next_slot + len(path)))
-        self.next_slot += len(path)
-        _, spare = self.tree.insert(self.tree.root_of(name), ids(*path), slots, name)
-        known = self.cached(path)
-        assert spare.tolist() == slots[:known].tolist()
-        for n in range(1, len(path) + 1):
-            self.slot.setdefault(path[:n], int(slots[n - 1]))
-            self.holders.setdefault(path[:n], set()).add(name)
-
-    @rule(path=PATHS)
-    def match(self, path: tuple[int, ...]) -> None:
-        """A match is the longest cached prefix with its slots."""
-        _, slots = self.tree.match("ash", ids(*path))
-        known = self.cached(path)
-        assert slots.tolist() == [self.slot[path[:n]] for n in range(1, known + 1)]
-
-    @rule(path=PATHS, name=TREES)
-    def lock(self, path: tuple[int, ...], name: str) -> None:
-        """A sequence starts from what is cached: it locks and its search holds that path."""
-        node, slots = self.tree.lock(name, ids(*path))
-        self.locks.append((path[: len(slots)], node))
-        for n in range(1, len(slots) + 1):
-            self.holders[path[:n]].add(name)
-
-    @precondition(lambda self: self.locks)
-    @rule(data=st.data())
-    def unlock(self, data: st.DataObject) -> None:
-        """A sequence ends."""
-        at = data.draw(st.integers(0, len(self.locks) - 1))
-        _, node = self.locks.pop(at)
-        self.tree.unlock(node)  # type: ignore[arg-type]
-
-    @precondition(lambda self: not self.locks)
-    @rule(name=TREES, paths=st.lists(PATHS, max_size=3), prompt=st.none() | PATHS)
-    def retain(self, name: str, paths: list[tuple[int, ...]], prompt: object) -> None:
-        """A search keeps some paths; the prompt stays cached, unheld rest is freed."""
-        if isinstance(prompt, tuple):
-            self.tree.keep(name, ids(*prompt))
-            self.kept |= {prompt[:n] for n in range(1, self.cached(prompt) + 1)}
-        wanted = {p[:n] for p in paths for n in range(1, len(p) + 1)}
-        freed = set(self.tree.retain(name, [ids(*p) for p in paths]).tolist())
-        expected = set()
-        for path in list(self.slot):
-            if name in self.holders[path] and path not in wanted:
-                self.holders[path].remove(name)
-                if not self.holders[path] and path not in self.kept:
-                    expected.add(self.slot[path])
-                    self.forget(path)
-        assert freed == expected
-
-    @rule(name=TREES, node=st.integers(0, 3), path=PATHS)
-    def mark(self, name: str, node: int, path: tuple[int, ...]) -> None:
-        """A step has an end."""
-        self.tree.index_step((name, node), ids(*path))
-        self.marks[name, node] = path
-        assert self.end_of((name, node)) == path[: self.cached(path)]
-
-    @rule(name=TREES, node=st.integers(0, 3))
-    def unmark(self, name: str, node: int) -> None:
-        """A step is over, if there was one."""
-        self.tree.steps.remove((name, node))
-        self.marks.pop((name, node), None)
-
-    @rule(name=TREES, path=PATHS)
-    def mend(self, name: str, path: tuple[int, ...]) -> None:
-        """The search's marks on the path stand where what is cached ends."""
-        self.tree.reindex_steps(name, ids(*path), 0)
-        for (tree, node), ends in self.marks.items():
-            if tree == name and path[: len(ends)] == ends:
-                assert self.end_of((tree, node)) == ends[: self.cached(ends)]
-
-    def end_of(self, mark: tuple[str, int]) -> tuple[int, ...] | None:
-        """The token path down to where a mark stands; None if another speaks for it."""
-        node = self.tree.steps.node_of(mark)
-        if node is None:
-            return None
-        tokens: tuple[int, ...] = ()
-        while node.parent is not None:
-            tokens = (*node.tokens.tolist(), *tokens)
-            node = node.parent
-        return tokens
-
-    @rule(wanted=st.integers(1, 6))
-    def trim(self, wanted: int) -> None:
-        """As many unlocked tokens as asked go, tips first, what nobody holds before the rest."""
-        locked = self.locked()
-        free = [p for p in self.slot if not locked[p]]
-        freed = self.tree.evict(wanted).tolist()
-        assert len(freed) == min(wanted, len(free))
-        path_of = {slot: path for path, slot in self.slot.items()}
-        for slot in freed:
-            assert not locked[path_of[slot]]
-        held = any(self.holders[path_of[slot]] for slot in freed)
-        for slot in freed:
-            self.forget(path_of[slot])
-        assert all(len(p) == 1 or p[:-1] in self.slot for p in self.slot), "a token lost its prefix"
-        assert not (held and any(not h for h in self.holders.values()))
-
-    @invariant()
-    def agrees(self) -> None:
-        """Sizes, counts and the tree's own check."""
-        self.tree.check()
-        locked = self.locked()
-        assert self.tree.size == len(self.slot)
-        assert self.tree.locked == len(locked)
-        assert self.tree.unheld == sum(not h for h in self.holders.values())
-        held = Counter(name for names in self.holders.values() for name in names)
-        assert +self.tree.held_tokens == held
-        for mark, path in self.marks.items():
-            end = self.end_of(mark)
-            if end is None:
-                assert self.cached(path) < len(path), "a whole step has no mark"
-                continue
-            assert path[: len(end)] == end, "a mark left its step's path"
-
-
-RadixMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
-TestRadix = RadixMachine.TestCase
