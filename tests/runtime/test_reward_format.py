@@ -100,6 +100,22 @@ def test_a_format_without_a_tag_spells_the_steps_alone(text: Text, tmp_path: Pat
     assert list(read) == own.encode("Why?\n") + own.encode("So.") + own.encode("\n\nSo.")
 
 
+def test_a_dialogue_in_a_template_of_two_roles(text: Text, tmp_path: Path) -> None:
+    """As Llama 2's: a third role, or a turn without words, is an error. Turn by turn the ids are
+    those of the whole conversation."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{{ '[INST] ' + m['content'].strip() + ' [/INST]' }}{% elif m['role'] == 'assistant' %}"
+        "{{ ' ' + m['content'].strip() + '<|end|>' }}{% else %}"
+        "{{ raise_exception('users and assistants alone') }}{% endif %}{% endfor %}"
+    )
+    own = words(tmp_path, template=template)
+    reader = Reader.of(REWARD_FORMATS["rlhflow"], own, text)
+    read = reader.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "Then.")), {})
+    whole = "[INST] Why? So. [/INST] +<|end|>[INST] Then. [/INST]"
+    assert list(read) == own.encode(whole)
+
+
 def test_rewards_by_hand() -> None:
     """softmax over the two verdicts: 1/2 where they tie, 1/(1+e^-1) one apart, others ignored.
 
