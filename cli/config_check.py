@@ -12,7 +12,7 @@ from cli.command_options import option_of
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from server.api_keys import ApiKeys
-from server.further_models import further_models
+from server.assemble import further_models
 from server.setting_types import EVERY_WAY
 from server.settings import BUNDLED, Settings, SettingsError, declared, variable
 
@@ -22,8 +22,7 @@ def check(settings: Settings) -> dict[str, Any]:
 
     Raises SettingsError naming the first that a server could not be started with.
     """
-    from server.assemble import engine_options, model_flops
-    from server.sglang_setup import server_options, sglang_options
+    from server.assemble import engine_options, model_flops, server_options, sglang_options
 
     if settings.profile not in PROFILES:
         known = ", ".join(PROFILES)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.tasks.task import Verdict
-from server.answers import generic_answer, normalise
+from server.reply_text import generic_answer, normalise
 
 SUFFIX = ".jsonl"
 GSM8K_MARK = "####"

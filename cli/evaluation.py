@@ -20,9 +20,9 @@ from search.engine import Engine
 from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
-from server.answers import Answers, answers_to
 from server.limits import context_for
-from server.service import ChatText
+from server.reply_text import Answers, answers_to
+from server.tokenizing import ChatText
 
 Z95 = 1.959963984540054
 """The 97.5 % point of the normal distribution."""

@@ -69,7 +69,7 @@ def serve(
     trees: Trees = None,
 ) -> None:
     """Serve OpenAI's API and /v1/search."""
-    from server.assemble import serve as run
+    from server.lifecycle import serve as run
 
     settings = settings_of(context.obj)
     with tree_log_at(trees) as log:

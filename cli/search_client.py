@@ -39,8 +39,7 @@ def local(service: Service) -> SearchClient:
             listen(event.to_dict())
 
         try:
-            ask, spec = await parse_search(request, service)
-            return await grow(ask, spec, service, hear)
+            return await grow(await parse_search(request, service), service, hear)
         except (ApiError, EngineError) as error:
             raise ClientError(str(translate(error, RETRY_SECONDS).detail)) from error
 

@@ -37,12 +37,15 @@ async def grower(
         yield remote(url)
         return
     from server.assemble import running
+    from server.service import create_service
 
     with console.status("loading the models"):
         parts = running(settings)
         started = await parts.__aenter__()
     try:
-        yield local(started.service(settings, trees))
+        yield local(
+            create_service(settings, started.engine, started.text, started.delimiter, trees)
+        )
     finally:
         await parts.__aexit__(None, None, None)
 

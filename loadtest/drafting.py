@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from loadtest.rejection_sampling import rejecting_scheduler
 from runtime.embedded.judge_scorer import JudgeScorer
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kv_store import KVStore
@@ -66,18 +67,20 @@ class Part:
 class Way:
     """An engine that runs one search at a time."""
 
-    def __init__(self, target: Watched, options: EngineOptions) -> None:
-        """``options`` of an engine whose policy is the target's checkpoint; the policy judges."""
+    def __init__(self, target: Watched, options: EngineOptions, *, rejects: bool = False) -> None:
+        """``options`` of an engine whose policy is the target's checkpoint; the policy judges.
+        ``rejects``: drafts are accepted by rejection, so trees are others."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}
         self._target, self._options = target, options
-        self._scheduler = scheduler_for(options, target, target.forward.config, target.clock)
+        make = rejecting_scheduler if rejects else scheduler_for
+        self._scheduler = make(options, target, target.forward.config, target.clock)
         judging = load_judge(replace(options, reward_format="generative"), self._scheduler)
         assert judging is not None, "the format asks a judge"
         self._judge: JudgeScorer = judging[0]
         self.capabilities = Capabilities(
             engine="embedded",
             models={"policy": str(options.policy)},
-            exact=options.same_trees,
+            exact=options.same_trees and not rejects,
             scores=True,
             embeds=None,
             context_tokens=Text(options.policy).context,

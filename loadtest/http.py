@@ -35,10 +35,11 @@ from loadtest.arrivals import paced, poisson
 from loadtest.served import Served
 from models.tasks import TASKS
 from server.app import create_app
-from server.assemble import KEEP_ALIVE_SECONDS, RunningModel, listen, running
+from server.assemble import RunningModel, running
+from server.lifecycle import KEEP_ALIVE_SECONDS, listen
 from server.request_models import ChatRequest
 from server.request_parsing import parse_chat
-from server.service import Service
+from server.service import Service, create_service
 from server.settings import Settings, load_settings
 
 CHAT = "/v1/chat/completions"
@@ -282,7 +283,7 @@ async def _serve(
     parts: RunningModel, settings: Settings
 ) -> tuple[Service, str, Callable[[], Awaitable[None]]]:
     """The server in this event loop, answering: its parts, its URL, and how to stop it."""
-    service = parts.service(settings)
+    service = create_service(settings, parts.engine, parts.text, parts.delimiter)
     listener = listen(settings.host, 0)
     config = uvicorn.Config(
         create_app(service), log_level="error", timeout_keep_alive=KEEP_ALIVE_SECONDS

@@ -68,7 +68,6 @@ class Kind:
             policy=target,
             draft="off" if plain else scheduled,
             draft_model=BUNDLED / "draft",
-            draft_rule=self.rule,  # type: ignore[arg-type]
             draft_tokens=len(self.k_config),
             k_config=self.k_config if max(self.k_config, default=1) > 1 else (),
             verify_batch=self.verify_batch,
@@ -211,7 +210,10 @@ class Run:
 async def measure_cell(cell: Cell, targets: Targets, limit: int, threads: int) -> list[dict]:
     """The rows of a cell, for the generator and for the evaluator."""
     target, path = targets[cell.cost_ratio], targets.path(cell.cost_ratio)
-    ways = {kind: Way(target, kind.options(path, threads)) for kind in cell.kinds}
+    ways = {
+        kind: Way(target, kind.options(path, threads), rejects=kind.rule == "leviathan")
+        for kind in cell.kinds
+    }
     runs: dict[Kind, list[Run]] = {kind: [] for kind in cell.kinds}
     text = Text(SPRIG.policy)
     for number, item in enumerate(items_of(cell.task, "dev", limit, 0)):

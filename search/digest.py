@@ -14,10 +14,8 @@ from search.tree import Node, NodeState, Tree
 
 FORMAT = b"hedgerow-tree-1"
 """Version of the byte layout; a digest is comparable only with digests of the same format."""
-
 UNITS = 10_000
 """Rewards are whole numbers of 1/UNITS."""
-
 _STATES = {NodeState.OPEN: 0, NodeState.FINISHED: 1, NodeState.PRUNED: 2}
 
 

@@ -118,7 +118,6 @@ def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[
 
 Same = Callable[[str, str], bool]
 """Whether two answers that are spelled differently are equal."""
-
 CLOSING_SECONDS = 0.1
 """After the deadline, for the engine to say what a tree cost, and for answers to be compared."""
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
@@ -29,6 +30,22 @@ NO_RETRY = {"x-should-retry": "false"}
 LONGEST_ECHO = 80
 METHOD_NOT_ALLOWED = 405
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+
+
+class ErrorInfo(BaseModel):
+    """What an error says: ``type`` tells whose fault it was."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    code: str
+    request_id: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorInfo
 
 
 class ApiError(HTTPException):

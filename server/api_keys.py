@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from server.api_errors import ApiError
 from server.settings import Settings, SettingsError
@@ -107,11 +107,13 @@ def bearer(authorization: Sequence[bytes]) -> bytes:
     return token
 
 
-def must_hold(secret: str | None, authorization: Sequence[bytes]) -> None:
+def must_hold(secret: SecretStr | None, authorization: Sequence[bytes]) -> None:
     """Let pass who holds ``secret``; anybody if it is None. Raises ApiError (401)."""
     if secret is None:
         return
-    if not hmac.compare_digest(sha256(secret.encode()), sha256(bearer(authorization))):
+    if not hmac.compare_digest(
+        sha256(secret.get_secret_value().encode()), sha256(bearer(authorization))
+    ):
         raise unauthorised("this key does not open this route")
 
 

@@ -1,55 +1,61 @@
-"""The one place that puts the parts together: models, engine, text, app."""
+"""The models of a server from its settings: engines, texts, and what belongs to them."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import socket
+import tomllib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import uvicorn
+from typing import Any, Protocol
 
 from kvpolicy.roofline import SplitLoad
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
+from runtime.embedders.endpoint import EndpointOptions
 from runtime.flops import Flops, no_flops
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
+from runtime.sglang.launched_server import LaunchedServers, LaunchOptions, split_args
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from runtime.text import Text
 from search.engine import Engine
-from server.api_keys import ApiKeys
-from server.app import add_model, create_app, create_service
-from server.connections import (
-    Connections,
-    accepted_at_once,
-    raised_handle_limit,
-    within_handles,
+from server.service import own_version
+from server.setting_types import EMBEDDED
+from server.settings import (
+    PREFIX,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    declared,
+    settings_by_name,
+    variable,
 )
-from server.further_models import further_models
-from server.guarded_protocol import guarded
-from server.lifecycle import GracefulServer, Restartable, watch_engine
-from server.logs import start_logging
-from server.service import ChatText, Service, own_version
-from server.settings import Settings, SettingsError
-from server.sglang_setup import endpoint_options, sglang_engine
-from server.tree_log import TreeLog
-
-if TYPE_CHECKING:
-    from server.tracing import Tracing
+from server.tokenizing import ChatText
 
 log = logging.getLogger("hedgerow")
 
-KEEP_ALIVE_SECONDS = 75
-"""For idle connections. OpenAI's client drops them after 5 s, as uvicorn would by default: whoever
-sends on one just then loses its request."""
-CLOSE_SECONDS = 2
-"""For connections to close once their answers are sent."""
+OWN = [
+    name
+    for name, field in ModelSettings.model_fields.items()
+    if EMBEDDED in declared(field)["on"] and name not in ("engine", "model", "models_file")
+]
+"""What a table of ``models_file`` may set; everything else is the server's."""
+
+
+class Restartable(Protocol):
+    """An engine that can be started again."""
+
+    async def health(self) -> None:
+        """Raise EngineDown if the engine is gone or stuck."""
+        ...
+
+    async def restart(self) -> None:
+        """End it and start a fresh one. Raises EngineError, ValueError or OSError."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,6 @@ class RunningModel:
     delimiter: str
     flops: tuple[Flops, ...] = (no_flops, no_flops)
     restartable: Restartable | None = None
-
-    def service(
-        self, settings: Settings, trees: TreeLog | None = None, traces: Tracing | None = None
-    ) -> Service:
-        """A service over these parts."""
-        return create_service(settings, self.engine, self.text, self.delimiter, trees, traces)
 
 
 @asynccontextmanager
@@ -172,93 +172,155 @@ def _known_flops(checkpoint: Path | None) -> Flops:
         return no_flops
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises SettingsError if the address cannot be had.
+log = logging.getLogger("hedgerow")
 
-    It is TCP by name: asyncio turns Nagle's algorithm off (40 ms a response) for such ones only.
+
+@asynccontextmanager
+async def sglang_engine(
+    settings: Settings,
+) -> AsyncIterator[tuple[SglangEngine, Restartable | None]]:
+    """The engine, and the servers where they are its own; both end afterwards.
+
+    Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
     """
+    servers = LaunchedServers(server_options(settings)) if settings.launch else None
+    if servers is None:
+        engine = await SglangEngine.start(sglang_options(settings))
+    else:
+        urls = [server.url for server in servers.servers]
+        await servers.start()
+        try:
+            options = sglang_options(settings, tuple(urls[:1]), tuple(urls[1:]))
+            engine = await SglangEngine.start(options)
+        except BaseException:
+            await servers.close()
+            raise
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-        family, kind, proto, _, address = found[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
+        yield engine, servers
+    finally:
+        await engine.close()
+        if servers is not None:
+            await servers.close()
 
 
-def traces_of(settings: Settings) -> Tracing | None:
-    """What makes spans, where they have somewhere to go. Raises SettingsError."""
-    if settings.otlp_endpoint is None:
-        return None
-    try:
-        traces = import_module("server.tracing")
-    except ModuleNotFoundError as error:
-        wanted = f"HEDGEROW_OTLP_ENDPOINT needs {error.name}: install hedgerow[traces]"
-        raise SettingsError(wanted) from None
-    sent = traces.by_otlp(settings.otlp_endpoint)
-    return traces.Tracing(sent, settings.model, own_version())
+def sglang_options(
+    settings: Settings,
+    policy_urls: tuple[str, ...] | None = None,
+    reward_urls: tuple[str, ...] | None = None,
+) -> SglangOptions:
+    """The engine's options; servers that were started have the URLs given here.
 
-
-async def serve(settings: Settings, trees: TreeLog) -> None:
-    """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
-    start_logging(settings.log_level, settings.log_format)
-    handles = raised_handle_limit()
-    settings = within_handles(settings, handles)
-    config = uvicorn.Config(
-        "",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        http=guarded(Connections(settings.max_connections), settings.head_seconds),
-        ws="none",
-        backlog=accepted_at_once(settings.max_connections, handles),
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.trusted_proxies),
+    Raises SettingsError or ValueError naming what is wrong.
+    """
+    form = _format(settings)
+    return SglangOptions(
+        policy=settings.policy_model,
+        policy_urls=settings.policy_urls if policy_urls is None else policy_urls,
+        prm=settings.reward_model if reward_format(form).needs_model else None,
+        reward_urls=settings.reward_urls if reward_urls is None else reward_urls,
+        reward_format=form,
+        embedder=_embedder(settings),
+        speculate=settings.speculate,
+        encoder=settings.encoder,
+        endpoint=endpoint_options(settings),
+        version=own_version(),
+        stall_seconds=settings.stall_seconds,
     )
-    ApiKeys.load(settings)  # what is wrong with them is said before models are loaded
-    listener = listen(settings.host, settings.port)
-    if settings.answers != "text":
-        await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
-    traces = traces_of(settings)
-    further = further_models(settings)
-    async with AsyncExitStack() as engines:
-        grown = [await engines.enter_async_context(running(s)) for s in (settings, *further)]
-        service = grown[0].service(settings, trees, traces)
-        for own, parts in zip(further, grown[1:], strict=True):
-            add_model(service, own, parts.engine, parts.text, parts.delimiter)
-        watchdogs = [
-            asyncio.create_task(_keep(parts, served))
-            for parts, served in zip(grown, service.models, strict=True)
-        ]
-
-        async def end() -> None:
-            for watchdog, parts in zip(watchdogs, grown, strict=True):
-                watchdog.cancel()
-                await parts.engine.close()
-            if traces is not None:
-                await traces.close()
-
-        config.app = create_app(service, end)
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        gc.collect()
-        gc.freeze()  # what stays for good is not looked through again and again
-        for own, parts in zip((settings, *further), grown, strict=True):
-            if threads := parts.engine.capabilities.threads:
-                log.info("%s: threads of the engine: at most %d", own.model, threads)
-        listener.listen(config.backlog)  # who reads the next line may connect at once
-        log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
-        for own in further:
-            log.info("serving %s too", own.model)
-        await GracefulServer(config, service).serve(sockets=[listener])
 
 
-async def _keep(parts: RunningModel, served: Service) -> None:
-    if parts.restartable is not None:
-        settings = served.settings
-        restarts = served.metrics.engine_restarts.labels(settings.model)
-        await watch_engine(parts.restartable, settings.watchdog_seconds, restarts, settings.model)
+def server_options(settings: Settings) -> list[LaunchOptions]:
+    """The policy's server, and the reward model's where the format reads one.
+
+    Raises SettingsError or ValueError naming what is wrong.
+    """
+    form = reward_format(_format(settings))
+    plain = LaunchOptions(
+        model=settings.policy_model,
+        python=settings.launch_python,
+        device=settings.launch_device,
+        memory=settings.launch_memory[0],
+        kv_tokens=_kv_tokens(settings, "kv_tokens"),
+        args=split_args(settings.policy_args),
+    )
+    evicts = settings.kv_policy == "arborkv"
+    policy = replace(plain, seeds=True, evicts=evicts, schedules=settings.speculate)
+    if not form.needs_model or settings.reward_model is None:
+        return [policy]
+    reward = replace(
+        plain,
+        model=settings.reward_model,
+        memory=settings.launch_memory[1],
+        kv_tokens=_kv_tokens(settings, "prm_kv_tokens"),
+        args=split_args(settings.reward_args),
+        classifies=form.reads_hidden,
+    )
+    return [policy, reward]
+
+
+def _kv_tokens(settings: Settings, name: str) -> int | None:
+    """What was asked for; on a GPU without a word what the memory's share holds."""
+    asked = settings.launch_device == "cpu" or name in settings.model_fields_set
+    return getattr(settings, name) if asked else None
+
+
+def _format(settings: Settings) -> str:
+    """The reward format; without a reward model that it needs, ``none``.
+
+    Raises SettingsError for what is the embedded engine's alone.
+    """
+    if settings.kv_policy == "full":
+        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
+    if reward_format(settings.reward_format).needs_model and settings.reward_model is None:
+        log.info("no reward model: rewards are the policy's mean log-probabilities")
+        return "none"
+    return settings.reward_format
+
+
+def _embedder(settings: Settings) -> EmbedderName:
+    if settings.embedder == "hidden":
+        raise SettingsError(
+            f"{PREFIX}EMBEDDER = 'hidden': SGLang gives no hidden states away; "
+            "lexical, encoder or endpoint is needed"
+        )
+    return settings.embedder
+
+
+def endpoint_options(settings: Settings) -> EndpointOptions | None:
+    """Where the embeddings endpoint is; None if none is named."""
+    if settings.embeddings_url is None:
+        return None
+    key = settings.embeddings_key
+    secret = None if key is None else key.get_secret_value()
+    return EndpointOptions(settings.embeddings_url, settings.embeddings_model, secret)
+
+
+def further_models(settings: Settings) -> list[Settings]:
+    """The settings of each model of ``models_file``, in its order; none without a file.
+
+    Raises SettingsError naming the file, the table and the field.
+    """
+    path = settings.models_file
+    if path is None:
+        return []
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{variable('models_file')} = '{path}': {error}") from None
+    if settings.model in tables:
+        raise SettingsError(f"{path}, [{settings.model}]: this is HEDGEROW_MODEL's own name")
+    return [_settings(settings, name, table, f"{path}, [{name}]") for name, table in tables.items()]
+
+
+def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: must be a table")
+    unknown = [field for field in table if field not in OWN]
+    if unknown:
+        raise SettingsError(f"{where}: {unknown[0]}: not a model's; known are {', '.join(OWN)}")
+    servers = settings.model_dump(exclude_unset=True) | {"models_file": None, "model": name}
+    if "policy_model" in table:
+        servers.pop("kv_theta", None)  # fitted to another model
+    try:
+        return settings_by_name(servers | table, str)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None

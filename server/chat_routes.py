@@ -16,24 +16,23 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
-from server.client_disconnect import forget_body
-from server.plain_completion import PlainCompletion, PlainReply, first_stop, held_back
-from server.quotas import ReplyTokens
-from server.replies import CompletedReply, chunk, search_document, usage_chunk
-from server.reply_formats import ReplyFormat
+from server.limits import ReplyTokens
+from server.middleware import forget_body
+from server.plain_completion import PlainCompletion, PlainReply
+from server.replies import CompletedReply, ReplyFormat, reply_format, search_document
+from server.reply_text import first_stop, held_back
 from server.request_models import ChatRequest, TextRequest
 from server.request_parsing import ParsedRequest, parse_chat, parse_completion
+from server.search_runner import Silence, WorkDone
 from server.service import Service
 from server.streams import (
     DONE,
+    OR_EVENTS,
     EventStream,
     Progress,
     ReasoningStream,
-    Silence,
     StablePrefix,
-    WorkDone,
     event,
-    follow,
 )
 
 
@@ -52,33 +51,31 @@ def chat_routes(service: Service) -> APIRouter:
     """The routes, bound to a service."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(
-            await parse_chat(body, service.serving(body.model), request.state.key),
-            body.stream,
-            request,
-        )
+        own = service.serving(body.model)
+        parsed = await parse_chat(body, own, request.state.key)
+        return await _answer(parsed, own, request, stream=body.stream)
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=OR_EVENTS)
     async def completions(body: TextRequest, request: Request) -> Response:
-        return await answer(
-            await parse_completion(body, service.serving(body.model), request.state.key),
-            body.stream,
-            request,
-        )
-
-    async def answer(parsed: ParsedRequest, stream: bool | None, request: Request) -> Response:
-        forget_body(request)
-        own = service.serving(parsed.model)
-        slot = request.state.slot
-        work = partial(_work, parsed, own, slot)
-        if stream:
-            return EventStream(_chunks(parsed, own, slot, work))
-        reply = await own.runner.run(work(None), slot)
-        return JSONResponse(reply.completion(parsed, own.fingerprint))
+        own = service.serving(body.model)
+        parsed = await parse_completion(body, own, request.state.key)
+        return await _answer(parsed, own, request, stream=body.stream)
 
     return router
+
+
+async def _answer(
+    parsed: ParsedRequest, service: Service, request: Request, *, stream: bool | None
+) -> Response:
+    forget_body(request)
+    slot = request.state.slot
+    written = reply_format(parsed, service.fingerprint)
+    work = partial(_work, parsed, service, slot)
+    if stream:
+        return EventStream(_chunks(parsed, service, slot, work, written))
+    return JSONResponse(written.completion(await service.runner.run(work(None), slot)))
 
 
 async def _work(
@@ -176,31 +173,30 @@ async def _chunks(
     service: Service,
     slot: QueueSlot,
     work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
+    written: ReplyFormat,
 ) -> AsyncGenerator[bytes, None]:
     """The stream: roles, text when it is certain (empty deltas meanwhile), reasons, usage, end."""
-    settings, reply_format = service.settings, parsed.reply_format
-    write = partial(chunk, parsed, service.fingerprint)
+    settings = service.settings
     progress = Progress() if parsed.include_reasoning else None
     reasoning = [ReasoningStream(parsed.in_reasoning) for _ in range(parsed.choices)]
-    for opening in filter(
-        None, map(reply_format.opening, range(1 if parsed.spec else parsed.choices))
-    ):
-        yield event(write(opening))
+    for index in range(1 if parsed.spec else parsed.choices):
+        for opening in written.opening(index):
+            yield event(opening)
     try:
-        async for item in follow(slot, service.runner, work, settings.keepalive_seconds):
+        async for item in service.runner.follow(work, slot, settings.keepalive_seconds):
             match item:
                 case Silence():
-                    yield event(write(reply_format.piece(0)))
+                    yield event(written.piece())
                 case WorkDone(reply):
-                    for data in _ending(parsed, service, reply, reasoning):
-                        yield data
+                    for data in _ending(parsed, reply, reasoning, written):
+                        yield event(data)
+                    yield DONE
                 case Certain(index, text):
-                    for piece in _pieces(reply_format, index, *reasoning[index].more(text)):
-                        yield event(write(piece))
+                    for piece in written.pieces(index, *reasoning[index].more(text)):
+                        yield event(piece)
                 case Event() if progress is not None and (line := progress.hear(item)):
-                    told = reply_format.reasoning(line)
-                    if told is not None:
-                        yield event(write(told))
+                    for told in written.reasoning(0, line):
+                        yield event(told)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         said = translate(error, settings.retry_after_seconds)
         yield event(said.body())
@@ -209,33 +205,18 @@ async def _chunks(
 
 def _ending(
     parsed: ParsedRequest,
-    service: Service,
     reply: CompletedReply,
     reasoning: Sequence[ReasoningStream],
-) -> list[bytes]:
+    written: ReplyFormat,
+) -> list[dict[str, Any]]:
     """What is left of each text, why it ended, the seed and the search with the last one."""
-    mark, reply_format = service.fingerprint, parsed.reply_format
-    events = []
+    chunks = []
     for index, (text, finish_reason) in enumerate(reply.choices):
-        if (
-            reply.search is not None
-            and index
-            and (opening := reply_format.opening(index)) is not None
-        ):
-            events.append(event(chunk(parsed, mark, opening)))
-        for piece in _pieces(reply_format, index, *reasoning[index].rest(text)):
-            events.append(event(chunk(parsed, mark, piece)))
-        last = chunk(parsed, mark, reply_format.piece(index, None, finish_reason))
-        if index == len(reply.choices) - 1:
-            last |= {"seed": parsed.seed}
-            last |= {} if reply.search is None else {"search": reply.search}
-        events.append(event(last))
-    if parsed.include_usage:
-        events.append(event(usage_chunk(parsed, mark, reply.usage)))
-    return [*events, DONE]
-
-
-def _pieces(reply_format: ReplyFormat, index: int, thought: str, text: str) -> list[dict[str, Any]]:
-    """The chunks' choices for parts of a thought and of a reply, either of which may be empty."""
-    told = reply_format.reasoning(thought, index) if thought else None
-    return [*([] if told is None else [told]), *([reply_format.piece(index, text)] if text else [])]
+        if index and reply.search is not None:
+            chunks += written.opening(index)
+        chunks += written.pieces(index, *reasoning[index].rest(text))
+        chunks.append(written.piece(index, finish_reason=finish_reason))
+    chunks[-1] |= {"seed": parsed.seed}
+    if reply.search is not None:
+        chunks[-1] |= {"search": reply.search}
+    return [*chunks, written.usage(reply.usage)] if parsed.include_usage else chunks

@@ -1,21 +1,145 @@
-"""How a server stays up and how it ends: a watchdog over the engine, a graceful shutdown."""
+"""How a server starts, stays up and ends: a watchdog over its engines, a graceful shutdown."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
+import socket
 import time
+from contextlib import AsyncExitStack
+from importlib import import_module
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import Counter
 
 from search.engine import EngineDown, EngineError
-from server.service import Service
+from server.api_keys import ApiKeys
+from server.app import create_app
+from server.assemble import Restartable, further_models, running
+from server.connections import (
+    Connections,
+    accepted_at_once,
+    guarded,
+    raised_handle_limit,
+    within_handles,
+)
+from server.logs import start_logging
+from server.service import Service, add_model, create_service, own_version
+from server.settings import Settings, SettingsError
+from server.tree_log import TreeLog
+
+if TYPE_CHECKING:
+    from server.tracing import Tracing
 
 log = logging.getLogger("hedgerow")
+
+KEEP_ALIVE_SECONDS = 75
+"""For idle connections. OpenAI's client drops them after 5 s, as uvicorn would by default: whoever
+sends on one just then loses its request."""
+CLOSE_SECONDS = 2
+"""For connections to close once their answers are sent."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises SettingsError if the address cannot be had.
+
+    It is TCP by name: asyncio turns Nagle's algorithm off (40 ms a response) for such ones only.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, proto, _, address = found[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def traces_of(settings: Settings) -> Tracing | None:
+    """What makes spans, where they have somewhere to go. Raises SettingsError."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        traces = import_module("server.tracing")
+    except ModuleNotFoundError as error:
+        wanted = f"HEDGEROW_OTLP_ENDPOINT needs {error.name}: install hedgerow[traces]"
+        raise SettingsError(wanted) from None
+    sent = traces.by_otlp(settings.otlp_endpoint)
+    return traces.Tracing(sent, settings.model, own_version())
+
+
+async def serve(settings: Settings, trees: TreeLog) -> None:
+    """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
+    start_logging(settings.log_level, settings.log_format)
+    handles = raised_handle_limit()
+    settings = within_handles(settings, handles)
+    config = _config(settings, handles)
+    ApiKeys.load(settings)  # what is wrong with them is said before models are loaded
+    listener = listen(settings.host, settings.port)
+    if settings.answers != "text":
+        await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
+    traces = traces_of(settings)
+    further = further_models(settings)
+    async with AsyncExitStack() as engines:
+        first, *others = [
+            await engines.enter_async_context(running(each)) for each in (settings, *further)
+        ]
+        service = create_service(
+            settings, first.engine, first.text, first.delimiter, trees=trees, traces=traces
+        )
+        for own, parts in zip(further, others, strict=True):
+            add_model(service, own, parts.engine, parts.text, parts.delimiter)
+        restarts = service.metrics.engine_restarts
+        watchdogs = [
+            asyncio.create_task(
+                watch_engine(parts.restartable, settings.watchdog_seconds, restarts, own.model)
+            )
+            for own, parts in zip((settings, *further), (first, *others), strict=True)
+            if parts.restartable is not None
+        ]
+
+        async def end() -> None:
+            for watchdog in watchdogs:
+                watchdog.cancel()
+            for parts in (first, *others):
+                await parts.engine.close()
+            if traces is not None:
+                await traces.close()
+
+        config.app = create_app(service, end)
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        gc.collect()
+        gc.freeze()  # what stays for good is not looked through again and again
+        for served in service.models:
+            if threads := served.runner.engine.capabilities.threads:
+                log.info("%s: threads of the engine: at most %d", served.settings.model, threads)
+        listener.listen(config.backlog)  # who reads the next line may connect at once
+        log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
+        for own in further:
+            log.info("serving %s too", own.model)
+        await GracefulServer(config, service).serve(sockets=[listener])
+
+
+def _config(settings: Settings, handles: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        "",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        http=guarded(Connections(settings.max_connections), settings.head_seconds),
+        ws="none",
+        backlog=accepted_at_once(settings.max_connections, handles),
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+    )
 
 
 class GracefulServer(uvicorn.Server):
@@ -55,18 +179,6 @@ class GracefulServer(uvicorn.Server):
         return max(len(self.server_state.tasks), self._service.admission.open)
 
 
-class Restartable(Protocol):
-    """An engine that can be started again."""
-
-    async def health(self) -> None:
-        """Raise EngineDown if the engine is gone or stuck."""
-        ...
-
-    async def restart(self) -> None:
-        """End it and start a fresh one. Raises EngineError, ValueError or OSError."""
-        ...
-
-
 async def watch_engine(engine: Restartable, seconds: float, restarts: Counter, model: str) -> None:
     """Look after ``model``'s engine every so many seconds, until cancelled; a failed restart is
     repeated.
@@ -79,7 +191,7 @@ async def watch_engine(engine: Restartable, seconds: float, restarts: Counter, m
             await engine.health()
         except EngineDown as down:
             log.error("%s: %s: restarting the engine", model, down)
-            restarts.inc()
+            restarts.labels(model).inc()
             try:
                 await engine.restart()
                 log.info("%s: the engine is back", model)

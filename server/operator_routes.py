@@ -57,7 +57,9 @@ def ops_routes(service: Service) -> APIRouter:
             raise EngineDown("the engine does not answer") from None
         return JSONResponse({"status": "ready"})
 
-    @router.get("/metrics")
+    @router.get(
+        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
     async def metrics() -> Response:
         told = await asyncio.gather(*(_told(each) for each in service.models))
         for each, usage in zip(service.models, told, strict=True):

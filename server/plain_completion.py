@@ -14,6 +14,7 @@ from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
 from search.stop import Deadline, TooLate
 from search.tree import Finish
 from server.api_errors import nothing_drawn
+from server.reply_text import first_stop, held_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +103,3 @@ async def _chain(
         certain = len(text) - held_back(text, wanted.stop)
         on_text(text[sent:certain])
         sent = certain
-
-
-def first_stop(text: str, stop: tuple[str, ...], since: int = 0) -> int | None:
-    """Where the stop string begins that is complete first (of several, the longest); or None.
-
-    Not the one that begins first: whoever reads along could not know of it yet. None begins before
-    ``since``: what was not held back then is not looked at again.
-    """
-    found = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
-    return min(found)[1] if found else None
-
-
-def held_back(text: str, stop: tuple[str, ...]) -> int:
-    """How many last characters may still turn out to be the beginning of a stop string.
-
-    Only the end of the text is looked at, as much of it as the longest string could reach.
-    """
-    return max((_begun(text, string) for string in stop), default=0)
-
-
-def _begun(text: str, string: str) -> int:
-    """How many last characters of the text are the longest beginning of ``string``."""
-    at = text.find(string[0], max(0, len(text) - len(string) + 1))
-    while at >= 0 and not string.startswith(text[at:]):
-        at = text.find(string[0], at + 1)
-    return 0 if at < 0 else len(text) - at

@@ -1,4 +1,4 @@
-"""What goes back: completions, their chunks, and the documents of ``/v1/search``."""
+"""What goes back: completions and chunks in OpenAI's two formats, documents of ``/v1/search``."""
 
 from __future__ import annotations
 
@@ -16,32 +16,128 @@ from server.request_parsing import ParsedRequest
 SCHEMA_VERSION = 1
 
 
-def search_part(parsed: ParsedRequest, outcome: Outcome) -> dict[str, Any]:
-    """The response's own ``search`` object: enough to grow the same tree again.
+class CompletedReply:
+    """A finished reply: its choices (text and why it ended), its usage, its ``search`` object."""
 
-    ``votes`` and ``unanswered``, the replies without an answer, add up to the finished ones.
-    """
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "policy": outcome.spec.policy,
-        "width": outcome.spec.width,
-        "seed": outcome.spec.seed,
-        "answer": outcome.answer,
-        "votes": votes(outcome),
-        "unanswered": outcome.stats.finished - sum(a.count for a in outcome.answers),
-        "vote": outcome.vote,
-        "stop_reason": outcome.stop_reason.value,
-        "stats": asdict(outcome.stats),
-        "tree_digest": outcome.digest,
-        "reproducible": outcome.reproducible,
-        "spec": outcome.spec.model_dump(),
-        "messages": parsed.messages,
-    }
+    def __init__(self, parsed: ParsedRequest, done: Sequence[PlainReply] | Outcome) -> None:
+        """Raises ApiError (504) when the search finished no trajectory."""
+        if isinstance(done, Outcome):
+            self.choices = _best_choices(parsed, done)
+            self.usage = search_usage(done)
+            self.search = search_part(parsed, done)
+            return
+        tokens = sum(reply.tokens for reply in done)
+        self.choices = [(reply.text, reply.finish_reason) for reply in done]
+        self.usage = usage(len(parsed.problem.prompt), tokens, tokens)
+        self.search = None
 
 
-def votes(outcome: Outcome) -> list[dict[str, Any]]:
-    """Classes of equal answers, the heaviest first."""
-    return [asdict(answer) for answer in outcome.answers]
+class ReplyFormat:
+    """``/v1/chat/completions``: how the replies to one request look, whole or in chunks."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, parsed: ParsedRequest, fingerprint: str) -> None:
+        self._parsed = parsed
+        self._fingerprint = fingerprint
+
+    def completion(self, reply: CompletedReply) -> dict[str, Any]:
+        """The whole response."""
+        parsed = self._parsed
+        choices = [
+            _choice(i, ended) | self._said(*parsed.split_reasoning(text))
+            for i, (text, ended) in enumerate(reply.choices)
+        ]
+        body = self._head(self.kind)
+        body |= {"choices": choices, "usage": reply.usage, "seed": parsed.seed}
+        return body if reply.search is None else body | {"search": reply.search}
+
+    def piece(
+        self, index: int = 0, text: str | None = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        """A chunk of one choice; without ``text`` it says nothing."""
+        return self._chunk(_choice(index, finish_reason) | self._more(text))
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """A stream's first chunk for a choice: the role. None where there are no roles."""
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk(_choice(index, None) | {"delta": delta})]
+
+    def reasoning(self, index: int, text: str) -> list[dict[str, Any]]:
+        """A piece of a thought or of what the search does, as ``reasoning_content``, which several
+        clients show apart from the reply. None where there is no place for it."""
+        delta = {"reasoning_content": text}
+        return [self._chunk(_choice(index, None) | {"delta": delta})]
+
+    def pieces(self, index: int, thought: str, text: str) -> list[dict[str, Any]]:
+        """The chunks for parts of a thought and of a reply, either of which may be empty."""
+        told = self.reasoning(index, thought) if thought else []
+        return [*told, self.piece(index, text)] if text else told
+
+    def usage(self, used: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk, for clients that asked for the usage."""
+        return self._head(self.chunk_kind) | {"choices": [], "usage": used}
+
+    def _said(self, thought: str, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message | ({"reasoning_content": thought} if thought else {})}
+
+    def _more(self, text: str | None) -> dict[str, Any]:
+        return {"delta": {} if text is None else {"content": text}}
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        body = self._head(self.chunk_kind) | {"choices": [choice]}
+        return body | {"usage": None} if self._parsed.include_usage else body
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._parsed.id,
+            "object": kind,
+            "created": self._parsed.created,
+            "model": self._parsed.model,
+            "system_fingerprint": self._fingerprint,
+        }
+
+
+class TextFormat(ReplyFormat):
+    """``/v1/completions``: the text alone."""
+
+    kind = chunk_kind = "text_completion"
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        return []
+
+    def reasoning(self, index: int, text: str) -> list[dict[str, Any]]:
+        return []
+
+    def _said(self, thought: str, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _more(self, text: str | None) -> dict[str, Any]:
+        return {"text": text or ""}
+
+
+def reply_format(parsed: ParsedRequest, fingerprint: str) -> ReplyFormat:
+    """How the replies to a request look."""
+    return (ReplyFormat if parsed.chat else TextFormat)(parsed, fingerprint)
+
+
+def _choice(index: int, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _best_choices(parsed: ParsedRequest, done: Outcome) -> list[tuple[str, str]]:
+    """The replies of the best distinct answers, as many as were wanted and are there."""
+    if done.chosen is None:
+        raise nothing_finished(done.stop_reason.value, done.spec.policy)
+    nodes = [answer.reply for answer in done.answers] or [done.chosen]
+    choices = []
+    for node in nodes[: parsed.choices]:
+        text, stopped = parsed.cut(done.tree.text(node))
+        ended = stopped or done.tree[node].finish is Finish.END
+        choices.append((text, "stop" if ended else "length"))
+    return choices
 
 
 def search_usage(outcome: Outcome) -> dict[str, Any]:
@@ -60,84 +156,44 @@ def usage(prompt: int, generated: int, reply: int) -> dict[str, Any]:
     }
 
 
-class CompletedReply:
-    """A finished reply: its choices (text and why it ended), its usage, its ``search`` object."""
+def search_part(parsed: ParsedRequest, outcome: Outcome) -> dict[str, Any]:
+    """The response's own ``search`` object: enough to grow the same tree again.
 
-    def __init__(self, parsed: ParsedRequest, done: Sequence[PlainReply] | Outcome) -> None:
-        """Raises ApiError (504) when the search finished no trajectory."""
-        if isinstance(done, Outcome):
-            self.choices = _best_choices(parsed, done)
-            self.usage = search_usage(done)
-            self.search = search_part(parsed, done)
-            return
-        tokens = sum(reply.tokens for reply in done)
-        self.choices = [(reply.text, reply.finish_reason) for reply in done]
-        self.usage = usage(len(parsed.problem.prompt), tokens, tokens)
-        self.search = None
-
-    def completion(self, parsed: ParsedRequest, fingerprint: str) -> dict[str, Any]:
-        """The whole response."""
-        choices = [
-            parsed.reply_format.choice(i, *parsed.split_reasoning(text), ended)
-            for i, (text, ended) in enumerate(self.choices)
-        ]
-        body = _head(parsed, parsed.reply_format.kind, fingerprint)
-        body |= {"choices": choices, "usage": self.usage, "seed": parsed.seed}
-        return body if self.search is None else body | {"search": self.search}
-
-
-def chunk(parsed: ParsedRequest, fingerprint: str, choice: dict[str, Any] | None) -> dict[str, Any]:
-    """One chunk of a stream."""
-    choices = [] if choice is None else [choice]
-    body = _head(parsed, parsed.reply_format.chunk_kind, fingerprint) | {"choices": choices}
-    return body | {"usage": None} if parsed.include_usage else body
-
-
-def usage_chunk(parsed: ParsedRequest, fingerprint: str, used: dict[str, Any]) -> dict[str, Any]:
-    """The last chunk, for clients that asked for the usage."""
-    return _head(parsed, parsed.reply_format.chunk_kind, fingerprint) | {
-        "choices": [],
-        "usage": used,
+    ``votes`` are classes of equal answers, the heaviest first; they and ``unanswered``, the replies
+    without an answer, add up to the finished ones.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "policy": outcome.spec.policy,
+        "width": outcome.spec.width,
+        "seed": outcome.spec.seed,
+        "answer": outcome.answer,
+        "votes": [asdict(answer) for answer in outcome.answers],
+        "unanswered": outcome.stats.finished - sum(a.count for a in outcome.answers),
+        "vote": outcome.vote,
+        "stop_reason": outcome.stop_reason.value,
+        "stats": asdict(outcome.stats),
+        "tree_digest": outcome.digest,
+        "reproducible": outcome.reproducible,
+        "spec": outcome.spec.model_dump(),
+        "messages": parsed.messages,
     }
-
-
-def _best_choices(parsed: ParsedRequest, done: Outcome) -> list[tuple[str, str]]:
-    """The replies of the best distinct answers, as many as were wanted and are there."""
-    if done.chosen is None:
-        raise nothing_finished(done.stop_reason.value, done.spec.policy)
-    nodes = [answer.reply for answer in done.answers] or [done.chosen]
-    choices = []
-    for node in nodes[: parsed.choices]:
-        text, stopped = parsed.cut(done.tree.text(node))
-        ended = stopped or done.tree[node].finish is Finish.END
-        choices.append((text, "stop" if ended else "length"))
-    return choices
 
 
 def search_document(parsed: ParsedRequest, outcome: Outcome, fingerprint: str) -> dict[str, Any]:
     """The response of ``POST /v1/search``, tree included."""
-    part = search_part(parsed, outcome)
+    part, before = search_part(parsed, outcome), parsed.continuation
     return {
         "id": parsed.id,
         "object": "search",
         "created": parsed.created,
         "model": parsed.model,
         "status": "done",
-        "text": (parsed.continuation.text if parsed.continuation else "") + outcome.text,
+        "text": (before.text if before else "") + outcome.text,
         "answers": part.pop("votes"),
         "usage": search_usage(outcome),
         **part,
         "tree": to_json(outcome.tree),
         "system_fingerprint": fingerprint,
-        **({} if parsed.continuation is None else {"branched_from": parsed.continuation.shown()}),
-    }
-
-
-def _head(parsed: ParsedRequest, kind: str, fingerprint: str) -> dict[str, Any]:
-    return {
-        "id": parsed.id,
-        "object": kind,
-        "created": parsed.created,
-        "model": parsed.model,
-        "system_fingerprint": fingerprint,
+        **({} if before is None else {"branched_from": before.shown()}),
     }

@@ -22,8 +22,8 @@ from server.api_errors import ApiError, bad_value, prompt_too_long, unknown_mode
 from server.api_keys import ApiKey
 from server.continuation import Continuation, continuation_at
 from server.limits import apply_limits, needs_rewards, policy_needs_rewards
-from server.plain_completion import PlainCompletion, first_stop
-from server.reply_formats import CHAT, TEXT, ReplyFormat, opens_reasoning, split_reasoning
+from server.plain_completion import PlainCompletion
+from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
     BranchRequest,
     ChatRequest,
@@ -37,8 +37,9 @@ from server.request_models import (
     refuse_unsupported,
     stop_strings,
 )
-from server.service import ChatText, Service
+from server.service import Service
 from server.settings import Settings
+from server.tokenizing import ChatText
 
 log = logging.getLogger("hedgerow.requests")
 
@@ -55,7 +56,8 @@ class ParsedRequest:
 
     ``choices``: how many replies are wanted; ``continuation``: steps of an earlier search that it
     goes on from; ``seconds``: the most time for all of it, the queue included; ``in_reasoning``:
-    whether the prompt opens a thought that the reply goes on with, None where nothing is one.
+    whether the prompt opens a thought that the reply goes on with, None where nothing is one;
+    ``chat``: it is answered with a message, not with a text alone.
     """
 
     id: str
@@ -67,7 +69,7 @@ class ParsedRequest:
     seed: int
     spec: SearchSpec | None
     seconds: float
-    reply_format: ReplyFormat = CHAT
+    chat: bool = False
     stop: tuple[str, ...] = ()
     choices: int = 1
     completions: tuple[PlainCompletion, ...] = ()
@@ -88,11 +90,9 @@ class ParsedRequest:
 
     def split_reasoning(self, text: str) -> tuple[str, str]:
         """A text's thought and its reply; all of it is the reply where nothing is a thought."""
-        return (
-            ("", text)
-            if self.in_reasoning is None
-            else split_reasoning(text, opened=self.in_reasoning)
-        )
+        if self.in_reasoning is None:
+            return "", text
+        return split_reasoning(text, opened=self.in_reasoning)
 
 
 async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> ParsedRequest:
@@ -100,14 +100,23 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     service.ignored.note(refuse_unsupported(request))
     limit = request.max_completion_tokens or request.max_tokens
     asked = request.reasoning and request.reasoning.effort
-    effort = EFFORT_WIDTH.get(request.reasoning_effort or asked or "none")
-    by_effort = None if effort is None else SearchSpec(policy=EFFORT_POLICY, width=effort)
+    width = EFFORT_WIDTH.get(request.reasoning_effort or asked or "none")
+    by_effort = None if width is None else SearchSpec(policy=EFFORT_POLICY, width=width)
     spec = _spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     problem = await build_prompt(messages, service, key)
-    parsed = _ask(request, CHAT, messages, problem, spec, limit, service, key)
-    opened = thinks(problem.prompt, service)
-    return replace(parsed, include_reasoning=bool(request.include_reasoning), in_reasoning=opened)
+    return _completion(
+        request,
+        messages,
+        problem,
+        spec,
+        limit,
+        service,
+        key,
+        chat=True,
+        include_reasoning=bool(request.include_reasoning),
+        in_reasoning=thinks(problem.prompt, service),
+    )
 
 
 async def parse_completion(request: TextRequest, service: Service, key: ApiKey) -> ParsedRequest:
@@ -117,32 +126,32 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
     text = prompt_text(request.prompt)
     prompt = await _tokens(lambda own: own.encode_prompt(text), len(text), "prompt", service, key)
     problem = Problem(prompt=prompt, question=text, delimiter=service.delimiter)
-    return _ask(request, TEXT, [], problem, spec, request.max_tokens, service, key)
+    return _completion(request, [], problem, spec, request.max_tokens, service, key)
 
 
 async def parse_search(
     request: SearchRequest, service: Service, key: ApiKey | None = None
-) -> tuple[ParsedRequest, SearchSpec]:
+) -> ParsedRequest:
     """Understand a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
     settings, key = service.settings, key or service.keys.anybody
     model = request.model or settings.model
-    fields = _explicit(request.search)
-    spec = SearchSpec(**(resolve_model(model, settings) | fields))
-    spec = apply_limits(spec, key, seed=secrets.randbelow(SEEDS))
-    require_reward_model(spec, service)
+    spec = _aliased(request.search, resolve_model(model, settings))
+    spec = _settled(spec, service, key, secrets.randbelow(SEEDS))
     if (request.question is None) == (request.messages is None):
         raise bad_value("question", "exactly one of question and messages is needed")
     asked = request.messages or [Message(role="user", content=request.question)]
     messages = plain_messages(asked, settings.max_messages)
     problem = await build_prompt(messages, service, key)
     _tell(messages, settings)
-    reasoning = thinks(problem.prompt, service)
-    return _search(model, key, messages, problem, spec, settings, in_reasoning=reasoning), spec
+    thought = thinks(problem.prompt, service)
+    return _parsed(
+        "search", model, key, messages, problem, spec, spec.seed, settings, in_reasoning=thought
+    )
 
 
 async def parse_branch(
     request: BranchRequest, document: bytes, service: Service, key: ApiKey
-) -> tuple[ParsedRequest, SearchSpec]:
+) -> ParsedRequest:
     """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
     async with service.reading:  # a document may have megabytes
         kept, continuation = await asyncio.to_thread(_read, document, request.node)
@@ -150,50 +159,91 @@ async def parse_branch(
     context = service.runner.engine.capabilities.context_tokens
     if len(continuation.tokens) >= context:
         raise prompt_too_long(len(continuation.tokens), context, "node")
-    fields = kept["spec"] | {"seed": None} | _explicit(request.search)
-    spec = apply_limits(SearchSpec(**fields), key, seed=secrets.randbelow(SEEDS))
-    require_reward_model(spec, service)
+    spec = _aliased(request.search, kept["spec"] | {"seed": None})
+    spec = _settled(spec, service, key, secrets.randbelow(SEEDS))
     messages = kept["messages"]
-    problem = Problem(continuation.tokens, question_of(messages), service.delimiter)
-    parsed = _search(
+    return _parsed(
+        "search",
         kept["model"],
         key,
         messages,
-        problem,
+        Problem(continuation.tokens, question_of(messages), service.delimiter),
         spec,
+        spec.seed,
         service.settings,
         continuation=continuation,
         in_reasoning=thinks(continuation.prompt, service),
-    )
-    return parsed, spec
-
-
-def _search(
-    model: str,
-    key: ApiKey,
-    messages: list[dict[str, str]],
-    problem: Problem,
-    spec: SearchSpec,
-    settings: Settings,
-    **more: Any,
-) -> ParsedRequest:
-    return ParsedRequest(
-        id=f"search-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=model,
-        key=key,
-        messages=messages,
-        problem=problem,
-        seed=spec.seed or 0,
-        spec=spec,
-        seconds=_seconds(spec, settings),
-        **more,
     )
 
 
 def _read(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
     kept = json.loads(document)
     return kept, continuation_at(kept, node)
+
+
+def _completion(
+    request: GenerationRequest,
+    messages: list[dict[str, str]],
+    problem: Problem,
+    spec: SearchSpec | None,
+    limit: int | None,
+    service: Service,
+    key: ApiKey,
+    **more: Any,
+) -> ParsedRequest:
+    settings = service.settings
+    choices = _choices(request.n or 1, spec, settings)
+    seed = _seed(request) if spec is None else spec.seed
+    stop = stop_strings(request.stop, settings.max_stop_strings)
+    if spec is None:
+        tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
+        if choices * tokens > key.tree_tokens:
+            allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are"
+            raise bad_value("max_tokens", f"{allowed} allowed, got {tokens}")
+        first = PlainCompletion(
+            prompt=problem.prompt,
+            limit=tokens,
+            piece=settings.step_tokens,
+            seed=seed or 0,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            stop=stop,
+            ignore_eos=bool(request.ignore_eos),
+        )
+        more["completions"] = tuple(replace(first, draw=i) for i in range(choices))
+    _tell(messages or problem.question, settings)
+    usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+    prefix = "chatcmpl" if "chat" in more else "cmpl"
+    more |= {"stop": stop, "choices": choices, "include_usage": usage}
+    return _parsed(prefix, request.model, key, messages, problem, spec, seed, settings, **more)
+
+
+def _parsed(
+    prefix: str,
+    model: str,
+    key: ApiKey,
+    messages: list[dict[str, str]],
+    problem: Problem,
+    spec: SearchSpec | None,
+    seed: int | None,
+    settings: Settings,
+    **more: Any,
+) -> ParsedRequest:
+    seconds = settings.deadline_seconds
+    if spec is not None and spec.deadline_ms is not None:
+        seconds = min(seconds, spec.deadline_ms / 1000)
+    return ParsedRequest(
+        id=f"{prefix}-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        key=key,
+        messages=messages,
+        problem=problem,
+        seed=seed or 0,
+        spec=spec,
+        seconds=seconds,
+        **more,
+    )
 
 
 def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
@@ -220,14 +270,6 @@ def model_names(settings: Settings) -> list[str]:
         if width <= settings.max_width
     ]
     return [settings.model, *aliases]
-
-
-def require_reward_model(spec: SearchSpec, service: Service) -> None:
-    """Raise ApiError for a search that needs rewards of an engine without a reward model."""
-    if needs_rewards(spec) and not service.runner.engine.capabilities.scores:
-        name = "policy" if policy_needs_rewards(spec) else "vote"
-        allowed = "this server has no reward model; self_consistency with vote majority needs none"
-        raise bad_value(f"search.{name}", allowed)
 
 
 def thinks(prompt: Sequence[int], service: Service) -> bool:
@@ -263,55 +305,8 @@ async def _tokens(
     if len(prompt) > key.prompt_tokens:
         raise bad_value(field, f"at most {key.prompt_tokens} tokens, these are {len(prompt)}")
     if not prompt:
-        raise ApiError(400, "invalid_value", f"{field}: nothing to reply to", param=field)
+        raise bad_value(field, "nothing to reply to")
     return tuple(prompt)
-
-
-def _ask(
-    request: GenerationRequest,
-    reply_format: ReplyFormat,
-    messages: list[dict[str, str]],
-    problem: Problem,
-    spec: SearchSpec | None,
-    limit: int | None,
-    service: Service,
-    key: ApiKey,
-) -> ParsedRequest:
-    settings = service.settings
-    choices = _choices(request.n or 1, spec, settings)
-    seed = _seed(request) if spec is None else spec.seed or 0
-    stop = stop_strings(request.stop, settings.max_stop_strings)
-    tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
-    if spec is None and choices * tokens > key.tree_tokens:
-        allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are allowed"
-        raise bad_value("max_tokens", f"{allowed}, got {tokens}")
-    _tell(messages or problem.question, settings)
-    first = PlainCompletion(
-        prompt=problem.prompt,
-        limit=tokens,
-        piece=settings.step_tokens,
-        seed=seed,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        stop=stop,
-        ignore_eos=bool(request.ignore_eos),
-    )
-    return ParsedRequest(
-        id=f"{reply_format.prefix}-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=request.model,
-        key=key,
-        messages=messages,
-        problem=problem,
-        seed=seed,
-        spec=spec,
-        seconds=_seconds(spec, settings),
-        reply_format=reply_format,
-        stop=stop,
-        choices=choices,
-        completions=tuple(replace(first, draw=i) for i in range(choices)),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-    )
 
 
 def _spec_of(
@@ -324,15 +319,30 @@ def _spec_of(
     """The search asked for: by field, then by alias, then by effort; None for a plain reply."""
     alias = resolve_model(request.model, service.settings)
     spec = by_effort
-    if request.search is not None:
-        spec = SearchSpec(**(alias | _explicit(request.search)))
-    elif alias:
-        spec = SearchSpec(**alias)
-    if spec is not None:
-        if request.ignore_eos:
-            spec = spec.model_copy(update={"ignore_eos": True})
-        spec = apply_limits(spec, key, seed=_seed(request), trajectory_tokens=limit)
-        require_reward_model(spec, service)
+    if request.search is not None or alias:
+        spec = _aliased(request.search or SearchSpec(), alias)
+    if spec is None:
+        return None
+    if request.ignore_eos:
+        spec = spec.model_copy(update={"ignore_eos": True})
+    return _settled(spec, service, key, _seed(request), limit)
+
+
+def _aliased(spec: SearchSpec, others: dict[str, Any]) -> SearchSpec:
+    """The spec with ``others`` where it says nothing. Raises ValidationError if they do not fit."""
+    return SearchSpec(**(others | spec.model_dump(exclude_unset=True))) if others else spec
+
+
+def _settled(
+    spec: SearchSpec, service: Service, key: ApiKey, seed: int, limit: int | None = None
+) -> SearchSpec:
+    """The spec with a seed, within the key's limits. Raises ApiError naming what is over one, and
+    for rewards that are needed of an engine without a reward model."""
+    spec = apply_limits(spec, key, seed=seed, trajectory_tokens=limit)
+    if needs_rewards(spec) and not service.runner.engine.capabilities.scores:
+        name = "policy" if policy_needs_rewards(spec) else "vote"
+        allowed = "this server has no reward model; self_consistency with vote majority needs none"
+        raise bad_value(f"search.{name}", allowed)
     return spec
 
 
@@ -348,17 +358,7 @@ def _seed(request: GenerationRequest) -> int:
     return secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS
 
 
-def _seconds(spec: SearchSpec | None, settings: Settings) -> float:
-    if spec is None or spec.deadline_ms is None:
-        return settings.deadline_seconds
-    return min(settings.deadline_seconds, spec.deadline_ms / 1000)
-
-
 def _tell(asked: object, settings: Settings) -> None:
     """Log what is asked, where the operator wants that."""
     if settings.log_prompts:
         log.info("asked", extra={"fields": {"prompt": asked}})
-
-
-def _explicit(spec: SearchSpec) -> dict[str, Any]:
-    return spec.model_dump(exclude_unset=True)

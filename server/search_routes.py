@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from search.events import Event
-from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import (
     StreamAborted,
@@ -24,56 +23,55 @@ from server.api_errors import (
     search_unknown,
     translate,
 )
-from server.client_disconnect import forget_body
 from server.kept_searches import HEARTBEAT, EventLog, KeptSearch
 from server.limits import most_tokens
+from server.middleware import forget_body
 from server.replies import search_document
 from server.request_models import BranchRequest, SearchRequest
 from server.request_parsing import ParsedRequest, parse_branch, parse_search
+from server.search_runner import Silence, WorkDone
 from server.service import Service
-from server.streams import EventStream, Silence, WorkDone, event, follow
+from server.streams import OR_EVENTS, EventStream, event
 
 PUBLIC_NAMES = {"answered": "answer"}
+OR_LATER = OR_EVENTS | {202: {"description": "It runs in the background."}}
 
 
 def search_routes(service: Service) -> APIRouter:
     """The routes, bound to a service."""
     router = APIRouter()
 
-    @router.post("/v1/search")
+    @router.post("/v1/search", responses=OR_LATER)
     async def start(body: SearchRequest, request: Request) -> Response:
         own = service.serving(body.model)
-        parsed, spec = await parse_search(body, own, request.state.key)
+        parsed = await parse_search(body, own, request.state.key)
         if body.dry_run:
             return JSONResponse(estimate(parsed, own))
-        return await answer(parsed, spec, body, request)
+        return await answer(parsed, body, request)
 
-    @router.post("/v1/search/{search_id}/branch")
+    @router.post("/v1/search/{search_id}/branch", responses=OR_LATER)
     async def branch(search_id: str, body: BranchRequest, request: Request) -> Response:
         kept = find(service, search_id, request)
         if kept.task is not None:
             raise search_running(search_id)
-        parsed, spec = await parse_branch(body, kept.document, service, request.state.key)
-        return await answer(parsed, spec, body, request)
+        parsed = await parse_branch(body, kept.document, service, request.state.key)
+        return await answer(parsed, body, request)
 
     async def answer(
-        parsed: ParsedRequest,
-        spec: SearchSpec,
-        body: SearchRequest | BranchRequest,
-        request: Request,
+        parsed: ParsedRequest, body: SearchRequest | BranchRequest, request: Request
     ) -> Response:
         forget_body(request)
         slot, own = request.state.slot, service.serving(parsed.model)
         if body.background:
             event_log = EventLog()
-            work = grow(parsed, spec, own, partial(_record, event_log, parsed), slot, event_log)
+            work = grow(parsed, own, partial(_record, event_log, parsed), slot, event_log)
             in_background(work, parsed, own, slot, event_log)
             if body.stream:
                 return EventStream(event_log.read(-1, service.settings.keepalive_seconds))
             return JSONResponse(running(parsed.id, parsed.created), 202)
         if body.stream:
-            return EventStream(_events(parsed, spec, own, slot))
-        work = grow(parsed, spec, own, lambda _: None, slot)
+            return EventStream(_events(parsed, own, slot))
+        work = grow(parsed, own, lambda _: None, slot)
         return JSONResponse(await own.runner.run(work, slot))
 
     return router
@@ -81,13 +79,13 @@ def search_routes(service: Service) -> APIRouter:
 
 async def grow(
     parsed: ParsedRequest,
-    spec: SearchSpec,
     service: Service,
     tell: Callable[[Event], None],
     slot: QueueSlot | None = None,
     event_log: EventLog | None = None,
 ) -> dict[str, Any]:
     """Search when it is its turn, and keep the document under the search's id."""
+    assert parsed.spec is not None, "a plain reply is not searched"
     service.store.begin(
         parsed.id, parsed.key.name, parsed.created, slot or asyncio.current_task(), event_log
     )
@@ -103,14 +101,14 @@ async def grow(
             outcome = await service.runner.search(
                 parsed.tree,
                 parsed.problem,
-                spec,
+                parsed.spec,
                 seconds=seconds,
                 listen=hear,
                 continuation=parsed.continuation,
                 in_reasoning=bool(parsed.in_reasoning),
             )
         if outcome.chosen is None:
-            raise nothing_finished(outcome.stop_reason.value, spec.policy)
+            raise nothing_finished(outcome.stop_reason.value, outcome.spec.policy)
         document = search_document(parsed, outcome, service.fingerprint)
         kept = json.dumps(document).encode()
     except BaseException:
@@ -126,14 +124,14 @@ async def grow(
 
 
 async def _events(
-    parsed: ParsedRequest, spec: SearchSpec, service: Service, slot: QueueSlot
+    parsed: ParsedRequest, service: Service, slot: QueueSlot
 ) -> AsyncGenerator[bytes, None]:
     """Tree events numbered from 0, then ``done`` with everything but the tree, or ``error``."""
     settings = service.settings
     number = 0
     try:
-        work = partial(grow, parsed, spec, service, slot=slot)
-        async for item in follow(slot, service.runner, work, settings.keepalive_seconds):
+        work = partial(grow, parsed, service, slot=slot)
+        async for item in service.runner.follow(work, slot, settings.keepalive_seconds):
             if isinstance(item, Silence):
                 yield HEARTBEAT
                 continue
@@ -175,7 +173,7 @@ def kept_routes(service: Service) -> APIRouter:
             return JSONResponse(running(search_id, kept.created))
         return Response(kept.document, media_type="application/json")
 
-    @router.get("/v1/search/{search_id}/events")
+    @router.get("/v1/search/{search_id}/events", response_class=Response, responses=OR_EVENTS)
     async def events(search_id: str, request: Request) -> Response:
         event_log = find(service, search_id, request).event_log
         if event_log is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from search.controller import Problem, search
 from search.engine import Engine
@@ -14,15 +15,28 @@ from search.events import Event
 from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
 from server.admission import QueueSlot
-from server.answers import answers_to
 from server.api_errors import Deleted, Stopped
 from server.continuation import Continuation, ContinuedEngine
 from server.limits import context_for
 from server.plain_completion import PlainCompletion, PlainReply, complete
 from server.prometheus_metrics import Metrics
-from server.reply_formats import split_reasoning
+from server.reply_text import answers_to, split_reasoning
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing happened for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone(Generic[R]):
+    """The work is done; the last thing a follower sees."""
+
+    value: R
+
 
 log = logging.getLogger("hedgerow.search")
 
@@ -73,6 +87,32 @@ class SearchRunner:
             raise self.cancelled()
         return task.result()
 
+    async def follow(
+        self,
+        work: Callable[[Callable[[T], None]], Coroutine[Any, Any, R]],
+        slot: QueueSlot,
+        quiet_seconds: float,
+    ) -> AsyncIterator[T | Silence | WorkDone[R]]:
+        """Run ``work(tell)`` in a request's slot and yield what it tells, Silence in between, its
+        WorkDone last. Raises what ``run`` raises.
+        """
+        told: asyncio.Queue[T | None] = asyncio.Queue()
+        task = self.start(work(told.put_nowait), slot)
+        task.add_done_callback(lambda _: told.put_nowait(None))
+        while True:
+            try:
+                async with asyncio.timeout(quiet_seconds):
+                    item = await told.get()
+            except TimeoutError:
+                yield Silence()
+                continue
+            if item is None:
+                break
+            yield item
+        if task.cancelled():
+            raise self.cancelled()
+        yield WorkDone(task.result())
+
     @property
     def under_way(self) -> int:
         """How many trees are being grown."""
@@ -93,15 +133,13 @@ class SearchRunner:
         continuation: Continuation | None = None,
         in_reasoning: bool = False,
     ) -> Outcome:
-        """Grow one tree for at most ``seconds`` (or the spec's own deadline, if that is sooner).
+        """Grow one tree for at most ``seconds``.
 
         ``continuation``: the steps that stand already; ``problem.prompt`` ends with them.
         ``in_reasoning``: the prompt opens a thought. What is thought holds no answer.
         """
         before = continuation.text if continuation else ""
         engine = ContinuedEngine(self.engine, continuation) if continuation else self.engine
-        if spec.deadline_ms is not None:
-            seconds = min(seconds, spec.deadline_ms / 1000)
         answers = answers_to(problem.question, spec.answers or self._answers)
         with self.metrics.in_flight.labels(spec.policy).track_inprogress():
             try:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from search.controller import search
+from search.engine import Engine
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
-from server.limits import TypicalCost
+from server.limits import Quotas, TypicalCost
+from server.plain_completion import complete
 from server.prometheus_metrics import Metrics
-from server.quotas import Quotas
-from server.reply_formats import opens_reasoning
+from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
 from server.search_runner import SearchRunner
 from server.settings import Settings
-from server.tokenizing import Tokenizing
+from server.tokenizing import ChatText, Tokenizing
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
@@ -28,26 +30,6 @@ if TYPE_CHECKING:
 
 DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
 """Another version of these may break ties of an optimum, or class answers, differently."""
-
-
-class ChatText(Protocol):
-    """What is needed of the policy model's tokenizer."""
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of the messages under the chat template, ready for a reply."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text alone, nothing added."""
-        ...
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """The same. This and ``encode_chat`` may raise PrefixTooLong for what cannot fit."""
-        ...
-
-    def another(self) -> ChatText:
-        """The same, for use in another thread."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -122,3 +104,71 @@ def own_version() -> str:
         return version("hedgerow")
     except PackageNotFoundError:
         return "unknown"
+
+
+def create_service(
+    settings: Settings,
+    engine: Engine,
+    text: ChatText,
+    delimiter: str = "\n\n",
+    trees: TreeLog | None = None,
+    traces: Tracing | None = None,
+) -> Service:
+    """A server's parts over a running engine, which stays its caller's to close, as do traces.
+
+    Raises SettingsError for API keys that cannot be read.
+    """
+    ignored = IgnoredFields()
+    metrics = Metrics(ignored)
+    can = engine.capabilities
+    metrics.serves(settings.model, can.engine, own_version(), can.kernel)
+    keys = ApiKeys.load(settings)
+    admission = Admission(
+        settings.max_running,
+        settings.max_queued,
+        settings.retry_after_seconds,
+        settings.max_bodies_bytes,
+        metrics.queue_wait.observe,
+    )
+    metrics.queue.set_function(lambda: admission.waiting)
+    return Service(
+        settings=settings,
+        runner=_runner(engine, metrics, settings, traces),
+        text=text,
+        metrics=metrics,
+        ignored=ignored,
+        store=SearchStore(settings, time.monotonic),
+        trees=trees or TreeLog(None),
+        keys=keys,
+        quotas=Quotas(keys.names, metrics),
+        admission=admission,
+        delimiter=delimiter,
+        traces=traces,
+    )
+
+
+def add_model(
+    service: Service, settings: Settings, engine: Engine, text: ChatText, delimiter: str = "\n\n"
+) -> None:
+    """Let a service serve one more model, ``settings.model``, beside its own."""
+    can = engine.capabilities
+    service.metrics.serves(settings.model, can.engine, own_version(), can.kernel)
+    service.others[settings.model] = replace(
+        service,
+        settings=settings,
+        runner=_runner(engine, service.metrics, settings, service.traces),
+        text=text,
+        delimiter=delimiter,
+        typical_cost=TypicalCost(),
+        tokenizing=Tokenizing(),
+        others={},
+    )
+
+
+def _runner(
+    engine: Engine, metrics: Metrics, settings: Settings, traces: Tracing | None
+) -> SearchRunner:
+    if traces is None:
+        return SearchRunner(engine, metrics, settings.answers)
+    grow, reply = traces.searching(search), traces.completing(complete)
+    return SearchRunner(engine, metrics, settings.answers, grow, reply)

@@ -127,9 +127,6 @@ class ModelSettings(_Settings):
     draft_model: OptionalCheckpoint = setting(
         BUNDLED / "draft", "a folder or Hugging Face name", on=(EMBEDDED,)
     )
-    draft_rule: Literal["coupled", "leviathan"] = setting(
-        "coupled", "leviathan: by rejection; trees keep no digests", on=(EMBEDDED,)
-    )
     draft_tokens: int = setting(0, "drafted ahead; 0: what pays", on=(EMBEDDED,), ge=0, le=15)
     k_config: DraftWidths = setting(
         (), "tokens drafted at each depth, such as 2,2,1", on=(EMBEDDED,)

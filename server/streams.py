@@ -1,14 +1,12 @@
-"""Server-sent events: following work that is under way, and ending a stream honestly."""
+"""Server-sent events: what a stream may say already, and ending it honestly."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -18,61 +16,14 @@ from search.policies.policy import BacktrackingPolicy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
-from server.admission import QueueSlot
-from server.reply_formats import split_reasoning
-from server.search_runner import SearchRunner
-
-T = TypeVar("T")
-R = TypeVar("R")
+from server.reply_text import split_reasoning
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What a route's document says that may answer with a stream."""
 DONE = b"data: [DONE]\n\n"
 on_one_line = json.JSONEncoder(separators=(",", ":")).encode
 """Made once; ``json.dumps`` makes its encoder anew for every event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """Nothing happened for a while."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkDone(Generic[R]):
-    """The work is done; the last thing a follower sees."""
-
-    value: R
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    pass
-
-
-async def follow(
-    slot: QueueSlot,
-    runner: SearchRunner,
-    work: Callable[[Callable[[T], None]], Coroutine[Any, Any, R]],
-    quiet_seconds: float,
-) -> AsyncIterator[T | Silence | WorkDone[R]]:
-    """Run ``work(tell)`` under the ticket and yield what it tells, Silence in between, its WorkDone
-    last. Raises what the work raises.
-    """
-    told: asyncio.Queue[T | _End] = asyncio.Queue()
-    task = runner.start(work(told.put_nowait), slot)
-    task.add_done_callback(lambda _: told.put_nowait(_End()))
-    while True:
-        try:
-            async with asyncio.timeout(quiet_seconds):
-                item = await told.get()
-        except TimeoutError:
-            yield Silence()
-            continue
-        if isinstance(item, _End):
-            break
-        yield item
-    if task.cancelled():
-        raise runner.cancelled()
-    yield WorkDone(task.result())
 
 
 def event(data: Any, name: str | None = None, number: int | None = None) -> bytes:

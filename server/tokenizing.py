@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from server.service import ChatText
+    pass
+
+
+class ChatText(Protocol):
+    """What is needed of the policy model's tokenizer."""
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of the messages under the chat template, ready for a reply."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text alone, nothing added."""
+        ...
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The same. This and ``encode_chat`` may raise PrefixTooLong for what cannot fit."""
+        ...
+
+    def another(self) -> ChatText:
+        """The same, for use in another thread."""
+        ...
+
 
 LONG = 1 << 15
 """Characters from which a text is long; one of them takes tens of milliseconds."""

@@ -15,55 +15,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.embedded.draft_tree import DraftTree
-from runtime.embedded.rejection_sampling import CandidateOffer, choose, distribution
-from runtime.embedded.sequence import BranchSequence, SharedPrefix
+from runtime.embedded.sampler import sample
+from runtime.embedded.sequence import BranchSequence, SampledToken, SharedPrefix
 from search.tree import Finish
-
-SampledToken = tuple[int, float, float]
-"""A token with its log-probability and the entropy before it."""
 
 SampleRequest = tuple[BranchSequence, Sequence[int], Sequence[int]]
 """A branch that draws, each time after so many tokens more than it has, and from which rows."""
 
 
-class SampleFunction(Protocol):
-    """``runtime.embedded.sampler.sample``: a token, log-probability and entropy a draw."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        seeds: np.ndarray,
-        positions: np.ndarray,
-        temperature: np.ndarray,
-        top_p: np.ndarray,
-        rows: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+SampleFunction = Callable[[torch.Tensor, Sequence[SampleRequest]], list[list[SampledToken]]]
+"""``samples_for``, or another rule: what each request samples from its rows of (rows, vocab)."""
 
 
 def samples_for(
-    draw: SampleFunction, logits: torch.Tensor, asked: Sequence[SampleRequest]
+    logits: torch.Tensor, requests: Sequence[SampleRequest]
 ) -> list[list[SampledToken]]:
-    """The draws of each branch from its rows of ``logits`` (rows, vocab); several may share one."""
-    if not asked:
+    """The tokens of each branch from its rows of ``logits`` (rows, vocab), which may be shared."""
+    if not requests:
         return []
-    each = [(run, ahead) for run, depths, _ in asked for ahead in depths]
-    drawn = draw(
+    each = [(run, ahead) for run, depths, _ in requests for ahead in depths]
+    sampled = sample(
         logits,
         np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
         np.array([run.position + ahead for run, ahead in each], dtype=np.int64),
         np.array([run.call.sampling.temperature for run, _ in each]),
         np.array([run.call.sampling.top_p for run, _ in each]),
-        np.array([row for *_, rows in asked for row in rows], dtype=np.int64),
+        np.array([row for *_, rows in requests for row in rows], dtype=np.int64),
     )
-    tokens = zip(*(np.asarray(part).tolist() for part in drawn), strict=True)
-    return [list(islice(tokens, len(depths))) for _, depths, _ in asked]
+    tokens = zip(*(part.tolist() for part in sampled), strict=True)
+    return [list(islice(tokens, len(depths))) for _, depths, _ in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +68,22 @@ class VerifiedTokens:
 
 def verify(
     run: BranchSequence,
-    logits: torch.Tensor,
     draws: Sequence[SampledToken],
     finish_of: Callable[[BranchSequence], Finish | None],
 ) -> VerifiedTokens:
     """Give a branch its draws, as far as each was foreseen and the step goes on.
 
-    ``logits`` (rows, vocab) and ``draws``: one for each row of its guesses, in their order. Where a
-    guess was an offer, the draw is made by rejection instead.
+    ``draws``: one for each row of its guesses, in their order.
     """
     guesses, tested, accepted = run.retract(), 0, 0
     rows: list[int] = []
     way, depth = None, 0
     while True:
         rows.append(guesses.row(way, depth))
-        token, logprob, entropy = draws[rows[-1]]
+        token = run.decoded(draws[rows[-1]])
         foreseen = dict(guesses.at(way, depth))
-        offer = guesses.offers.get((way, depth))
-        if offer is not None:
-            token, logprob = _by_rejection(run, logits[rows[-1]], offer)
-        run.drawn.append(token)
-        run.logprob += logprob
-        run.entropy = entropy
-        candidates = foreseen if offer is None else offer.candidates
-        tested += bool(candidates)
-        accepted += token in candidates
+        tested += bool(foreseen)
+        accepted += token in foreseen
         finish = finish_of(run)
         if finish is not None or token not in foreseen:
             break
@@ -117,16 +94,6 @@ def verify(
         run.append(token)
     given = tuple(run.drawn[-len(rows) :])
     return VerifiedTokens(given, tuple(rows), finish, guesses, tested, accepted)
-
-
-def _by_rejection(
-    run: BranchSequence, logits: torch.Tensor, offer: CandidateOffer
-) -> tuple[int, float]:
-    """The branch's next token and its log-probability, from logits (vocab,)."""
-    sampling = run.call.sampling
-    p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
-    token = choose(p, offer, run.branch.seed, run.position)
-    return token, float(logits.double().log_softmax(-1)[token])
 
 
 DedupKey = tuple[SharedPrefix, tuple[int, ...]]
@@ -169,21 +136,21 @@ def sample_together(
     """
     if not passed:
         return []
-    asked: list[SampleRequest] = []
+    requests: list[SampleRequest] = []
     starts: list[int] = []
     rows = 0
     for run, logits in passed:
-        asked.append((run, run.depths(), range(rows, rows + len(logits))))
-        asked += [(one, [0], [rows]) for one in run.following]
+        requests.append((run, run.depths(), range(rows, rows + len(logits))))
+        requests += [(one, [0], [rows]) for one in run.following]
         starts.append(rows)
         rows += len(logits)
     every = torch.cat([logits for _, logits in passed])
-    drawn = iter(samples_for(draw, every, asked))
+    drawn = iter(draw(every, requests))
     found, agreeing = [], []
     ahead: list[int] = []
     further: list[SampleRequest] = []
-    for (run, logits), start in zip(passed, starts, strict=True):
-        taken = verify(run, logits, next(drawn), finish_of)
+    for (run, _), start in zip(passed, starts, strict=True):
+        taken = verify(run, next(drawn), finish_of)
         draws = [next(drawn) for _ in run.following]
         found.append((run, taken, draws))
         pairs = zip(run.following, draws, strict=True)
@@ -193,9 +160,14 @@ def sample_together(
             ahead += [start + row for row in taken.rows[1:]]
             agreeing += [own for _, own in same]
             further += [(one, range(1, len(taken.rows)), places) for one, _ in same]
-    for own, more in zip(agreeing, samples_for(draw, every[ahead], further), strict=True):
+    for own, more in zip(agreeing, draw(every[ahead], further), strict=True):
         own += more
-    return [(run, taken, _followed(run, taken, draws, finish_of)) for run, taken, draws in found]
+    together = []
+    for run, taken, draws in found:
+        followers, run.following = run.following, []
+        followed = sample_followers(followers, draws, taken.tokens, finish_of)
+        together.append((run, taken, followed))
+    return together
 
 
 def sample_followers(
@@ -209,10 +181,8 @@ def sample_followers(
     found = FollowerTokens()
     for run, own in zip(runs, draws, strict=True):
         given, finish = 0, None
-        for (token, logprob, entropy), theirs in zip(own, tokens, strict=False):
-            run.drawn.append(token)
-            run.logprob += logprob
-            run.entropy = entropy
+        for sampled, theirs in zip(own, tokens, strict=False):
+            token = run.decoded(sampled)
             given += 1
             finish = finish_of(run)
             if finish is not None or token != theirs:
@@ -224,13 +194,3 @@ def sample_followers(
         else:
             found.ended.append((run, finish))
     return found
-
-
-def _followed(
-    run: BranchSequence,
-    taken: VerifiedTokens,
-    draws: Sequence[Sequence[SampledToken]],
-    finish_of: Callable[[BranchSequence], Finish | None],
-) -> FollowerTokens:
-    following, run.following = run.following, []
-    return sample_followers(following, draws, taken.tokens, finish_of)

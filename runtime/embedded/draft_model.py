@@ -13,16 +13,9 @@ import numpy as np
 import torch
 
 from runtime.embedded.batch import Advance, Batch, Forwards
-from runtime.embedded.draft_tree import DraftBranch, DraftTree, OfferedCandidates, trimmed
-from runtime.embedded.options import DraftRule
+from runtime.embedded.draft_tree import DraftBranch, DraftTree
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
-from runtime.embedded.rejection_sampling import (
-    CandidateOffer,
-    Floats,
-    candidate_seeds,
-    distribution,
-)
 from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.sequence import BranchSequence, TokenSequence
 from runtime.embedded.tracked_search import pass_flops
@@ -32,6 +25,9 @@ PREFILL_ROWS = 256
 
 class DraftModel:
     """The branches' continuations in the draft model's cache, a sequence for each."""
+
+    noise = 0
+    """Exclusive or with a branch's seed: the noise its draft tokens are sampled by. 0: its own."""
 
     def __init__(
         self,
@@ -44,12 +40,10 @@ class DraftModel:
         flops: Callable[[int, int, int], float],
         timed: Callable[[int, float], None],
         clock: Callable[[], float],
-        rule: DraftRule = "coupled",
     ) -> None:
         """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
         proposals. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
-        each pass: its rows and its seconds by ``clock``. ``rule``: under ``leviathan`` what is
-        guessed is drawn by noise of its own, and goes with the distribution it was drawn from."""
+        each pass: its rows and its seconds by ``clock``."""
         self.cache = PrefixCache(kv_tokens)
         self._batch = Batch(
             forward,
@@ -60,7 +54,6 @@ class DraftModel:
         self._room = min(context, kv_tokens)
         self._eos = eos
         self._flops = flops
-        self.rejects = rule == "leviathan"
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._timed = timed
         self._clock = clock
@@ -162,32 +155,32 @@ class DraftModel:
         before, self._since = self._since, self._clock()
         self._timed(sum(advance.all_rows for advance in advances), self._since - before)
 
-    def _grow(self, passed: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
-        """Add to each sketch what the draft model foresees after this pass."""
-        ways: list[tuple[DraftTreeBuilder, DraftBranch | None, torch.Tensor]] = []
-        for sketch, advance in passed:
-            if advance.logits is not None:
-                ways.append((sketch, None, advance.logits[-1:]))
-            ways += [(sketch, fork, logits[-1:]) for fork, logits in advance.beside]
-        if not ways:
-            return
-        seeds = [sketch.run.branch.seed for sketch, *_ in ways]
-        samplings = [sketch.run.call.sampling for sketch, *_ in ways]
-        logits = torch.cat([logits for *_, logits in ways]).numpy()
-        ranked = rank_candidates(
+    def rank(self, ways: Sequence[DraftWay], logits: torch.Tensor) -> list[list[int]]:
+        """The next draft tokens after each way, the likeliest first, from its row of ``logits``
+        (ways, vocab)."""
+        samplings = [sketch.run.call.sampling for sketch, _ in ways]
+        return rank_candidates(
             logits,
-            candidate_seeds(seeds) if self.rejects else np.array(seeds, dtype=np.uint64),
-            np.array([sketch.position(way) for sketch, way, _ in ways], dtype=np.int64),
+            np.array([sketch.run.branch.seed ^ self.noise for sketch, _ in ways], dtype=np.uint64),
+            np.array([sketch.position(way) for sketch, way in ways], dtype=np.int64),
             np.array([sampling.temperature for sampling in samplings]),
             np.array([sampling.top_p for sampling in samplings]),
-            max(sketch.width(way) for sketch, way, _ in ways),
+            max(sketch.width(way) for sketch, way in ways),
         ).tolist()
-        for i, (sketch, way, _) in enumerate(ways):
-            if self.rejects:
-                sampling = samplings[i]
-                q = distribution(logits[i], sampling.temperature, sampling.top_p)
-                sketch.offer(way, ranked[i], q)
-            sketch.extend(way, ranked[i])
+
+    def _grow(self, passed: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
+        """Add to each sketch what the draft model foresees after this pass."""
+        ways: list[DraftWay] = []
+        rows: list[torch.Tensor] = []
+        for sketch, advance in passed:
+            if advance.logits is not None:
+                ways.append((sketch, None))
+                rows.append(advance.logits[-1:])
+            ways += [(sketch, fork) for fork, _ in advance.beside]
+            rows += [logits[-1:] for _, logits in advance.beside]
+        if ways:
+            for (sketch, way), ranked in zip(ways, self.rank(ways, torch.cat(rows)), strict=True):
+                sketch.extend(way, ranked)
 
     def _pass(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
         """A pass over all sequences but those ``held`` back. Whose sequence loses its place to
@@ -217,25 +210,19 @@ class DraftTreeBuilder:
         self._eos = eos
         self._last: dict[DraftBranch | None, int] = {}
         self._tips: list[DraftBranch] = []
-        self._offers: OfferedCandidates = {}
 
     def position(self, way: DraftBranch | None) -> int:
         """The absolute position of the token that comes next on a way."""
-        return self._sequence.known + self._depth(way)
+        return self._sequence.known + self.depth(way)
 
     def width(self, way: DraftBranch | None) -> int:
         """How many tokens to guess next on a way."""
-        return self._widths[self._depth(way)]
-
-    def offer(self, way: DraftBranch | None, ranked: Sequence[int], q: Floats) -> None:
-        """Note what the next candidates on a way were drawn from, those that end the step too."""
-        wanted = tuple(token for token in ranked[: self.width(way)] if token >= 0)
-        self._offers[way, self._depth(way)] = CandidateOffer(wanted, q)
+        return self._widths[self.depth(way)]
 
     def extend(self, way: DraftBranch | None, ranked: Sequence[int]) -> None:
         """The likeliest of ``ranked`` lengthens the way, the others fork off, as many as are
         wanted. What would end the step is not worth a row: the draw after the guesses tells."""
-        depth = self._depth(way)
+        depth = self.depth(way)
         before = [*self.run.drawn, *self._tokens(way)]
         wanted = [token for token in ranked[: self._widths[depth]] if token >= 0]
         going_on = [token for token in wanted if not self._ends([*before, token])]
@@ -252,16 +239,23 @@ class DraftTreeBuilder:
                 way.tokens.append(token)
 
     def done(self, cache: PrefixCache) -> DraftTree:
-        """The guesses; the sequence keeps what was computed of the chain."""
+        """The guesses; the sequence keeps what was computed of the chain. Forks go no deeper than
+        the chain, so that they fit its places."""
         sequence = self._sequence
         tokens, forks = self._tokens(None), sequence.forks
         cache.prune(forks)
         sequence.forks, sequence.proposed = [], 0
         for way, token in self._last.items():
             (tokens if way is None else way.tokens).append(token)
-        return trimmed(tokens, [*forks, *self._tips], self._offers)
+        kept: list[DraftBranch] = []
+        for fork in [*forks, *self._tips]:
+            fork.tokens = fork.tokens[: max(0, len(tokens) - fork.at)]
+            if fork.tokens and (fork.above is None or fork.above in kept):
+                kept.append(fork)
+        return DraftTree(tokens, kept)
 
-    def _depth(self, way: DraftBranch | None) -> int:
+    def depth(self, way: DraftBranch | None) -> int:
+        """Draft tokens on a way so far."""
         return self._sequence.proposed if way is None else way.depth
 
     def _tokens(self, way: DraftBranch | None) -> list[int]:
@@ -273,3 +267,7 @@ class DraftTreeBuilder:
     def _ends(self, tokens: Sequence[int]) -> bool:
         """Whether a step would end with the last of these tokens."""
         return tokens[-1] in self._eos or self.run.call.stops.ended(tokens)
+
+
+DraftWay = tuple[DraftTreeBuilder, DraftBranch | None]
+"""A branch's draft tree, and a way in it that ends where the next token is asked for."""

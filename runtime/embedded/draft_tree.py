@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from runtime.embedded.cache_node import EMPTY
-from runtime.embedded.rejection_sampling import CandidateOffer
 
 
 @dataclass(slots=True, eq=False)
@@ -35,21 +34,16 @@ class DraftBranch:
         return self.at + len(self.tokens)
 
 
-OfferedCandidates = dict[tuple[DraftBranch | None, int], CandidateOffer]
-"""By the way and the depth of a draw, what rejection sampling needs to know."""
-
-
 @dataclass(slots=True, eq=False)
 class DraftTree:
     """``tokens``: the likeliest way on; ``forks``: others, each after the one it leaves.
 
     The rows of a pass that checks them stand in this order: what was known last, the chain, the
-    forks. ``offers`` are for rejection sampling only.
+    forks.
     """
 
     tokens: list[int] = field(default_factory=list)
     forks: list[DraftBranch] = field(default_factory=list)
-    offers: OfferedCandidates = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -72,17 +66,3 @@ class DraftTree:
             return depth
         before = self.forks[: self.forks.index(way)]
         return sum(len(fork.tokens) for fork in before) + len(self.tokens) + depth - way.at
-
-
-def trimmed(
-    tokens: Sequence[int],
-    forks: Sequence[DraftBranch],
-    offers: OfferedCandidates,
-) -> DraftTree:
-    """Guesses whose forks go no deeper than the chain, so that they fit the chain's places."""
-    kept: list[DraftBranch] = []
-    for fork in forks:
-        fork.tokens = fork.tokens[: max(0, len(tokens) - fork.at)]
-        if fork.tokens and (fork.above is None or fork.above in kept):
-            kept.append(fork)
-    return DraftTree(list(tokens), kept, offers)

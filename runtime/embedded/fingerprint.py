@@ -22,7 +22,6 @@ def fingerprint(options: EngineOptions, attends: str) -> str:
         options.version,
         repr(reward_format(options.reward_format)),
         _embedder(options),
-        *_draft(options),
         "exact" if options.exact else "plain",
         *_threads(options),
         torch.__version__,
@@ -40,13 +39,6 @@ def fingerprint(options: EngineOptions, attends: str) -> str:
 def _threads(options: EngineOptions) -> list[str]:
     """Threads change nothing in exact arithmetic; an encoder's is not."""
     return [] if options.exact and options.embedder != "encoder" else [str(options.cores)]
-
-
-def _draft(options: EngineOptions) -> list[str]:
-    """What drafting has to do with the trees: nothing, unless draws are made by rejection."""
-    if options.draft == "off" or options.draft_rule == "coupled":
-        return []
-    return [options.draft_rule, str(options.draft_model), repr(options.k_config)]
 
 
 def _embedder(options: EngineOptions) -> str:

@@ -39,9 +39,6 @@ EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
 
 DraftMode = Literal["off", "serial", "scheduled"]
 
-DraftRule = Literal["coupled", "leviathan"]
-"""What a draw is: the one that plain decoding makes by the same noise, or one by rejection."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -56,8 +53,7 @@ class EngineOptions:
     ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
     policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
     scored along with the one before it; ``order``: in which a round's branches are let in;
-    ``dedup``: what several branches have drawn alike is computed once (not under ``leviathan``,
-    whose candidates must be each branch's own).
+    ``dedup``: what several branches have drawn alike is computed once.
     ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
     ``exact``: batch-invariant arithmetic; ``kernel``: what attends.
     ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
@@ -65,8 +61,7 @@ class EngineOptions:
     counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
-    ``runtime.embedded.speculative_decoding``; under the ``draft_rule`` ``coupled`` it changes time
-    alone, under ``leviathan`` trees keep their distribution but not their digests.
+    ``runtime.embedded.speculative_decoding``; it changes time alone.
     ``draft_tokens``: how far, 0 to follow what was measured; ``k_config``: how many tokens at each
     depth after each one before it (deeper it is one); ``draft_kv_tokens``: the capacity of its KV
     store; ``verify_batch``: branches whose drafts are checked at once, 0 for all.
@@ -89,7 +84,6 @@ class EngineOptions:
     batch_limit: int = 256
     draft: DraftMode = "off"
     draft_model: str | Path | None = None
-    draft_rule: DraftRule = "coupled"
     draft_tokens: int = 0
     draft_kv_tokens: int = 32_768
     k_config: tuple[int, ...] = ()
@@ -117,7 +111,6 @@ class EngineOptions:
             "kv_split": KvSplit,
             "kv_policy": KvPolicy,
             "draft": DraftMode,
-            "draft_rule": DraftRule,
             "order": ScheduleOrder,
             "kernel": Kernel,
         }
@@ -177,8 +170,7 @@ class EngineOptions:
     @property
     def same_trees(self) -> bool:
         """Whether trees follow from their requests, bit for bit."""
-        token_eviction = self.draft != "off" and self.draft_rule == "leviathan"
-        return self.exact and self.embedder != "endpoint" and not token_eviction
+        return self.exact and self.embedder != "endpoint"
 
     @property
     def arithmetic(self) -> Arithmetic:

@@ -22,6 +22,7 @@ from runtime.embedded.deduplication import (
     SampleFunction,
     VerifiedTokens,
     sample_together,
+    samples_for,
     with_followers,
 )
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
@@ -52,7 +53,6 @@ class Scheduler:
     def __init__(
         self,
         forward: Forwards,
-        draw: SampleFunction,
         text: Text,
         *,
         context: int,
@@ -66,13 +66,14 @@ class Scheduler:
         speculate: bool = False,
         visits: ScheduleOrder = "prefix",
         dedup: bool = True,
+        draw: SampleFunction = samples_for,
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
         ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
         ahead of the draws, None if nothing does; ``speculate``: idle places are filled with what
         rounds may ask for next; ``visits``: the order in which a round's branches are let in;
-        ``dedup``: what several have drawn alike is computed once, unless drafts are accepted by
-        rejection, whose candidates must be each branch's own."""
+        ``dedup``: what several have drawn alike is computed once; ``draw``: how tokens are
+        sampled."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = PrefixCache(kv_tokens, kv_policy, values)
@@ -95,7 +96,6 @@ class Scheduler:
         self._visits: ScheduleOrder = visits
         self._flops = flops
         self.speculation = speculation
-        dedup = dedup and (speculation is None or not speculation.rejects)
         self._queues = SequenceQueues(self.batch, self.accounts, speculation, dedup=dedup)
         self.expansion = BeamExtension(
             self.batch, self._queues, self.accounts, self._steps, on=speculate

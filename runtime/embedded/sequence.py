@@ -11,13 +11,16 @@ import numpy as np
 import torch
 
 from runtime.embedded.cache_node import EMPTY, CacheNode
-from runtime.embedded.draft_tree import DraftBranch, DraftTree, OfferedCandidates
+from runtime.embedded.draft_tree import DraftBranch, DraftTree
 from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, KvMoved, Sampling, Step
 from search.tree import Finish
 
 Order = tuple[int, int, int]
+
+SampledToken = tuple[int, float, float]
+"""A token with its log-probability and the entropy before it."""
 
 
 class TokenSequence:
@@ -46,7 +49,6 @@ class TokenSequence:
         self.length = self.proposed = 0
         self.opened = self.shared = self.computed = self.allocated = 0
         self.forks: list[DraftBranch] = []
-        self.offers: OfferedCandidates = {}
 
     def begin(self, tokens: np.ndarray, anchor: CacheNode, cached: np.ndarray) -> None:
         """It starts from ``tokens``; ``cached``: slots of the first of them, down to ``anchor``."""
@@ -55,7 +57,7 @@ class TokenSequence:
         self.slots = np.full(self.size, -1, dtype=np.int64)
         self.slots[: len(cached)] = cached
         self.anchor, self.live = anchor, True
-        self.length, self.proposed, self.forks, self.offers = len(tokens), 0, [], {}
+        self.length, self.proposed, self.forks = len(tokens), 0, []
         self.opened = self.shared = self.computed = self.allocated = len(cached)
 
     @property
@@ -87,13 +89,13 @@ class TokenSequence:
         """Add guesses, to be taken back by ``retract`` after the pass that checks them."""
         for token in guesses.tokens:
             self.guess(token)
-        self.forks, self.offers = guesses.forks, guesses.offers
+        self.forks = guesses.forks
 
     def retract(self) -> DraftTree:
         """Take the guesses back, and what was computed of them. The forks' slots go with them."""
         known = self.known
-        guesses = DraftTree(self.tokens[known : self.length].tolist(), self.forks, self.offers)
-        self.length, self.proposed, self.forks, self.offers = known, 0, [], {}
+        guesses = DraftTree(self.tokens[known : self.length].tolist(), self.forks)
+        self.length, self.proposed, self.forks = known, 0, []
         self.computed = min(self.computed, known)
         return guesses
 
@@ -203,6 +205,13 @@ class BranchSequence(TokenSequence):
     def left(self) -> int:
         """The most tokens still to be decoded."""
         return self.branch.limit - len(self.drawn)
+
+    def decoded(self, sampled: SampledToken) -> int:
+        """Add a token to the step; its id."""
+        token, logprob, self.entropy = sampled
+        self.drawn.append(token)
+        self.logprob += logprob
+        return token
 
     def path(self) -> np.ndarray:
         """The prefix and what was decoded, int64."""

@@ -77,17 +77,12 @@ class SpeculativeDecoder:
         ended = taken.finish is not None
         self.pace.took(len(taken.tokens), taken.tested, taken.accepted, ended=ended)
 
-    @property
-    def rejects(self) -> bool:
-        """Whether drafts are accepted by rejection, not by the branches' own draws."""
-        return self.drafter.rejects
-
     def followed(self, taken: VerifiedTokens, followed: FollowerTokens) -> None:
         """Branches that share the sequence of one that has ``taken`` guesses went along with it."""
         self._tokens += sum(followed.given)
         for given, agreed in zip(followed.given, followed.agreed, strict=True):
             tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
-            self.pace.following.add(tested, accepted)
+            self.pace.following.test(tested, accepted)
 
     def diverge(self, run: BranchSequence) -> None:
         """Branches that followed one go their own ways."""
@@ -123,7 +118,10 @@ class SpeculativeDecoder:
 
 
 def load_speculative_decoder(
-    options: EngineOptions, policy: Text, clock: Callable[[], float] = time.perf_counter
+    options: EngineOptions,
+    policy: Text,
+    clock: Callable[[], float] = time.perf_counter,
+    draft_model: type[DraftModel] = DraftModel,
 ) -> SpeculativeDecoder | None:
     """None where nothing is to draft. Raises ValueError for a draft with another tokenizer.
 
@@ -138,7 +136,7 @@ def load_speculative_decoder(
         options.draft_model, exact=False, threads=options.pass_threads, kernel=options.kernel
     )
     pace = DraftLength(options.draft_tokens, options.k_config)
-    drafter = DraftModel(
+    drafter = draft_model(
         forward,
         context=text.context,
         kv_tokens=options.draft_kv_tokens,
@@ -147,7 +145,6 @@ def load_speculative_decoder(
         flops=forward.config.flops,
         timed=pace.draft.add,
         clock=clock,
-        rule=options.draft_rule,
     )
     return SpeculativeDecoder(
         drafter,

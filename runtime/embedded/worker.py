@@ -41,7 +41,6 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.outlet import Outlet
 from runtime.embedded.report import usage_of
-from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.scorer_loading import load_embedder, load_judge, load_scorer
 from runtime.embedded.sequence import ExpandResult
@@ -357,7 +356,6 @@ def scheduler_for(
     text = Text(options.policy)
     return Scheduler(
         model,
-        sample,
         text,
         context=text.context,
         vocab=config.vocab,

@@ -80,7 +80,6 @@ async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
     forward, text = Forward(checkpoint, threads=1), Text(checkpoint)
     scheduler = Scheduler(
         forward,
-        sample,
         text,
         context=text.context,
         vocab=forward.config.vocab,

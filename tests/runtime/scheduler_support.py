@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from runtime.embedded.deduplication import SampleFunction, samples_for
 from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.sampler import sample
 from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
@@ -33,12 +33,12 @@ def scheduler(
     visits: ScheduleOrder = "prefix",
     dedup: bool = True,
     speculation: SpeculativeDecoder | None = None,
+    draw: SampleFunction = samples_for,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
     made = Scheduler(
         model,
-        sample,
         Letters(),  # type: ignore[arg-type]
         context=CONTEXT,
         vocab=VOCAB,
@@ -50,6 +50,7 @@ def scheduler(
         visits=visits,
         dedup=dedup,
         speculation=speculation,
+        draw=draw,
     )
     return made, model
 

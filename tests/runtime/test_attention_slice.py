@@ -14,7 +14,6 @@ from kvpolicy.block_table import BlockTable
 from kvpolicy.value import UNFITTED, attention_shares
 from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step
@@ -88,7 +87,6 @@ def grown(
     """Three rounds of a small search, three children of the two lowest open nodes each."""
     engine = Scheduler(
         forward,
-        sample,
         Letters(),  # type: ignore[arg-type]
         context=512,
         vocab=forward.config.vocab,

@@ -15,7 +15,7 @@ from runtime.reward_format import REWARD_FORMATS
 from runtime.reward_reader import paths_of
 from runtime.text import Text
 from search.engine import PrefixTooLong, Trajectory
-from server.reply_formats import opens_reasoning
+from server.reply_text import opens_reasoning
 from server.settings import Settings
 from tests.runtime.tiny_models import make_tokenizer
 

@@ -187,11 +187,3 @@ def test_a_draft_is_shared_until_they_part() -> None:
     assert target.rows == model.rows == computed(PROMPT, alone(0)) < other_target.rows
     assert draft.rows < other_draft.rows
     assert totals.drafted_tokens < apart.totals().drafted_tokens
-
-
-def test_by_rejection_nobody_follows() -> None:
-    """Candidates are each branch's own there: none is drawn for another."""
-    engine, *_ = drafted(rule="leviathan")
-    engine.expand(1, "oak", children(PROMPT, ALIKE), SAMPLING)
-    finish(engine)
-    assert engine.totals().deduplicated_tokens == 0

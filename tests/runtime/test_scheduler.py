@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.sequence import SampledToken
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import (
@@ -187,14 +188,16 @@ def test_bad_sampling_is_refused_by_name(sampling: Sampling, message: str) -> No
 
 
 class Scripted:
-    """A sampler that draws given tokens, whatever the logits."""
+    """Samples given tokens, whatever the logits."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
 
-    def __call__(self, logits: object, *rest: object) -> tuple[list[int], list[float], list[float]]:
+    def __call__(self, logits: object, requests: Sequence) -> list[list[SampledToken]]:
+        if not requests:
+            return []
         token = self.tokens.pop(0)
-        return [token], [-float(token)], [0.5 * token]
+        return [[(token, -float(token), 0.5 * token)]]
 
 
 @pytest.mark.parametrize(
@@ -211,8 +214,7 @@ class Scripted:
 )
 def test_where_a_step_ends(tokens: tuple[int, ...], ended: Finish, text: str) -> None:
     """At a stop string over any token borders, at an end token, or at the limit; stop kept."""
-    engine, _ = scheduler()
-    engine._draw = Scripted(*tokens, 0)  # type: ignore[assignment]
+    engine, _ = scheduler(draw=Scripted(*tokens, 0))
     engine.expand(1, "oak", [Branch(ROOT, 0, (7, 8), 0, 5, 1)], SAMPLING)
     (step,) = finish(engine)[1]
     assert step.tokens == tokens

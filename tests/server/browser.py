@@ -15,8 +15,9 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from search.engine import Branch, KvMoved, Sampling, Step
-from server.app import create_app, create_service
-from server.assemble import listen
+from server.app import create_app
+from server.lifecycle import listen
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import PlainText

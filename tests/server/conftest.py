@@ -17,10 +17,10 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from search.engine import Branch
-from server.app import create_app, create_service
-from server.assemble import listen
-from server.connections import Connections
-from server.guarded_protocol import guarded
+from server.app import create_app
+from server.connections import Connections, guarded
+from server.lifecycle import listen
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, encode
 

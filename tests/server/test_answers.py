@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.tasks import TASKS
-from server.answers import answer_of, answers_to, generic_answer, maths_answer, normalise
+from server.reply_text import answer_of, answers_to, generic_answer, maths_answer, normalise
 
 
 @pytest.mark.parametrize(

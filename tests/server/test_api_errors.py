@@ -16,8 +16,9 @@ from openai import AsyncOpenAI
 
 from search.engine import EngineError, RewardMissing
 from search.spec import PolicyName
-from server.app import create_app, create_service
+from server.app import create_app
 from server.request_models import ChatRequest
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText, question

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from server.answers import answer_of
+from server.reply_text import answer_of
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question, saying
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from server.app import create_app, create_service
+from server.app import create_app
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, PlainText, question

@@ -32,7 +32,6 @@ VALUES = {
     "batch_limit": "8",
     "draft": "serial",
     "draft_model": str(BUNDLED / "draft"),
-    "draft_rule": "leviathan",
     "draft_tokens": "2",
     "k_config": "2,1",
     "draft_kv_tokens": "5000",

@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from server.app import add_model, create_app, create_service
-from server.further_models import further_models
+from server.app import create_app
+from server.assemble import further_models
+from server.service import add_model, create_service
 from server.settings import BUNDLED, Settings, SettingsError
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText, question

@@ -116,7 +116,7 @@ async def test_a_request_that_ran_long_is_not_tried_again_by_itself(
 ) -> None:
     """OpenAI's clients repeat a 5xx twice: after minutes of search that is said to be no use."""
     now = 0.0
-    monkeypatch.setattr("server.request_middleware.time.monotonic", lambda: now)
+    monkeypatch.setattr("server.middleware.time.monotonic", lambda: now)
 
     def fail() -> None:
         nonlocal now

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from server.app import create_app
 from server.assemble import running
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question, saying, serving
@@ -83,7 +84,7 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
             writer.transport.abort()
 
     async with running(settings) as parts:
-        service = parts.service(settings)
+        service = create_service(settings, parts.engine, parts.text, parts.delimiter)
         async with serving(create_app(service)) as port:
             before = asyncio.all_tasks()
             leavers = asyncio.gather(

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 from search.counters import Counters
 from search.engine import Branch, Sampling, Step
-from server.app import create_app, create_service
+from server.app import create_app
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, PlainText, question

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from search.engine import Branch, PrefixTooLong
 from server.api_errors import ApiError
-from server.plain_completion import PlainCompletion, PlainReply, complete, first_stop, held_back
+from server.plain_completion import PlainCompletion, PlainReply, complete
+from server.reply_text import first_stop, held_back
 from tests.search.scripted_engine import ScriptedEngine, dice, encode
 
 PROMPT = encode("user: count\n")

@@ -19,7 +19,7 @@ from openai import APIConnectionError, APITimeoutError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from models.tasks import TASKS
-from server.assemble import listen
+from server.lifecycle import listen
 from server.settings import SettingsError
 
 QUESTION = TASKS["game24"].questions("dev", 1)[0]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from server.reply_formats import opens_reasoning, split_reasoning
+from server.reply_text import opens_reasoning, split_reasoning
 from server.streams import ReasoningStream
 from tests.search.scripted_engine import ScriptedEngine, encode
 from tests.server.conftest import question, saying

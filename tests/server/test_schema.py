@@ -28,7 +28,8 @@ from schemathesis.checks import (
     use_after_free,
 )
 
-from server.app import create_app, create_service
+from server.app import create_app
+from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText

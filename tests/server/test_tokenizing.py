@@ -10,7 +10,8 @@ import httpx2
 import pytest
 
 from search.engine import PrefixTooLong
-from server.app import create_app, create_service
+from server.app import create_app
+from server.service import create_service
 from server.settings import Settings
 from server.tokenizing import LONG, Tokenizing
 from tests.search.scripted_engine import ScriptedEngine

@@ -20,8 +20,9 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from search.counters import EngineCounters
 from search.engine import KvMoved, Usage
-from server.app import create_app, create_service
-from server.assemble import traces_of
+from server.app import create_app
+from server.lifecycle import traces_of
+from server.service import create_service
 from server.settings import Settings, SettingsError
 from server.tracing import Tracing
 from tests.search.scripted_engine import ScriptedEngine

@@ -12,7 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.app import create_app, create_service
+from server.app import create_app
+from server.service import create_service
 from server.settings import Settings
 from server.tree_log import MOST_WAITING, TreeLog
 from tests.search.scripted_engine import ScriptedEngine

@@ -40,7 +40,7 @@ async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> Non
     by the model's name."""
     caplog.set_level(logging.INFO)
     engine = Mortal()
-    restarts = Counter("restarts", "", registry=CollectorRegistry())
+    restarts = Counter("restarts", "", ["served"], registry=CollectorRegistry())
     watchdog = asyncio.create_task(watch_engine(engine, 0.001, restarts, "sprig"))
     await engine.back.wait()
     watchdog.cancel()

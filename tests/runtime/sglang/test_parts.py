@@ -25,8 +25,8 @@ from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
+from server.assemble import server_options, sglang_options
 from server.settings import BUNDLED, SettingsError, load_settings
-from server.sglang_setup import server_options, sglang_options
 
 PIECES = (b"a", b"b\n", b"\nc", b"<end>")
 EOS = frozenset({3})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import permutations, product
@@ -10,18 +11,17 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.rejection_sampling import (
+from loadtest.rejection_sampling import (
+    CANDIDATES,
     CandidateOffer,
-    candidate_seeds,
     choose,
     distribution,
+    rejecting_scheduler,
     trials,
 )
-from runtime.embedded.sampler import rank_candidates, sample
-from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.speculative_decoding import load_speculative_decoder
+from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.sampler import rank_candidates
 from runtime.text import Text
 from search.digest import node_seed
 from search.engine import Branch, Sampling
@@ -128,7 +128,8 @@ def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
         some_seeds = seeds[first : first + 500]
         rows, ones = np.repeat(said[None], len(some_seeds), 0), np.ones(len(some_seeds))
         at = [len(prompt)] * len(some_seeds)
-        offered = rank_candidates(rows, candidate_seeds(some_seeds), at, ones, ones, count)
+        own_noise = np.array([seed ^ CANDIDATES for seed in some_seeds], dtype=np.uint64)
+        offered = rank_candidates(rows, own_noise, at, ones, ones, count)
         for seed, candidates in zip(some_seeds, offered.tolist(), strict=True):
             drawn.append(choose(p, CandidateOffer(tuple(candidates), q), seed, len(prompt)))
     assert fits(drawn, p)
@@ -143,24 +144,15 @@ def test_branches_drawn_by_rejection_fit_the_policy(k_config: tuple[int, ...]) -
         f"{SPRIG}/policy",
         draft="scheduled",
         draft_model=f"{SPRIG}/draft",
-        draft_rule="leviathan",
         draft_tokens=len(k_config),
         k_config=k_config,
         threads=1,
+        kv_tokens=8000,
+        batch_limit=250,
     )
     text, forward = Text(options.policy), Forward(options.policy, threads=1)
     prompt = tuple(text.encode_chat([{"role": "user", "content": PROMPT}]))
-    engine = Scheduler(
-        forward,
-        sample,
-        text,
-        context=text.context,
-        vocab=forward.config.vocab,
-        kv_tokens=8000,
-        batch_limit=250,
-        flops=forward.config.flops,
-        speculation=load_speculative_decoder(options, text),
-    )
+    engine = rejecting_scheduler(options, forward, forward.config, time.perf_counter)
     sampling = Sampling(temperature=1.0, max_step_tokens=4)
     seeds = [node_seed(5, "through", (i,)) for i in range(1000)]
     branches = [Branch(ROOT, i, prompt, seed, 4, i + 1) for i, seed in enumerate(seeds)]

@@ -1,9 +1,9 @@
-"""Which answer a reply gives: by the question's own task, or by what replies usually look like."""
+"""How a reply's text is read: where it ends, what of it is thought, and which answer it gives."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,67 @@ from search.spec import AnswerRule
 
 if TYPE_CHECKING:
     from server.maths import Maths
+
+
+def first_stop(text: str, stop: tuple[str, ...], since: int = 0) -> int | None:
+    """Where the stop string begins that is complete first (of several, the longest); or None.
+
+    Not the one that begins first: whoever reads along could not know of it yet. None begins before
+    ``since``: what was not held back then is not looked at again.
+    """
+    found = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
+    return min(found)[1] if found else None
+
+
+def held_back(text: str, stop: tuple[str, ...]) -> int:
+    """How many last characters may still turn out to be the beginning of a stop string.
+
+    Only the end of the text is looked at, as much of it as the longest string could reach.
+    """
+    return max((_begun(text, string) for string in stop), default=0)
+
+
+def _begun(text: str, string: str) -> int:
+    """How many last characters of the text are the longest beginning of ``string``."""
+    at = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while at >= 0 and not string.startswith(text[at:]):
+        at = text.find(string[0], at + 1)
+    return 0 if at < 0 else len(text) - at
+
+
+OPENS = "<think>"
+CLOSES = "</think>"
+
+
+def split_reasoning(text: str, *, opened: bool = False, whole: bool = True) -> tuple[str, str]:
+    """A text's thought and its reply, without the tags and the space beside them.
+
+    ``opened``: the prompt has opened the thought. ``whole`` False: more of the text may come, and
+    what it might still make part of a tag is left out; each part of a longer text then begins with
+    that of a shorter one. A thought that is never closed has no reply.
+    """
+    inside = text
+    if not opened:
+        bare = text.lstrip()
+        if not whole and len(bare) < len(OPENS) and OPENS.startswith(bare):
+            return "", ""
+        if not bare.startswith(OPENS):
+            return "", text
+        inside = bare.removeprefix(OPENS)
+    thought, closed, reply = inside.partition(CLOSES)
+    if not closed and not whole:
+        thought = thought[: len(thought) - held_back(thought, (CLOSES,))]
+    return thought.strip(), reply.lstrip()
+
+
+def opens_reasoning(prompt: Sequence[int], encode: Callable[[str], list[int]]) -> bool:
+    """Whether a prompt ends with an open thought, as some chat templates do."""
+    for end in (OPENS, OPENS + "\n"):
+        tag = encode(end)
+        if tag and list(prompt[-len(tag) :]) == tag:
+            return True
+    return False
+
 
 ANSWER_SENTENCE = re.compile(
     r"\banswer\s*+(?:is\s*+:?+|:)\s*+((?:(?!\banswer\b)[^\n])+)", re.IGNORECASE

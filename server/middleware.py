@@ -1,0 +1,211 @@
+"""Around the routes, pure ASGI: a request's id and end, whose it is, and whether it may come in.
+
+Most are turned away before their body is read; a place is taken once it is whole. A client that
+leaves takes along whatever its request is doing just then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.admission import QueueSlot
+from server.api_errors import ApiError, ClientLeft, StreamAborted, internal_error, shutting_down
+from server.api_keys import ApiKey, must_hold
+from server.body_limits import BodyLimits
+from server.logs import request_id
+from server.service import Service
+
+log = logging.getLogger("hedgerow.access")
+
+GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+BAD = 400
+LEFT = 499
+"""What is logged and counted, and seen by nobody, when a client leaves before its answer."""
+
+
+class RequestMiddleware:
+    """Wraps the app. A client's ``x-request-id`` is echoed if it is short and printable."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._settings = service.settings
+        self._metrics = service.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        name = given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id.set(name)
+        scope["root_path"] = self._settings.root_path  # a proxy may have stripped it, or not
+        began = time.monotonic()
+        status = LEFT
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = name
+                if status >= BAD and time.monotonic() - began > self._settings.retry_seconds:
+                    headers["x-should-retry"] = "false"
+            await send(message)
+
+        with self._metrics.requests_in_flight.track_inprogress():
+            try:
+                await self._app(scope, receive, send_named)
+            except ClientLeft:
+                self._metrics.disconnects.inc()
+            except StreamAborted as aborted:
+                log.error("the stream failed", exc_info=aborted.__cause__)
+            except Exception:  # the HTTP boundary: logged here, its text goes no further
+                log.exception("failed")
+                if status == LEFT:
+                    failed = internal_error()
+                    answer = JSONResponse(failed.body(), failed.status_code)
+                    await answer(scope, receive, send_named)
+            finally:
+                seconds = time.monotonic() - began
+                route = getattr(scope.get("route"), "path", None) or "other"  # closed, unlike paths
+                self._metrics.request_seconds.labels(route, status).observe(seconds)
+                fields = {"route": route, "status": status, "seconds": round(seconds, 3)}
+                key = scope.get("state", {}).get("key")
+                fields |= {} if key is None else {"key": key.name}
+                said = " ".join(f"{k}={v}" for k, v in fields.items())
+                log.info("answered %s", said, extra={"fields": fields})
+
+
+OPEN = frozenset({"/", "/health", "/ready"})
+PLAYGROUND = "/playground/"
+"""What lies below is open as well: the page has a field for the key."""
+GROWING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/search"})
+"""POST to these wants an engine; so does POST to ``/v1/search/ID/branch``."""
+
+
+class AuthMiddleware:
+    """Wraps the app; puts ``key`` and, where a tree may grow, ``slot`` into the request's state.
+
+    What is done for a request with a key ends when its client leaves, whatever it is by then.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._bodies = BodyLimits(service.settings)
+        service.metrics.arriving.set_function(lambda: len(self._bodies))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        try:
+            grows = self._let_in(scope, state)
+            body = await self._bodies.whole(scope, receive) if "key" in state else None
+            slot = self._slot(state, len(body or b"")) if grows else None
+        except ApiError as refused:
+            self._service.metrics.refusals.labels(refused.code).inc()
+            answer = JSONResponse(refused.body(), refused.status_code, refused.headers)
+            await answer(scope, receive, send)
+            return
+        if body is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            unread, body = [body], None  # nobody holds a body that has been read
+            await while_connected(self._app, scope, unread, receive, send)
+        finally:
+            if slot is not None:
+                slot.close()
+
+    def _let_in(self, scope: Scope, state: dict[str, Any]) -> bool:
+        """Whether a tree may grow for it. Raises ApiError for a request that may not come in."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        if path in OPEN or path.startswith(PLAYGROUND):
+            return False
+        if path == "/metrics":
+            must_hold(self._service.settings.metrics_key, sent)
+            return False
+        if path.startswith("/admin/"):
+            if self._service.settings.admin_key is None:
+                raise ApiError(404, "not_found", "there is no such route")
+            must_hold(self._service.settings.admin_key, sent)
+            return False
+        state["key"] = self._service.keys.find(sent)
+        branch = path.startswith("/v1/search/") and path.endswith("/branch")
+        grows = scope["method"] == "POST" and (path in GROWING or branch)
+        if grows:
+            self._must_be_able(state["key"])
+        return grows
+
+    def _slot(self, state: dict[str, Any], size: int) -> QueueSlot:
+        """A place, now that the body is whole; while it came, much may have changed."""
+        self._must_be_able(state["key"])
+        state["slot"] = self._service.admission.take(state["key"], size)
+        return state["slot"]
+
+    def _must_be_able(self, key: ApiKey) -> None:
+        if self._service.draining.is_set():
+            raise shutting_down(self._service.settings.retry_after_seconds)
+        self._service.quotas.must_have_left(key)
+
+
+async def while_connected(
+    app: ASGIApp, scope: Scope, unread: list[bytes], receive: Receive, send: Send
+) -> None:
+    """Have ``app`` answer a request whose body is whole, and cancel it when the client leaves.
+
+    ``unread``: the body, which is taken out when it is read.
+
+    Raises ClientLeft then; otherwise what the app raises.
+    """
+    answered = False
+    left = asyncio.create_task(_left(receive))
+
+    async def receive_rest() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        await asyncio.wait({left})
+        return {"type": "http.disconnect"}
+
+    async def send_noted(message: Message) -> None:
+        nonlocal answered
+        await send(message)
+        answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    task = asyncio.ensure_future(app(scope, receive_rest, send_noted))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        too_soon = not (task.done() or answered)  # servers tell of a disconnect after an answer too
+        if not too_soon:
+            await asyncio.wait({task})
+    finally:
+        left.cancel()
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    if too_soon:
+        raise ClientLeft
+
+
+def forget_body(request: Request) -> None:
+    """What was sent has been understood: while the request waits, its bytes need not."""
+    request._body = b""
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
