@@ -7,18 +7,23 @@ by level in NumPy, so an update is O(n) with few calls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvpolicy.eviction_order import Bools, EvictionParams, Ints, eviction_weights
-from kvpolicy.signals import Signals
-from kvpolicy.value import Floats
+from kvpolicy.eviction_order import (
+    Bools,
+    EvictionParams,
+    Ints,
+    eviction_weights,
+    static_weight,
+)
+from kvpolicy.value import SIGNALS, Floats, score
 
 ROOT = 0
 _ABSENT = -2
 _FIRST = 64
+_VALUE, _CONFIDENCE, _ATTENTION = range(len(SIGNALS))
 
 
 class Level:
@@ -56,7 +61,7 @@ class TreeBlocks:
 
     def __init__(self, prompt_tokens: int, table: Floats, params: EvictionParams) -> None:
         """``table``: ``Theta.table``; ``prompt_tokens`` is block 0's length."""
-        self._signals = Signals(table, params)
+        self._table = table
         self._params = params
         self._parent: list[int] = []
         self._live_children: list[int] = []
@@ -65,14 +70,17 @@ class TreeBlocks:
         self._depth = np.zeros(_FIRST, dtype=np.int64)
         self._open_leaf = np.zeros(_FIRST, dtype=np.bool_)
         self._foreseen = np.zeros(_FIRST, dtype=np.bool_)
-        self._leafless = np.full(_FIRST, np.inf)
-        """What a row weighs below which nothing may grow."""
+        self._scored = np.zeros(_FIRST, dtype=np.bool_)
+        """Which blocks have a value of their own."""
+        self._signals = np.full((len(SIGNALS), _FIRST), np.nan)
+        """v, u and a; NaN where one is missing."""
         self._attention: dict[int, tuple[float, int]] = {}
         self._dead: set[int] = set()
         self._active: tuple[int, ...] = ()
-        self._now: tuple[Floats, Bools] | None = None
-        self._dear = self._leafless
-        self._fresh: dict[int, float] = {}
+        self._weighed: tuple[Floats, Bools] | None = None
+        """What ``weights`` returns, until something changes."""
+        self._joined: dict[int, float] = {}
+        """Weights of blocks that have closed right below Path* since."""
         self.add_block(ROOT, -1, prompt_tokens)
 
     def __contains__(self, node: int) -> bool:
@@ -124,16 +132,20 @@ class TreeBlocks:
         depth = 0 if node == ROOT else int(self._depth[parent]) + 1
         self._parent[node] = parent
         self._tokens[node], self._depth[node] = tokens, depth
-        self._open_leaf[node], self._leafless[node] = True, -np.inf
+        self._open_leaf[node] = True
         if node != ROOT:
             self._live_children[parent] += 1
             self._open_leaf[parent] = False
-        self._signals.add(node, None if node == ROOT else parent, depth, confidence)
+            self._signals[_VALUE, node] = self._signals[_VALUE, parent]
+        if confidence is not None:
+            self._signals[_CONFIDENCE, node] = confidence
         if depth == len(self._levels):
             self._levels.append(Level())
         self._levels[depth].append(node, parent)
-        if self._now is None or not self._joins(node, parent):
-            self._now = None
+        if self._weighed is not None and self._on_path(parent):
+            self._joined[node] = self._weight_below_path(node)
+        else:
+            self._weighed = None
 
     def set_values(self, values: Mapping[int, float]) -> None:
         """Rewards of some blocks, in [0, 1]; unscored blocks below them inherit. Unknown ids pass.
@@ -145,8 +157,8 @@ class TreeBlocks:
                 raise ValueError(f"value: {value} of node {node}; from 0 to 1 is needed")
             if node not in self:
                 continue
-            self._signals.set_value(node, value)
-            self._now = None
+            self._signals[_VALUE, node], self._scored[node] = value, True
+            self._weighed = None
             if self._live_children[node]:
                 self._inherit(node)
 
@@ -163,8 +175,9 @@ class TreeBlocks:
         if len(rows):
             self._foreseen[:] = False
             self._foreseen[rows] = True
-            self._signals.set_outlook(rows)
-            self._now = None
+            self._scored[rows] = True
+            self._signals[_VALUE, rows] = 1.0 / np.arange(1, len(rows) + 1)
+            self._weighed = None
 
     def add_attention(self, node: int, mass: float, queries: int) -> None:
         """``queries`` tokens paid ``mass`` to a block in all, each its ``attention_shares``.
@@ -176,19 +189,16 @@ class TreeBlocks:
         paid, asked = self._attention.get(node, (0.0, 0))
         paid, asked = paid + mass, asked + queries
         self._attention[node] = paid, asked
-        self._signals.set_attention(node, min(1.0, paid / asked))
-        if self._now is None:
-            return
-        on_path = self._now[1]
-        if node in self._fresh:
-            self._weigh_alone(node)
-        elif node >= len(on_path) or not on_path[node]:
-            self._now = None
+        self._signals[_ATTENTION, node] = min(1.0, paid / asked)
+        if node in self._joined:
+            self._joined[node] = self._weight_below_path(node)
+        elif not self._on_path(node):
+            self._weighed = None
 
     def set_active(self, active: Iterable[int]) -> None:
         """The search stands at these leaves now; those dead or without a block are left out."""
         self._active = tuple(sorted({node for node in active if self.alive(node)}))
-        self._now = None
+        self._weighed = None
 
     def mark_dead(self, nodes: Iterable[int]) -> None:
         """These will never be visited again."""
@@ -198,13 +208,13 @@ class TreeBlocks:
             self._dead.add(node)
             if node in self:
                 self._open_leaf[node] = self._foreseen[node] = False
-                self._now = None
+                self._weighed = None
                 if node != ROOT:
                     self._leave(self._parent[node])
 
     def signals(self, nodes: Ints) -> Floats:
         """v, u and a of blocks, (3, n); NaN where one is missing."""
-        return self._signals.of(nodes)
+        return self._signals[:, nodes]
 
     def path_and_candidates(self) -> tuple[Ints, Ints]:
         """The blocks on Path*, and those off it from which something may grow, both rising."""
@@ -222,12 +232,16 @@ class TreeBlocks:
         the active leaves' ancestor chains, themselves included; what attention it has been paid
         since the last move is not in its own weights, which no order asks for.
         """
-        if self._now is None or self._fresh:
-            self._fresh.clear()
-            weight, on_path = self._now = self._weigh()
-            self._dear = weight.copy()
-            self._dear[on_path] = np.inf
-        return self._now
+        if self._weighed is None or self._joined:
+            self._joined.clear()
+            weight, on_path = self.own_weights()
+            rows = slice(len(weight))
+            leafless = np.where(self._tokens[rows] > 0, -np.inf, np.inf)
+            weight = np.where(self._open_leaf[rows] | self._foreseen[rows], weight, leafless)
+            for level in reversed(self._levels[1:]):
+                np.maximum.at(weight, level.parents, weight[level.rows])
+            self._weighed = weight, on_path
+        return self._weighed
 
     def path_and_weight(self, node: int) -> tuple[bool, float]:
         """Whether a block is on Path*, and its weight: for few blocks of many.
@@ -235,33 +249,35 @@ class TreeBlocks:
         A block that closed below Path* since the last time all were weighed has been weighed by
         itself: those above it are on Path*, whatever they weigh.
         """
-        if self._now is not None and node in self._fresh:
-            return False, self._fresh[node]
-        weight, on_path = self._now or self.weights()
+        if self._weighed is not None and node in self._joined:
+            return False, self._joined[node]
+        weight, on_path = self._weighed or self.weights()
         return bool(on_path[node]), float(weight[node])
 
     def weights_of(self, nodes: Ints) -> Floats:
         """The weights of many (n,), infinite on Path*; a step without a block counts as on its
-        path. ``nodes`` rise."""
-        self.weights()
-        if not len(nodes) or (nodes[0] >= ROOT and nodes[-1] < len(self._dear)):
-            return self._dear[nodes]
-        rows = np.clip(nodes, ROOT, len(self._dear) - 1)
-        return np.where(rows == nodes, self._dear[rows], np.inf)
+        path."""
+        weight, on_path = self.weights()
+        rows = np.clip(nodes, ROOT, len(weight) - 1)
+        return np.where((rows == nodes) & ~on_path[rows], weight[rows], np.inf)
 
     @property
     def weights_current(self) -> bool:
         """Whether nothing has changed since all blocks were weighed, but for new ones below
         Path*."""
-        return self._now is not None
+        return self._weighed is not None
 
     def own_weights(self) -> tuple[Floats, Bools]:
         """Equation (2) without α for each block by itself, and Path*, both (rows,), for the
         extractive mode."""
-        distance, on_path = self._reach()
-        return eviction_weights(
-            self._signals.static_weights(), ~on_path, distance, self._params
-        ), on_path
+        if self._params.distance_decay:
+            distance, on_path = self.distances()
+        else:
+            distance = np.zeros(1, dtype=np.int64)
+            on_path = np.zeros(len(self._parent), dtype=np.bool_)
+            on_path[list(self._path())] = True
+        static = self._static_weights(slice(len(self._parent)))
+        return eviction_weights(static, ~on_path, distance, self._params), on_path
 
     def distances(self) -> tuple[Ints, Bools]:
         """Edges from each block to the nearest active leaf, and who is on Path*; both (rows,).
@@ -285,14 +301,6 @@ class TreeBlocks:
             beyond[below] = np.minimum(beyond[below], beyond[level.parents])
         return beyond + depth, on_path
 
-    def _reach(self) -> tuple[Ints, Bools]:
-        """``distances``, or zeros for Δ where the weights do not ask for it."""
-        if self._params.distance_decay:
-            return self.distances()
-        on_path = np.zeros(len(self._parent), dtype=np.bool_)
-        on_path[list(self._path())] = True
-        return np.zeros(1, dtype=np.int64), on_path
-
     def _path(self) -> set[int]:
         """Path*."""
         path: set[int] = set()
@@ -302,20 +310,24 @@ class TreeBlocks:
                 node = self._parent[node]
         return path
 
-    def _joins(self, node: int, parent: int) -> bool:
-        """Weigh a block that just closed below Path*; False if it stands elsewhere."""
-        assert self._now is not None, "nothing has been weighed that it could join"
-        on_path = self._now[1]
-        if not self._active or parent >= len(on_path) or not on_path[parent]:
-            return False
-        self._weigh_alone(node)
-        return True
+    def _on_path(self, node: int) -> bool:
+        """Whether a block was on Path* when all were last weighed."""
+        on_path = () if self._weighed is None else self._weighed[1]
+        return node < len(on_path) and bool(on_path[node])
 
-    def _weigh_alone(self, node: int) -> None:
+    def _weight_below_path(self, node: int) -> float:
         """The weight of a block that has closed right below Path*."""
-        decay = self._params.distance_decay
-        near = math.exp(-decay * (self._near()[self._parent[node]] + 1)) if decay else 1.0
-        self._fresh[node] = self._signals.static_weight_of(node) * self._params.off_path * near
+        distance = 0
+        if self._params.distance_decay:
+            distance = self._near()[self._parent[node]] + 1
+        static = self._static_weights(slice(node, node + 1))
+        off_path, beyond = np.ones(1, dtype=np.bool_), np.full(1, distance)
+        return float(eviction_weights(static, off_path, beyond, self._params)[0])
+
+    def _static_weights(self, rows: slice) -> Floats:
+        """s^γ · e^(-λd·d) of each block."""
+        scores = score(self._table, self._signals[:, rows])
+        return static_weight(scores, self._depth[rows], self._params)
 
     def _near(self) -> dict[int, int]:
         """Distance to the nearest active leaf of every block on Path*."""
@@ -331,15 +343,6 @@ class TreeBlocks:
             near[node] = min(near[node], near[parent[node]] + 1)
         return near
 
-    def _weigh(self) -> tuple[Floats, Bools]:
-        weight, on_path = self.own_weights()
-        rows = slice(len(weight))
-        grows = self._open_leaf[rows] | self._foreseen[rows]
-        weight = np.where(grows, weight, self._leafless[rows])
-        for level in reversed(self._levels[1:]):
-            np.maximum.at(weight, level.parents, weight[level.rows])
-        return weight, on_path
-
     def _leave(self, parent: int) -> None:
         """A child of ``parent`` died; without live ones it is an open leaf again."""
         self._live_children[parent] -= 1
@@ -349,10 +352,11 @@ class TreeBlocks:
     def _inherit(self, node: int) -> None:
         """Hand a block's value down to the unscored blocks below it."""
         renewed = {node}
-        for below in self._signals.unscored(node):
-            if self._parent[below] in renewed:
-                renewed.add(below)
-                self._signals.inherit(below, node)
+        below = slice(node + 1, len(self._parent))
+        for row in (np.flatnonzero(~self._scored[below]) + below.start).tolist():
+            if self._parent[row] in renewed:
+                renewed.add(row)
+                self._signals[_VALUE, row] = self._signals[_VALUE, node]
 
     def _make_room(self, node: int) -> None:
         """Rows up to ``node``."""
@@ -363,7 +367,8 @@ class TreeBlocks:
         if node < room:
             return
         more = max(room, node + 1 - room)
-        for name in ("_tokens", "_depth", "_open_leaf", "_foreseen"):
+        for name in ("_tokens", "_depth", "_open_leaf", "_foreseen", "_scored"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
-        self._leafless = np.concatenate([self._leafless, np.full(more, np.inf)])
+        missing = np.full((len(SIGNALS), more), np.nan)
+        self._signals = np.concatenate([self._signals, missing], axis=1)

@@ -103,7 +103,7 @@ def score(table: Floats, signals: Floats) -> Floats:
     present = ~np.isnan(signals)
     coefficients = table[present[0] + 2 * present[1] + 4 * present[2]]
     terms = coefficients[:, 1:].T * np.where(present, signals, 0.0)
-    return sigmoid(coefficients[:, 0] + terms[0] + terms[1] + terms[2])
+    return sigmoid(coefficients[:, 0] + terms[1] + terms[2] + terms[0])
 
 
 def sigmoid(logits: Floats) -> Floats:

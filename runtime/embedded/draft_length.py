@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate, repeat
 from operator import mul
 
+import numpy as np
+
 LONGEST = 15
 """Tokens to draft ahead at most: with the drawn one a tile of 16 rows."""
 GAIN = 1.05
@@ -35,7 +37,8 @@ class PassTime:
 
     def __init__(self) -> None:
         self.seen = 0
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._sums = np.zeros(5)
+        """Faded weights, rows, seconds, rows squared, rows times seconds."""
         self._base = self._slope = 0.0
 
     def add(self, rows: int, seconds: float) -> None:
@@ -43,75 +46,65 @@ class PassTime:
         if self.seen:
             seconds = min(seconds, self.OUTLIER * self.at(rows))
         else:  # a weak belief to begin with: most of a small pass does not depend on its rows
-            for x, y in ((0.0, 0.7 * seconds), (2.0 * rows, 1.3 * seconds)):
-                self._weigh(x, y, 0.5)
+            self._sums = (_moments(0.0, 0.7 * seconds) + _moments(2.0 * rows, 1.3 * seconds)) / 2
         self.seen += 1
-        self._n, self._x, self._y, self._xx, self._xy = (
-            self.FADE * part for part in (self._n, self._x, self._y, self._xx, self._xy)
-        )
-        self._weigh(rows, seconds, 1.0)
-        self._fit()
+        self._sums = self.FADE * self._sums + _moments(rows, seconds)
+        mean_x, mean_y, mean_xx, mean_xy = (self._sums[1:] / self._sums[0]).tolist()
+        spread = mean_xx - mean_x**2
+        slope = max(0.0, (mean_xy - mean_x * mean_y) / spread) if spread > 0 else 0.0
+        self._slope = min(slope, mean_y / mean_x)
+        self._base = mean_y - self._slope * mean_x
 
     def at(self, rows: float) -> float:
         """The expected seconds of a pass; a line never falls, and is never below its slope."""
         return self._base + self._slope * rows
 
-    def _fit(self) -> None:
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        spread = self._xx / self._n - mean_x**2
-        slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread) if spread > 0 else 0.0
-        self._slope = min(slope, mean_y / mean_x)
-        self._base = mean_y - self._slope * mean_x
 
-    def _weigh(self, x: float, y: float, weight: float) -> None:
-        self._n += weight
-        self._x += weight * x
-        self._y += weight * y
-        self._xx += weight * x * x
-        self._xy += weight * x * y
+def _moments(x: float, y: float) -> np.ndarray:
+    return np.array([1.0, x, y, x * x, x * y])
 
 
-class AcceptanceRate:
-    """The share of right ones among what was tested, the old fading."""
+class FadingRatio:
+    """A ratio of two sums, the old fading: ``fade`` for each addition."""
 
-    FADE = 0.995
-
-    def __init__(self) -> None:
-        self._tested, self._right = 10.0, 8.0
+    def __init__(self, fade: float, above: float, below: float) -> None:
+        self._fade, self._above, self._below = fade, above, below
 
     @property
     def value(self) -> float:
-        """From 0 to 1."""
-        return self._right / self._tested
+        """The ratio."""
+        return self._above / self._below
 
-    def add(self, tested: int, right: int) -> None:
-        """So many were tested, and so many of them right."""
-        fade = self.FADE**tested
-        self._tested = fade * self._tested + tested
-        self._right = fade * self._right + right
+    def add(self, above: float, below: float, times: int = 1) -> None:
+        """Add to both; it counts as so many additions."""
+        fade = self._fade**times
+        self._above, self._below = fade * self._above + above, fade * self._below + below
 
 
-class KeptPromise:
-    """How much of the tokens a second that were promised came of it, the old fading."""
+class AcceptanceRate(FadingRatio):
+    """The share of accepted ones among the draft tokens that were tested."""
 
-    FADE = 0.97
+    def __init__(self) -> None:
+        super().__init__(0.995, 8.0, 10.0)
+
+    def test(self, tested: int, accepted: int) -> None:
+        """So many were tested, and so many of them accepted."""
+        self.add(accepted, tested, tested)
+
+
+class KeptPromise(FadingRatio):
+    """How much of the tokens a second that were promised came of it, rounds counting alike. 1: as
+    promised; 0.5: it took twice as long."""
+
     OUTLIER = 5.0
 
     def __init__(self) -> None:
-        self._due = self._taken = 0.0
+        super().__init__(0.97, BELIEVED, BELIEVED)
 
-    @property
-    def value(self) -> float:
-        """1: as promised; 0.5: it took twice as long."""
-        return self._due / self._taken if self._taken else 1.0
-
-    def add(self, due: float, taken: float) -> None:
-        """What was promised in ``due`` seconds has ``taken`` so many. A stray round counts as one
-        that took OUTLIER times as long as promised."""
-        if not self._taken:
-            self._due = self._taken = BELIEVED * due
-        self._due = self.FADE * self._due + due
-        self._taken = self.FADE * self._taken + min(taken, self.OUTLIER * due)
+    def hold(self, due: float, seconds: float) -> None:
+        """What was promised in ``due`` seconds took so many. A stray round counts as one that took
+        OUTLIER times as long."""
+        self.add(1.0, min(seconds / due, self.OUTLIER))
 
 
 class DraftLength:
@@ -160,14 +153,14 @@ class DraftLength:
 
     def took(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
         """A branch was given so many tokens, of whose draws so many were tested and foreseen."""
-        self.own.add(tested, accepted)
-        self._going_on.add(tokens, tokens - ended)
+        self.own.test(tested, accepted)
+        self._going_on.test(tokens, tokens - ended)
 
     def came(self, tokens: int, seconds: float) -> None:
         """What the round planned last gave all branches, and how long it took."""
         if self._promise is not None and tokens:
-            trust, rate = self._promise
-            trust.add(tokens / rate, seconds)
+            promise, rate = self._promise
+            promise.hold(tokens / rate, seconds)
 
     def _paused(self, ready: int) -> tuple[int, int]:
         """No draft, or at the end of a pause a trial: then all is promised and believed anew."""

@@ -151,7 +151,6 @@ class ValueEvictor(Evictor):
             self._table.add_tree(tree, len(prompt))
             self._table.transition(tree, {}, [ROOT], ())
             self.radix.index_step((tree, ROOT), prompt)
-            self._candidates.outdate()
 
     def end_step(
         self, tree: str, node: int, parent: int, path: np.ndarray, confidence: float | None = None
@@ -164,13 +163,9 @@ class ValueEvictor(Evictor):
                 above = parent if parent in blocks else ROOT
                 tokens = max(1, len(path) - blocks.end_position(above))
                 self._table.boundary(tree, node, above, tokens, confidence)
-            alive = blocks.alive(node)
-            if alive:
+            if blocks.alive(node):
                 self.radix.index_step((tree, node), path, (tree, parent))
                 shares = self._attend((tree, node), len(path) - 1) if new else ()
-            if not blocks.weights_current:
-                self._candidates.outdate()
-            if alive:
                 self._candidates.add((tree, node))
         return shares
 
@@ -182,11 +177,9 @@ class ValueEvictor(Evictor):
         with self.timed():
             super().hint(tree, hint)
             self._table.transition(tree, hint.values, hint.active, hint.dead, hint.outlook)
-            self._candidates.outdate()
 
     def remove_tree(self, tree: str) -> None:
         self._table.remove_tree(tree)
-        self._candidates.outdate()
         super().remove_tree(tree)
 
     def choose(self, wanted: int, held: bool) -> np.ndarray:
@@ -243,31 +236,33 @@ class EvictionCandidates:
         self._key = _NO_KEYS
         self._left = 0
         self._late: list[tuple[EvictionKey, StepId]] = []
-        self._bare = True
-        self._outdated = True
+        self._unvalued = True
+        """Whether there may be a held leaf at which no step ends."""
 
-    def outdate(self) -> None:
-        """A search has begun, moved or ended: weights are others now."""
-        self._outdated = True
+    @property
+    def _current(self) -> bool:
+        """Whether no search has begun, moved or ended since leaves were ordered."""
+        table = self._table
+        return self._trees == list(table) and all(table[t].weights_current for t in self._trees)
 
     def add(self, step: StepId) -> None:
-        """A step has ended, or has lost its place: it may be a leaf."""
-        if not self._outdated:
+        """A step has ended, or was preempted: it may be a leaf."""
+        if self._current:
             heapq.heappush(self._late, (self._table.eviction_key(*step), step))
 
     def lowest(self) -> tuple[bool, CacheNode] | None:
         """Whether a search is about to read it, and the leaf that is to go next; None if none may.
 
-        Only when the order has come to its end it is made again: for what was locked in its turn.
+        An order that has come to its end is made again: for what was locked in its turn.
         """
-        ordered = self._outdated
+        ordered = not self._current
         if ordered:
             self._order()
-        found = self._stray() or self._valued()
-        if found is None and not ordered and any(not leaf.locks for leaf in self._radix.leaves):
+        lowest = self._stray() or self._valued()
+        if lowest is None and not ordered and any(not leaf.locks for leaf in self._radix.leaves):
             self._order()
-            found = self._stray() or self._valued()
-        return found
+            lowest = self._stray() or self._valued()
+        return lowest
 
     def evict(self, leaf: CacheNode, wanted: int) -> np.ndarray:
         """Free up to ``wanted`` slots of a leaf; what is a leaf then joins the order."""
@@ -280,10 +275,10 @@ class EvictionCandidates:
 
     def _stray(self) -> tuple[bool, CacheNode] | None:
         """What no search wants. Few leaves are such, so they are only looked for if need be."""
-        if not (self._radix.unheld or self._bare):
+        if not (self._radix.unheld or self._unvalued):
             return None
         strays = [n for n in self._radix.leaves if not (n.locks or (n.holders and n.steps))]
-        self._bare = any(node.holders for node in strays)
+        self._unvalued = any(node.holders for node in strays)
         if not strays:
             return None
         return False, min(strays, key=lambda node: (bool(node.holders), node.stamp, node.serial))
@@ -342,7 +337,7 @@ class EvictionCandidates:
         self._step = np.concatenate(steps)[order]
         self._tree = np.concatenate(trees)[order]
         self._left = len(order)
-        self._bare, self._outdated = True, False
+        self._unvalued = True
 
 
 _NO_KEYS: Floats = np.empty(0, dtype=np.float64)

@@ -82,7 +82,7 @@ class SpeculativeDecoder:
         self._tokens += sum(followed.given)
         for given, agreed in zip(followed.given, followed.agreed, strict=True):
             tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
-            self.pace.following.add(tested, accepted)
+            self.pace.following.test(tested, accepted)
 
     def diverge(self, run: BranchSequence) -> None:
         """Branches that followed one go their own ways."""

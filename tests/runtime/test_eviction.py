@@ -295,8 +295,6 @@ class Growing:
         self.paths[tree, node] = path
         if above is not None:
             self.forest.boundary(tree, node, above, len(path) - len(self.paths[tree, above]))
-            if not self.forest[tree].weights_current:
-                self.victims.outdate()
         self.radix.index_step((tree, node), path, None if above is None else (tree, above))
         self.victims.add((tree, node))
 
@@ -306,7 +304,6 @@ class Growing:
         leaf = self.draw.choice(known)
         values = {node: self.draw.random() for node in self.draw.sample(known, len(known) // 2)}
         self.forest.transition(tree, values, [leaf], [])
-        self.victims.outdate()
         for _ in range(3):
             step = self.draw.choices(range(3), k=self.draw.randrange(1, 5))
             path = np.concatenate([self.paths[tree, leaf], np.array(step, dtype=np.int64)])

@@ -280,9 +280,9 @@ class TestPace:
         """A round that took a thousand times as long as promised counts as five."""
         trust = KeptPromise()
         for _ in range(30):
-            trust.add(1.0, 1.0)
+            trust.hold(1.0, 1.0)
         assert trust.value == 1.0
-        trust.add(1.0, 1000.0)
+        trust.hold(1.0, 1000.0)
         assert 0.7 < trust.value < 0.9
 
     def test_who_follows_counts_too(self) -> None:
@@ -291,11 +291,11 @@ class TestPace:
         to nothing, and are many, nothing is drafted."""
         pace = self.measured(4.0, 0.8)
         for _ in range(100):
-            pace.following.add(100, 50)
+            pace.following.test(100, 50)
         assert pace.yields(company=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
         assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
         for _ in range(100):
-            pace.following.add(100, 1)
+            pace.following.test(100, 1)
         assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
         assert pace.plan(1, 1, 1, company=15.0) == (0, 0)
 
@@ -307,7 +307,7 @@ class TestPace:
         taken = VerifiedTokens((7, 8, 9), (0, 1, 2), None, DraftTree([7, 8]), tested=2, accepted=2)
         speculation.followed(taken, FollowerTokens(given=[3, 3, 2, 1], agreed=[3, 2, 1, 0]))
         for tested, right in ((2, 2), (2, 2), (2, 1), (1, 0)):
-            share.add(tested, right)
+            share.test(tested, right)
         assert speculation.pace.following.value == share.value
 
     def test_many_rows_cost(self) -> None:

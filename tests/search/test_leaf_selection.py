@@ -165,6 +165,13 @@ def test_a_cluster_is_covered_once(solver: SolverName) -> None:
     assert len(kept) == 1
 
 
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_a_solver_counts_every_block_above_a_leaf(solver: SolverName) -> None:
+    """Whatever their numbers: 1 is the first, 0 below it costs 10, more than its leaf 2 gains."""
+    program = Program((1, -1, 0, 1), (-10, 0, 5, -1), 0, (), (2, 3))
+    assert solve(program, solver) == best_set(program) == {3}
+
+
 def test_no_leaf_more_or_less_would_be_better() -> None:
     """Of 50 trees too large for brute force: HiGHS does not stop at a set that is nearly best."""
     rng = np.random.default_rng(0)
