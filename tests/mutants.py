@@ -76,12 +76,12 @@ def survivors(module: str) -> dict[str, str]:
 
 
 def try_again(module: str) -> None:
-    """Forget the verdict on survivors, for which there may be a test by now, and on timeouts."""
+    """Forget what was not killed: there may be a test by now, and clocks may have been wrong."""
     meta = VERDICTS / f"{module}.meta"
     if meta.exists():
         known = json.loads(meta.read_text())
         codes = known["exit_code_by_key"]
-        codes |= {m: None for m, code in codes.items() if fate(code) in ("survived", "no verdict")}
+        codes |= {mutant: None for mutant, code in codes.items() if fate(code) != "killed"}
         meta.write_text(json.dumps(known))
 
 

@@ -139,6 +139,19 @@ def test_every_promise_names_a_test_that_exists() -> None:
     assert missing == []
 
 
+def test_mutants_are_of_code_that_is_there() -> None:
+    """`make mutants` names files that exist; each mutant on its list changes a line that does."""
+    mutmut = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
+    tests = mutmut["pytest_add_cli_args_test_selection"]
+    code = {name: (ROOT / name).read_text() for name in mutmut["only_mutate"]}
+    assert [name for name in tests if not (ROOT / name).is_file()] == []
+    listed = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["survivors"]
+    for mutant in (mutant for table in listed for mutant in table["mutants"]):
+        module, _, change = mutant.partition(", ")
+        was = change.partition(": ")[2].partition(" -> ")[0]
+        assert was in " ".join(code[module].split()), mutant
+
+
 def test_version_stands_in_one_place_and_in_the_changelog() -> None:
     """The changelog's newest entry with a number is the version of pyproject.toml."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

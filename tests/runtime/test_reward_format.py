@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 import torch
 
 from runtime.reward_format import REWARD_FORMATS, RewardFormat, reward_format
-from runtime.reward_path import OwnIds, PolicyIds
-from runtime.reward_reader import Head, Mean, Reader, Softmax
+from runtime.reward_path import OwnIds, PolicyIds, filled
+from runtime.reward_reader import Head, Mean, Reader, Softmax, overhead_of
 from runtime.text import Text
 from search.engine import RewardMissing, Trajectory
 from tests.runtime.tiny_models import make_tokenizer
@@ -100,6 +101,23 @@ def test_a_format_without_a_tag_spells_the_steps_alone(text: Text, tmp_path: Pat
     assert list(read) == own.encode("Why?\n") + own.encode("So.") + own.encode("\n\nSo.")
 
 
+def test_what_a_path_takes_beside_the_policys_tokens(text: Text) -> None:
+    """By hand: the opening but for one token of the prompt, and of a later step what is before
+    it and its tag."""
+    form = RewardFormat(name="own", reads="mean", opening="Q: {question}\n", later="\n\n")
+    opening, between = text.encode("Q: \n"), text.encode("\n\n")
+    assert (len(opening), len(between)) == (4, 1)
+    assert overhead_of(OwnIds(form, text, None)) == (4 - 1, 1)
+    assert overhead_of(OwnIds(form, text, 7)) == (4 - 1, 1 + 1)
+    assert overhead_of(PolicyIds(None)) == (0, 0)
+
+
+def test_a_template_is_filled_once() -> None:
+    """Every word in its place, and what was put in is no template."""
+    words = {"question": "{steps}?", "steps": "So."}
+    assert filled("{question} {steps} {else}", words) == "{steps}? So. {else}"
+
+
 def test_a_dialogue_in_a_template_of_two_roles(text: Text, tmp_path: Path) -> None:
     """As Llama 2's: a third role, or a turn without words, is an error. Turn by turn the ids are
     those of the whole conversation."""
@@ -165,8 +183,9 @@ def test_verdicts_may_be_ids(text: Text) -> None:
     """As some models' cards name them; one the model does not have is refused."""
     form = REWARD_FORMATS["logit"].model_copy(update={"good": 0, "bad": 7})
     assert Reader.of(form, text, text).reading == Softmax(good=0, bad=7)
-    with pytest.raises(RewardMissing, match=r"'logit': bad 100000 is token 100000"):
-        Reader.of(form.model_copy(update={"bad": 100_000}), text, text)
+    for bad in (100_000, text.model_vocab):
+        with pytest.raises(RewardMissing, match=rf"'logit': bad {bad} is token {bad}"):
+            Reader.of(form.model_copy(update={"bad": bad}), text, text)
 
 
 def test_a_context_without_room_for_a_step_is_refused(text: Text, tmp_path: Path) -> None:
@@ -175,6 +194,10 @@ def test_a_context_without_room_for_a_step_is_refused(text: Text, tmp_path: Path
     form = REWARD_FORMATS["qwen2.5-math-prm"].model_copy(update={"reads": "mean"})
     with pytest.raises(ValueError, match=r"'qwen2.5-math-prm': one empty step takes \d+ tokens"):
         Reader.of(form, own, text)
+    for context, fits in ((3, False), (4, True)):  # a token of the prompt, one of the step, the tag
+        short = words(tmp_path, context=context)
+        with nullcontext() if fits else pytest.raises(ValueError, match="one empty step takes 3"):
+            Reader.of(SHEPHERD, short, short)
 
 
 def test_a_template_that_cannot_be_cut_is_refused(text: Text, tmp_path: Path) -> None:
@@ -183,6 +206,16 @@ def test_a_template_that_cannot_be_cut_is_refused(text: Text, tmp_path: Path) ->
     own = words(tmp_path, template=backwards)
     with pytest.raises(ValueError, match=r"'rlhflow': the chat template of .* does not put '\+'"):
         Reader.of(REWARD_FORMATS["rlhflow"], own, text)
+
+
+def test_a_template_whose_turns_grow_together_is_refused(text: Text, tmp_path: Path) -> None:
+    """The turn's last letter and the answer after it are one token where they stand together."""
+    template = "{% for m in messages %}{{ m.content }}{{ ' t' if m.role == 'user' }}{% endfor %}"
+    own = words(tmp_path, template=template)
+    assert len(own.encode(" the")) == 1
+    form = REWARD_FORMATS["rlhflow"].model_copy(update={"good": "he"})
+    with pytest.raises(ValueError, match="does not put 'he' right after the assistant's opening"):
+        Reader.of(form, own, text)
 
 
 def test_unknown_formats_are_refused_with_what_there_is() -> None:
