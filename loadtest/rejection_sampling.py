@@ -106,9 +106,9 @@ class RejectionDraftModel(DraftModel):
         self._offers.pop(seq, None)
         super().end(seq, publish=publish)
 
-    def rank(self, chains: Sequence[DraftTip], logits: Tensor) -> list[list[int]]:
-        ranked = super().rank(chains, logits)
-        for (builder, chain), tokens, row in zip(chains, ranked, logits.numpy(), strict=True):
+    def rank(self, tips: Sequence[DraftTip], logits: Tensor) -> list[list[int]]:
+        ranked = super().rank(tips, logits)
+        for (builder, chain), tokens, row in zip(tips, ranked, logits.numpy(), strict=True):
             sampling = builder.seq.call.sampling
             q = distribution(row, sampling.temperature, sampling.top_p)
             candidates = tuple(token for token in tokens[: builder.width(chain)] if token >= 0)
