@@ -88,7 +88,7 @@ class RadixTree:
 
         Tokens that are cached there already keep the slots they have.
         """
-        preemptible = []
+        duplicates = []
         stamp = next(self._clock)
         while len(tokens):
             child = node.children.get(int(tokens[0]))
@@ -98,11 +98,11 @@ class RadixTree:
             else:
                 shared = common_prefix(child.tokens, tokens)
                 child = self._split(child, shared)
-                preemptible.append(slots[:shared])
+                duplicates.append(slots[:shared])
             child.stamp = stamp
             self._hold(child, tree)
             node, tokens, slots = child, tokens[shared:], slots[shared:]
-        return node, np.concatenate(preemptible) if preemptible else EMPTY
+        return node, np.concatenate(duplicates) if duplicates else EMPTY
 
     def keep(self, tree: str, tokens: np.ndarray) -> None:
         """What is cached of ``tokens`` stays cached when nobody holds it any more."""
