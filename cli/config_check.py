@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from cli.command_options import option_of
+from cli.arguments import option_of
 from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from server.api_keys import ApiKeys

@@ -10,15 +10,8 @@ import typer
 from rich.console import Console
 
 from cli.arguments import (
-    check_plot,
-    parts,
-    settings_of,
-    spec_of,
-    specs_of,
-    task_of,
-    tree_log_at,
-)
-from cli.command_options import (
+    FAILED,
+    WRONG_USE,
     EngineCommand,
     Json,
     Policy,
@@ -29,8 +22,16 @@ from cli.command_options import (
     TaskSplit,
     Trees,
     Url,
+    check_plot,
+    fail,
+    parts,
+    run_to_end,
+    settings_of,
+    spec_of,
+    specs_of,
+    task_of,
+    tree_log_at,
 )
-from cli.exit_codes import FAILED, WRONG_USE, fail, run_to_end
 from server.settings import SettingsError
 
 app = typer.Typer(
@@ -126,8 +127,7 @@ def evaluate(
     file holds a JSON object a line with the fields problem and answer; its first lines are taken,
     whatever the seed. Seconds are those of searches alone with --share off only.
     """
-    from cli.eval_command import run_evaluation
-    from cli.evaluation import Evaluation
+    from cli.evaluation import Evaluation, run_evaluation
 
     if plot is not None:
         check_plot(plot)
@@ -184,8 +184,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Grow recorded trees again; exit 1 if any of them differs."""
-    from cli.replay import RecordError, read_records
-    from cli.solve import replay_all
+    from cli.replay import RecordError, read_records, replay_all
 
     try:
         records = read_records(response)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from rich.console import Console
 
-from cli.search_client import SearchClient
+from cli.solve import SHORT_DIGEST, SearchClient, grower
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 from search.tree_json import from_json
 from server.api_errors import field_name
 from server.request_models import Message, SearchRequest
+from server.settings import Settings
 
 
 class RecordError(ValueError):
@@ -127,3 +130,23 @@ def _record(document: Any, path: Path) -> Record:
     except (ValueError, TypeError) as error:
         raise RecordError(f"{path}: {error}") from error
     return Record(request, found["tree_digest"], document.get("system_fingerprint"), tree)
+
+
+async def replay_all(
+    records: Sequence[Record], settings: Settings, console: Console, url: str | None
+) -> list[dict[str, Any]]:
+    """Replay record after record, printing a line for each; a row for each."""
+    rows = []
+    async with grower(settings, url, console) as grow:
+        for number, record in enumerate(records, 1):
+            found = await replay(record, grow)
+            verdict = "same tree" if found.same else "another tree"
+            console.print(f"{number}: {verdict}, {found.replayed[:SHORT_DIGEST]}", highlight=False)
+            if not found.same:
+                console.print(f"   recorded {found.recorded[:SHORT_DIGEST]}", highlight=False)
+                difference = found.difference or "unknown, no tree was recorded"
+                console.print(f"   first difference: {difference}", markup=False)
+                if not found.same_configuration:
+                    console.print("   the configuration differs: see system_fingerprint")
+            rows.append(asdict(found) | {"same": found.same})
+    return rows

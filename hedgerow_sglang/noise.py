@@ -35,7 +35,11 @@ def gumbel(
     ``seeds`` (rows,) in [0, 2^64), ``positions`` (rows,) in [0, 2^32): the position of the token
     drawn, that is the length of its prefix.
     """
-    hashed = hashes(seeds, positions, vocab)
+    return gumbel_of(hashes(seeds, positions, vocab))
+
+
+def gumbel_of(hashed: Words) -> NDArray[np.float64]:
+    """The noise that follows from ``hashes``, of the same shape."""
     noise = hashed.astype(np.float64)
     noise /= 2.0**32 - 1
     with np.errstate(divide="ignore"):

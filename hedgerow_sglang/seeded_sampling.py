@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow_sglang.noise import gumbel
+from hedgerow_sglang import noise
+from hedgerow_sglang.gumbel_max import BLOCK, HASHES, LIKELY, MARGIN, SLACK, SPREAD, blocks
 
+DEVICE_BLOCK = 1 << 22
+"""Probabilities that a GPU looks at together: their hashes are the largest of what it needs."""
 _LEAST = torch.finfo(torch.float64).min
 _MOST_LOG = -(2.0**-32)
 
@@ -38,15 +41,37 @@ def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:
     """Tokens (rows,), int32, drawn by seed from ``probs`` (rows, vocab), temperature applied.
 
     ``info``: SGLang's ``SamplingBatchInfo``. ``positions`` (rows,): of the last token read, as its
-    sampler has them.
+    sampler has them. What it needs beside ``probs`` is bounded, whatever their size.
     """
-    logprobs = probs.to(torch.float64)
-    if info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling:
-        kept = truncated(logprobs, info.top_ks, info.top_ps, info.min_ps)
-        logprobs = logprobs.masked_fill(~kept, 0.0)
-    logprobs = logprobs.log()
-    logprobs += noise(info.sampling_seed, positions + 1, probs.shape[1])
-    return logprobs.argmax(-1).to(torch.int32)
+    truncates = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
+    tokens = torch.empty(len(probs), dtype=torch.int32, device=probs.device)
+    for rows in blocks(*probs.shape, BLOCK if probs.is_cpu else DEVICE_BLOCK):
+        left = probs[rows]
+        if truncates:
+            kept = truncated(left.double(), info.top_ks[rows], info.top_ps[rows], info.min_ps[rows])
+            left = left.masked_fill(~kept, 0.0)
+        hashed = hashes(info.sampling_seed[rows], positions[rows] + 1, probs.shape[1])
+        tokens[rows] = _drawn(left, hashed)
+    return tokens
+
+
+def _drawn(probs: Tensor, hashed: Tensor) -> Tensor:
+    """argmax of log p + Gumbel noise, ids (rows,): ``gumbel_max`` of probabilities, by torch."""
+    likeliest = probs.argmax(-1, keepdim=True)
+    reached = _scores(probs.gather(1, likeliest), hashed.gather(1, likeliest))
+    room = probs * (SPREAD * torch.exp(-reached)).float()
+    near = (HASHES - hashed).float() <= room + SLACK
+    row, token = (near & (probs > 0)).nonzero(as_tuple=True)
+    scores = _scores(probs[row, token], hashed[row, token])
+    best = reached.flatten().scatter_reduce(0, row, scores, "amax")
+    won = scores == best[row]
+    row, token = row[won], token[won]
+    return likeliest.flatten().scatter_reduce(0, row, token, "amin", include_self=False)
+
+
+def _scores(probs: Tensor, hashed: Tensor) -> Tensor:
+    """log p + noise in float64."""
+    return probs.double().log() + gumbel_of(hashed)
 
 
 def truncated(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
@@ -55,27 +80,61 @@ def truncated(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> 
     ``top_ks`` of them at most (1: greedy), the fewest that reach ``top_ps``, those with at least
     ``min_ps`` times the likeliest one's probability; each (rows,). ``probs`` in float64.
     """
-    falling, order = probs.sort(dim=-1, descending=True, stable=True)
+    most = probs.amax(-1, keepdim=True)
+    least = min_ps.to(probs.dtype).view(-1, 1) * most
+    total = probs.sum(-1, keepdim=True)
+    wanted = (total * top_ps.to(probs.dtype).view(-1, 1)).where(top_ps.view(-1, 1) < 1, torch.inf)
+    # all tokens below this together hold less than what is left to reach, so none of them is kept
+    floor = (total - wanted).clamp(min=0.0) / probs.shape[1] * (1 - 1e-6)
+    floor = torch.maximum(torch.maximum(least, floor), _last_of(probs, top_ks))
+    for bound in (likely * most for likely in LIKELY):
+        reached = probs.where(probs >= bound, 0.0).sum(-1, keepdim=True)
+        enough = reached > wanted * (1 + MARGIN)
+        floor = torch.maximum(floor, bound.where(enough, 0.0))
+        if (enough | wanted.isinf()).all():
+            break
+    row, token = ((probs >= floor) & (floor > 0)).nonzero(as_tuple=True)
+    counts = torch.bincount(row, minlength=len(probs))
+    place = torch.arange(len(row), device=probs.device) - (counts.cumsum(0) - counts)[row]
+    packed = probs.new_zeros((len(probs), int(counts.max())))
+    packed[row, place] = probs[row, token]
+    falling, order = packed.sort(dim=-1, descending=True, stable=True)
     before = falling.cumsum(-1) - falling
-    total = before[:, -1:] + falling[:, -1:]
-    rank = torch.arange(probs.shape[1], device=probs.device)
-    kept = rank < top_ks.view(-1, 1)
-    kept &= before < top_ps.view(-1, 1).to(probs.dtype) * total
-    kept &= falling >= min_ps.view(-1, 1).to(probs.dtype) * falling[:, :1]
-    return torch.zeros_like(kept).scatter(-1, order, kept)
+    rank = torch.arange(packed.shape[1], device=probs.device)
+    kept = (rank < top_ks.view(-1, 1)) & (before < wanted) & (falling >= least)
+    kept = torch.zeros_like(kept).scatter(-1, order, kept)
+    may = (floor == 0).expand_as(probs).clone()  # where nothing is cut
+    may[row, token] = kept[row, place]
+    return may
 
 
-def noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """``gumbel`` of signed 64-bit seeds (rows,), on their device: (rows, vocab)."""
-    if seeds.device.type == "cpu":
+def _last_of(probs: Tensor, top_ks: Tensor) -> Tensor:
+    """The probability of each row's last of ``top_ks`` likeliest tokens, 0 for all: (rows, 1)."""
+    few = top_ks < probs.shape[1]
+    if not few.any():
+        return probs.new_zeros((len(probs), 1))
+    most = int(top_ks[few].max())
+    place = top_ks.clamp(1, most).to(torch.int64).view(-1, 1) - 1
+    return probs.topk(most).values.gather(1, place).where(few.view(-1, 1), 0.0)
+
+
+def hashes(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """``noise.hashes`` of signed 64-bit seeds (rows,), on their device: int64 (rows, vocab)."""
+    if seeds.is_cpu:
         unsigned = seeds.numpy().astype(np.uint64)
-        return torch.from_numpy(gumbel(unsigned, positions.numpy(), vocab))
+        return torch.from_numpy(noise.hashes(unsigned, positions.numpy(), vocab).astype(np.int64))
     from sglang.srt.layers.sampler import (  # pyright: ignore[reportMissingImports]
         murmur_hash32,
     )
 
     columns = torch.arange(vocab, device=seeds.device)
-    hashed = murmur_hash32(seeds.view(torch.uint64), positions, columns)
+    return murmur_hash32(seeds.view(torch.uint64), positions, columns).to(torch.int64)
+
+
+def gumbel_of(hashed: Tensor) -> Tensor:
+    """``noise.gumbel_of``, on the hashes' device."""
+    if hashed.is_cpu:
+        return torch.from_numpy(noise.gumbel_of(hashed.numpy().astype(np.uint32)))
     drawn = hashed.to(torch.float64) / (2**32 - 1)
     drawn.log_().clamp_(min=_LEAST, max=_MOST_LOG).neg_()
     return drawn.log_().neg_()

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cli.custom_dataset import DatasetError, read_dataset
-from cli.eval_command import run_evaluation
-from cli.evaluation import Evaluation
+from cli.evaluation import Evaluation, run_evaluation
 from loadtest.report import publish
 from runtime.profile import PROFILES
 from runtime.reward_format import REWARD_FORMATS

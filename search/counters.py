@@ -108,8 +108,9 @@ class EngineCounters(Counters):
     @classmethod
     def of(cls, searches: Counters, **values: float) -> EngineCounters:
         """The sums of all searches, with or instead of them ``values`` by name."""
-        counted = {name: getattr(searches, name) for name, _ in _rules(type(searches))}
-        return cls(**(counted | values))
+        counted: dict[str, Any] = {n: getattr(searches, n) for n, _ in _rules(type(searches))}
+        counted |= values
+        return cls(**counted)
 
 
 def combined(kind: type[C], several: Iterable[Counters]) -> C:

@@ -64,22 +64,21 @@ class ApiError(HTTPException):
         self.code = code
         self.param = param
 
-    @property
-    def kind(self) -> str:
-        """OpenAI's ``type``: whose fault it was."""
-        return "invalid_request_error" if self.status_code < 500 else "server_error"
-
     def body(self) -> dict[str, Any]:
         """The JSON body. Lone surrogates are written as escapes, so that it can be encoded."""
         return {
             "error": {
                 "message": _encodable(str(self.detail)),
-                "type": self.kind,
+                "type": "invalid_request_error" if self.status_code < 500 else "server_error",
                 "param": None if self.param is None else _encodable(self.param),
                 "code": self.code,
                 "request_id": request_id.get(),
             }
         }
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class ClientLeft(Exception):
@@ -109,12 +108,6 @@ def unsupported(param: str, allowed: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
-def unknown_model(name: str, known: str) -> ApiError:
-    """A model nobody serves."""
-    message = f"model: {echo(name)} does not exist; this server has {known}"
-    return ApiError(404, "model_not_found", message, param="model")
-
-
 def prompt_too_long(tokens: int, context: int, field: str) -> ApiError:
     """A prompt that leaves no room for a reply. Clients look for "maximum context length"."""
     message = (
@@ -134,30 +127,6 @@ def nothing_finished(stop_reason: str, policy: str) -> ApiError:
     return ApiError(504, code, message, headers=NO_RETRY)
 
 
-def nothing_drawn() -> ApiError:
-    """The deadline came before anything of a plain reply was drawn."""
-    message = "the deadline came before any of the reply was drawn"
-    return ApiError(504, "deadline_exceeded", message, headers=NO_RETRY)
-
-
-def search_unknown(search_id: str) -> ApiError:
-    """No such search, or it is no longer kept."""
-    message = f"id: there is no search {echo(search_id)}, or it is no longer kept"
-    return ApiError(404, "search_not_found", message, param="id")
-
-
-def search_running(search_id: str) -> ApiError:
-    """Something that needs a finished search."""
-    message = f"id: the search {echo(search_id)} is not done; wait for it"
-    return ApiError(409, "search_running", message, param="id", headers=NO_RETRY)
-
-
-def no_events(search_id: str) -> ApiError:
-    """Events are kept of background searches alone."""
-    message = f"id: no events are kept of {echo(search_id)}; only 'background' searches have them"
-    return ApiError(404, "events_not_kept", message, param="id")
-
-
 def shutting_down(retry_after: int) -> ApiError:
     """The server ends; another one, or the next, may take the request."""
     headers = {"retry-after": str(retry_after)}
@@ -172,15 +141,14 @@ def internal_error() -> ApiError:
 
 def translate(error: Exception, retry_after: int) -> ApiError:
     """Any exception as an ApiError; the text of an unforeseen one never leaves the server."""
+    come_back = {"retry-after": str(retry_after)}
     match error:
         case ApiError():
             return error
         case EngineDown():
-            headers = {"retry-after": str(retry_after)}
-            return ApiError(503, "engine_unavailable", str(error), headers=headers)
+            return ApiError(503, "engine_unavailable", str(error), headers=come_back)
         case KvFull():
-            headers = {"retry-after": str(retry_after)}
-            return ApiError(503, "kv_full", str(error), headers=headers)
+            return ApiError(503, "kv_full", str(error), headers=come_back)
         case PrefixTooLong():
             message = f"{error} (the maximum context length and the KV budget bound a prompt)"
             return ApiError(400, "context_length_exceeded", message, param="messages")
@@ -284,7 +252,3 @@ def _from_http(error: StarletteHTTPException) -> ApiError:
     code = codes.get(status, "bad_request" if status < 500 else "internal_error")
     message = messages.get(status, HTTPStatus(status).phrase)
     return ApiError(status, code, message, headers=error.headers)
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

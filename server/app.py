@@ -13,7 +13,7 @@ from server.chat_routes import chat_routes
 from server.middleware import AuthMiddleware, RequestMiddleware
 from server.operator_routes import ops_routes
 from server.playground_routes import page_routes
-from server.search_routes import kept_routes, search_routes
+from server.search_routes import search_routes
 from server.service import Service, own_version
 
 
@@ -52,7 +52,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothin
     app.add_middleware(RequestMiddleware, service=service)
     if service.traces is not None:
         app.add_middleware(service.traces.requests)
-    for routes in (chat_routes, search_routes, kept_routes, ops_routes, page_routes):
+    for routes in (chat_routes, search_routes, ops_routes, page_routes):
         app.include_router(routes(service))
     app.state.service = service
     return app

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import tomllib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kvpolicy.roofline import SplitLoad
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
@@ -34,7 +34,6 @@ from server.settings import (
     settings_by_name,
     variable,
 )
-from server.tokenizing import ChatText
 
 log = logging.getLogger("hedgerow")
 
@@ -46,16 +45,8 @@ OWN = [
 """What a table of ``models_file`` may set; everything else is the server's."""
 
 
-class Restartable(Protocol):
-    """An engine that can be started again."""
-
-    async def health(self) -> None:
-        """Raise EngineDown if the engine is gone or stuck."""
-        ...
-
-    async def restart(self) -> None:
-        """End it and start a fresh one. Raises EngineError, ValueError or OSError."""
-        ...
+Restartable = EmbeddedEngine | LaunchedServers
+"""What can be started again."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class RunningModel:
     """
 
     engine: Engine
-    text: ChatText
+    text: Text
     delimiter: str
     flops: tuple[Flops, ...] = (no_flops, no_flops)
     restartable: Restartable | None = None
@@ -92,34 +83,20 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
         if settings.embedder == embedder and getattr(settings, name) is None:
             key = f"HEDGEROW_{name.upper()}"
             raise SettingsError(f"{key} is not set: HEDGEROW_EMBEDDER = {embedder!r} needs it")
-    try:
-        text = Text(settings.policy_model)
-        await asyncio.to_thread(lambda: text.tokenizer)
-        flops = model_flops(settings)
-        started = starting(settings, attention=attention)
-        engine, restartable = await started.__aenter__()
-    except (ValueError, OSError) as error:
-        raise SettingsError(str(error)) from error
-    try:
+    async with AsyncExitStack() as started:
+        try:
+            text = Text(settings.policy_model)
+            await asyncio.to_thread(lambda: text.tokenizer)
+            flops = model_flops(settings)
+            if settings.engine == "sglang":
+                engine, restartable = await _sglang_engine(settings, started)
+            else:
+                options = replace(engine_options(settings), attention=attention)
+                engine = restartable = await EmbeddedEngine.start(options)
+                started.push_async_callback(engine.close)
+        except (ValueError, OSError) as error:
+            raise SettingsError(str(error)) from error
         yield RunningModel(engine, text, PROFILES[settings.profile].delimiter, flops, restartable)
-    finally:
-        await started.__aexit__(None, None, None)
-
-
-@asynccontextmanager
-async def starting(
-    settings: Settings, *, attention: bool = False
-) -> AsyncIterator[tuple[Engine, Restartable | None]]:
-    """The engine by its name, closed afterwards, and what can be started again of it."""
-    if settings.engine == "sglang":
-        async with sglang_engine(settings) as found:
-            yield found
-        return
-    engine = await EmbeddedEngine.start(replace(engine_options(settings), attention=attention))
-    try:
-        yield engine, engine
-    finally:
-        await engine.close()
 
 
 def engine_options(settings: Settings) -> EngineOptions:
@@ -175,32 +152,23 @@ def _known_flops(checkpoint: Path | None) -> Flops:
 log = logging.getLogger("hedgerow")
 
 
-@asynccontextmanager
-async def sglang_engine(
-    settings: Settings,
-) -> AsyncIterator[tuple[SglangEngine, Restartable | None]]:
-    """The engine, and the servers where they are its own; both end afterwards.
+async def _sglang_engine(
+    settings: Settings, started: AsyncExitStack
+) -> tuple[SglangEngine, LaunchedServers | None]:
+    """The engine, and the servers where they are its own; ``started`` ends both.
 
     Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
     """
-    servers = LaunchedServers(server_options(settings)) if settings.launch else None
-    if servers is None:
-        engine = await SglangEngine.start(sglang_options(settings))
-    else:
-        urls = [server.url for server in servers.servers]
+    servers, urls = None, ()
+    if settings.launch:
+        servers = LaunchedServers(server_options(settings))
+        policy, *reward = (server.url for server in servers.servers)
+        urls = ((policy,), tuple(reward))
         await servers.start()
-        try:
-            options = sglang_options(settings, tuple(urls[:1]), tuple(urls[1:]))
-            engine = await SglangEngine.start(options)
-        except BaseException:
-            await servers.close()
-            raise
-    try:
-        yield engine, servers
-    finally:
-        await engine.close()
-        if servers is not None:
-            await servers.close()
+        started.push_async_callback(servers.close)
+    engine = await SglangEngine.start(sglang_options(settings, *urls))
+    started.push_async_callback(engine.close)
+    return engine, servers
 
 
 def sglang_options(

@@ -6,8 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from server.admission import QueueSlot
 from server.settings import Settings
 from server.streams import event
 
@@ -52,14 +53,6 @@ class EventLog:
                 yield HEARTBEAT
 
 
-class Cancellable(Protocol):
-    """A search under way."""
-
-    def cancel(self) -> object:
-        """End it."""
-        ...
-
-
 @dataclass(slots=True)
 class KeptSearch:
     """A search: its ``task`` while it runs, its JSON ``document`` once it is done.
@@ -70,7 +63,7 @@ class KeptSearch:
 
     owner: str
     created: int
-    task: Cancellable | None
+    task: QueueSlot | asyncio.Task[Any] | None
     document: bytes = b""
     ended: float = 0.0
     event_log: EventLog | None = None
@@ -103,7 +96,7 @@ class SearchStore:
         search_id: str,
         owner: str,
         created: int,
-        task: Cancellable | None,
+        task: QueueSlot | asyncio.Task[Any] | None,
         event_log: EventLog | None = None,
     ) -> None:
         """Note a search that starts."""

@@ -13,7 +13,7 @@ from search.digest import node_seed
 from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
 from search.stop import Deadline, TooLate
 from search.tree import Finish
-from server.api_errors import nothing_drawn
+from server.api_errors import NO_RETRY, ApiError
 from server.reply_text import first_stop, held_back
 
 
@@ -88,7 +88,8 @@ async def _chain(
             (step,) = await within(until.left(), engine.expand(tree_id, [branch], sampling))
         except TooLate:
             if not node:
-                raise nothing_drawn() from None
+                message = "the deadline came before any of the reply was drawn"
+                raise ApiError(504, "deadline_exceeded", message, headers=NO_RETRY) from None
             on_text(text[sent:])
             return PlainReply(text, len(tokens) - len(wanted.prompt), "length")
         tokens, text, node = tokens + step.tokens, text + step.text, node + 1

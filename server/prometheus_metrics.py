@@ -7,7 +7,9 @@ Labels come from closed sets only: policies, stop reasons, routes, the models th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 
 from prometheus_client import (
@@ -94,6 +96,19 @@ class Metrics:
         version of this server does so."""
         self._info.labels(model=model, engine=engine, version=version, kernel=kernel).set(1)
         self.engine_restarts.labels(model)
+
+    @contextmanager
+    def in_flight_of(self, policy: str) -> Iterator[None]:
+        """A search under way; one that does not come to its end is counted here."""
+        with self.in_flight.labels(policy).track_inprogress():
+            try:
+                yield
+            except asyncio.CancelledError:
+                self.searches.labels(policy, "cancelled").inc()
+                raise
+            except Exception:
+                self.searches.labels(policy, "error").inc()
+                raise
 
     def searched(self, outcome: Outcome) -> None:
         """Count a search that ended."""

@@ -15,10 +15,11 @@ from typing import Any, get_args
 
 from jinja2 import TemplateError
 
+from runtime.text import Text
 from search.controller import Problem
 from search.engine import PrefixTooLong
 from search.spec import PolicyName, SearchSpec
-from server.api_errors import ApiError, bad_value, prompt_too_long, unknown_model
+from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
 from server.continuation import Continuation, continuation_at
 from server.limits import apply_limits, needs_rewards, policy_needs_rewards
@@ -39,7 +40,6 @@ from server.request_models import (
 )
 from server.service import Service
 from server.settings import Settings
-from server.tokenizing import ChatText
 
 log = logging.getLogger("hedgerow.requests")
 
@@ -257,7 +257,8 @@ def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
     alias = re.fullmatch(rf"{re.escape(settings.model)}:({policies})-([1-9]\d{{0,5}})", name)
     if alias is None or int(alias[2]) > settings.max_width:
         known = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
-        raise unknown_model(name, known)
+        message = f"model: {echo(name)} does not exist; this server has {known}"
+        raise ApiError(404, "model_not_found", message, param="model")
     return {"policy": alias[1], "width": int(alias[2])}
 
 
@@ -291,7 +292,7 @@ async def build_prompt(messages: list[dict[str, str]], service: Service, key: Ap
 
 
 async def _tokens(
-    encode: Callable[[ChatText], list[int]], size: int, field: str, service: Service, key: ApiKey
+    encode: Callable[[Text], list[int]], size: int, field: str, service: Service, key: ApiKey
 ) -> tuple[int, ...]:
     """A prompt's ids, of ``size`` characters."""
     try:

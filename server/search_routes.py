@@ -15,12 +15,12 @@ from fastapi.responses import JSONResponse
 from search.events import Event
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import (
+    NO_RETRY,
+    ApiError,
     StreamAborted,
     bad_value,
-    no_events,
+    echo,
     nothing_finished,
-    search_running,
-    search_unknown,
     translate,
 )
 from server.kept_searches import HEARTBEAT, EventLog, KeptSearch
@@ -32,6 +32,8 @@ from server.request_parsing import ParsedRequest, parse_branch, parse_search
 from server.search_runner import Silence, WorkDone
 from server.service import Service
 from server.streams import OR_EVENTS, EventStream, event
+
+log = logging.getLogger("hedgerow.background")
 
 PUBLIC_NAMES = {"answered": "answer"}
 OR_LATER = OR_EVENTS | {202: {"description": "It runs in the background."}}
@@ -47,34 +49,63 @@ def search_routes(service: Service) -> APIRouter:
         parsed = await parse_search(body, own, request.state.key)
         if body.dry_run:
             return JSONResponse(estimate(parsed, own))
-        return await answer(parsed, body, request)
+        return await _answer(parsed, own, body, request)
 
     @router.post("/v1/search/{search_id}/branch", responses=OR_LATER)
     async def branch(search_id: str, body: BranchRequest, request: Request) -> Response:
         kept = find(service, search_id, request)
         if kept.task is not None:
-            raise search_running(search_id)
+            message = f"id: the search {echo(search_id)} is not done; wait for it"
+            raise ApiError(409, "search_running", message, param="id", headers=NO_RETRY)
         parsed = await parse_branch(body, kept.document, service, request.state.key)
-        return await answer(parsed, body, request)
+        return await _answer(parsed, service.serving(parsed.model), body, request)
 
-    async def answer(
-        parsed: ParsedRequest, body: SearchRequest | BranchRequest, request: Request
-    ) -> Response:
-        forget_body(request)
-        slot, own = request.state.slot, service.serving(parsed.model)
-        if body.background:
-            event_log = EventLog()
-            work = grow(parsed, own, partial(_record, event_log, parsed), slot, event_log)
-            in_background(work, parsed, own, slot, event_log)
-            if body.stream:
-                return EventStream(event_log.read(-1, service.settings.keepalive_seconds))
-            return JSONResponse(running(parsed.id, parsed.created), 202)
-        if body.stream:
-            return EventStream(_events(parsed, own, slot))
-        work = grow(parsed, own, lambda _: None, slot)
-        return JSONResponse(await own.runner.run(work, slot))
+    @router.get("/v1/search/{search_id}")
+    async def read(search_id: str, request: Request) -> Response:
+        kept = find(service, search_id, request)
+        if kept.task is not None:
+            return JSONResponse(unfinished(search_id, kept.created))
+        return Response(kept.document, media_type="application/json")
+
+    @router.get("/v1/search/{search_id}/events", response_class=Response, responses=OR_EVENTS)
+    async def events(search_id: str, request: Request) -> Response:
+        event_log = find(service, search_id, request).event_log
+        if event_log is None:
+            why = "only 'background' searches have them"
+            message = f"id: no events are kept of {echo(search_id)}; {why}"
+            raise ApiError(404, "events_not_kept", message, param="id")
+        return EventStream(event_log.read(last_event(request), service.settings.keepalive_seconds))
+
+    @router.delete("/v1/search/{search_id}")
+    async def delete(search_id: str, request: Request) -> Response:
+        find(service, search_id, request)
+        service.store.remove(search_id)
+        return JSONResponse({"id": search_id, "object": "search.deleted", "deleted": True})
 
     return router
+
+
+async def _answer(
+    parsed: ParsedRequest,
+    service: Service,
+    body: SearchRequest | BranchRequest,
+    request: Request,
+) -> Response:
+    forget_body(request)
+    slot, quiet = request.state.slot, service.settings.keepalive_seconds
+    if body.background:
+        event_log = EventLog()
+        work = grow(
+            parsed, service, lambda item: event_log.add(*_told(item, parsed)), slot, event_log
+        )
+        in_background(work, parsed, service, slot, event_log)
+        if body.stream:
+            return EventStream(event_log.read(-1, quiet))
+        return JSONResponse(unfinished(parsed.id, parsed.created), 202)
+    if body.stream:
+        return EventStream(_events(parsed, service, slot))
+    work = grow(parsed, service, lambda _: None, slot)
+    return JSONResponse(await service.runner.run(work, slot))
 
 
 async def grow(
@@ -144,10 +175,6 @@ async def _events(
         raise StreamAborted from error
 
 
-def _record(event_log: EventLog, parsed: ParsedRequest, item: Event) -> None:
-    event_log.add(*_told(item, parsed))
-
-
 def _told(
     item: Event | WorkDone[dict[str, Any]], parsed: ParsedRequest
 ) -> tuple[str, dict[str, Any]]:
@@ -162,44 +189,18 @@ def _without_tree(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "tree"}
 
 
-def kept_routes(service: Service) -> APIRouter:
-    """The routes, bound to a service."""
-    router = APIRouter()
-
-    @router.get("/v1/search/{search_id}")
-    async def read(search_id: str, request: Request) -> Response:
-        kept = find(service, search_id, request)
-        if kept.task is not None:
-            return JSONResponse(running(search_id, kept.created))
-        return Response(kept.document, media_type="application/json")
-
-    @router.get("/v1/search/{search_id}/events", response_class=Response, responses=OR_EVENTS)
-    async def events(search_id: str, request: Request) -> Response:
-        event_log = find(service, search_id, request).event_log
-        if event_log is None:
-            raise no_events(search_id)
-        return EventStream(event_log.read(last_event(request), service.settings.keepalive_seconds))
-
-    @router.delete("/v1/search/{search_id}")
-    async def delete(search_id: str, request: Request) -> Response:
-        find(service, search_id, request)
-        service.store.remove(search_id)
-        return JSONResponse({"id": search_id, "object": "search.deleted", "deleted": True})
-
-    return router
-
-
 def find(service: Service, search_id: str, request: Request) -> KeptSearch:
     """A search of the request's own key. Raises ApiError (404) for any other."""
     kept = service.store.get(search_id, request.state.key.name)
     if kept is None:
-        raise search_unknown(search_id)
+        message = f"id: there is no search {echo(search_id)}, or it is no longer kept"
+        raise ApiError(404, "search_not_found", message, param="id")
     return kept
 
 
-def running(search_id: str, created: int) -> dict[str, Any]:
-    """What is said of a search that is not done."""
-    return {"id": search_id, "object": "search", "created": created, "status": "running"}
+def unfinished(search_id: str, created: int, status: str = "running") -> dict[str, Any]:
+    """What is said of a search without a document."""
+    return {"id": search_id, "object": "search", "created": created, "status": status}
 
 
 def last_event(request: Request) -> int:
@@ -210,9 +211,6 @@ def last_event(request: Request) -> int:
     if not (sent.isascii() and sent.isdecimal() and len(sent) <= len(str(2**63))):
         raise bad_value("Last-Event-ID", f"must be the id of an event, got {sent[:40]!r}")
     return int(sent)
-
-
-log = logging.getLogger("hedgerow.background")
 
 
 def in_background(
@@ -236,12 +234,7 @@ def in_background(
         if said.code == "internal_error":
             log.error("a background search failed", exc_info=error)
         event_log.add("error", said.body(), last=True)
-        failed = {
-            "id": parsed.id,
-            "object": "search",
-            "created": parsed.created,
-            "status": "failed",
-        }
+        failed = unfinished(parsed.id, parsed.created, "failed")
         service.store.finish(parsed.id, json.dumps(failed | said.body()).encode())
 
     task.add_done_callback(end)

@@ -141,55 +141,36 @@ class SearchRunner:
         before = continuation.text if continuation else ""
         engine = ContinuedEngine(self.engine, continuation) if continuation else self.engine
         answers = answers_to(problem.question, spec.answers or self._answers)
-        with self.metrics.in_flight.labels(spec.policy).track_inprogress():
-            try:
-                outcome = await self._search(
-                    problem,
-                    spec,
-                    engine,
-                    tree_id=tree_id,
-                    answer_of=lambda text: answers.of(
-                        split_reasoning(before + text, opened=in_reasoning)[1]
-                    ),
-                    same_answer=answers.same,
-                    clock=time.monotonic,
-                    deadline=time.monotonic() + seconds,
-                    listen=listen,
-                    context_tokens=context_for(spec, self.engine.capabilities),
-                )
-            except asyncio.CancelledError:
-                self.metrics.searches.labels(spec.policy, "cancelled").inc()
-                raise
-            except Exception:
-                self.metrics.searches.labels(spec.policy, "error").inc()
-                raise
+        with self.metrics.in_flight_of(spec.policy):
+            outcome = await self._search(
+                problem,
+                spec,
+                engine,
+                tree_id=tree_id,
+                answer_of=lambda text: answers.of(
+                    split_reasoning(before + text, opened=in_reasoning)[1]
+                ),
+                same_answer=answers.same,
+                clock=time.monotonic,
+                deadline=time.monotonic() + seconds,
+                listen=listen,
+                context_tokens=context_for(spec, self.engine.capabilities),
+            )
         self.metrics.searched(outcome)
-        self._tell_of_embedder(outcome)
+        fault = outcome.stats.embedder_fault
+        if fault is not None and not self._told_of_embedder:  # each is counted, told in its reply
+            self._told_of_embedder = True
+            log.warning("%s: such searches go on without comparing steps", fault)
         if answers.maths is not None:
             self.metrics.unread_answers.inc(answers.maths.unread)
         return outcome
 
-    def _tell_of_embedder(self, outcome: Outcome) -> None:
-        """Log the first fault; each is counted and told in its reply."""
-        fault = outcome.stats.embedder_fault
-        if fault is not None and not self._told_of_embedder:
-            self._told_of_embedder = True
-            log.warning("%s: such searches go on without comparing steps", fault)
-
     async def complete(
-        self, tree_id: str, wanted: PlainCompletion, on_text: Callable[[str], None] | None = None
+        self, tree_id: str, wanted: PlainCompletion, on_text: Callable[[str], None] = lambda _: None
     ) -> PlainReply:
         """One plain completion."""
-        with self.metrics.in_flight.labels(PLAIN).track_inprogress():
-            try:
-                told = on_text or (lambda _: None)
-                reply = await self._complete(wanted, self.engine, tree_id, told)
-            except asyncio.CancelledError:
-                self.metrics.searches.labels(PLAIN, "cancelled").inc()
-                raise
-            except Exception:
-                self.metrics.searches.labels(PLAIN, "error").inc()
-                raise
+        with self.metrics.in_flight_of(PLAIN):
+            reply = await self._complete(wanted, self.engine, tree_id, on_text)
         self.metrics.searches.labels(PLAIN, reply.finish_reason).inc()
         self.metrics.generated.inc(reply.tokens)
         self.metrics.kept.inc(reply.tokens)

@@ -10,6 +10,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from runtime.text import Text
 from search.controller import search
 from search.engine import Engine
 from server.admission import Admission
@@ -22,7 +23,7 @@ from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
 from server.search_runner import SearchRunner
 from server.settings import Settings
-from server.tokenizing import ChatText, Tokenizing
+from server.tokenizing import Tokenizing
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Service:
 
     settings: Settings
     runner: SearchRunner
-    text: ChatText
+    text: Text
     metrics: Metrics
     ignored: IgnoredFields
     store: SearchStore
@@ -109,7 +110,7 @@ def own_version() -> str:
 def create_service(
     settings: Settings,
     engine: Engine,
-    text: ChatText,
+    text: Text,
     delimiter: str = "\n\n",
     trees: TreeLog | None = None,
     traces: Tracing | None = None,
@@ -148,7 +149,7 @@ def create_service(
 
 
 def add_model(
-    service: Service, settings: Settings, engine: Engine, text: ChatText, delimiter: str = "\n\n"
+    service: Service, settings: Settings, engine: Engine, text: Text, delimiter: str = "\n\n"
 ) -> None:
     """Let a service serve one more model, ``settings.model``, beside its own."""
     can = engine.capabilities

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from runtime.text import Text
 
 if TYPE_CHECKING:
     pass
-
-
-class ChatText(Protocol):
-    """What is needed of the policy model's tokenizer."""
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of the messages under the chat template, ready for a reply."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text alone, nothing added."""
-        ...
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """The same. This and ``encode_chat`` may raise PrefixTooLong for what cannot fit."""
-        ...
-
-    def another(self) -> ChatText:
-        """The same, for use in another thread."""
-        ...
 
 
 LONG = 1 << 15
@@ -45,17 +27,15 @@ class Tokenizing:
     def __init__(self) -> None:
         self._short = asyncio.Lock()
         self._long = asyncio.Lock()
-        self._other: ChatText | None = None
+        self._other: Text | None = None
 
-    async def run(
-        self, text: ChatText, size: int, encode: Callable[[ChatText], list[int]]
-    ) -> list[int]:
+    async def run(self, text: Text, size: int, encode: Callable[[Text], list[int]]) -> list[int]:
         """What ``encode`` makes of a text of so many characters."""
         if size < LONG:
             return await _beside(self._short, lambda: encode(text))
         return await _beside(self._long, lambda: self._encode_long(text, encode))
 
-    def _encode_long(self, text: ChatText, encode: Callable[[ChatText], list[int]]) -> list[int]:
+    def _encode_long(self, text: Text, encode: Callable[[Text], list[int]]) -> list[int]:
         if self._other is None:
             self._other = text.another()
         try:

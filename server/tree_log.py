@@ -30,7 +30,11 @@ class TreeLog:
     """Appends documents to a file, a line each; without a path it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises OSError if the file cannot be opened for writing."""
+        """Raises OSError if the file cannot be opened for writing.
+
+        ``wanted``: whether anybody asked for the trees.
+        """
+        self.wanted = path is not None
         self._file: FileIO | None = path.open("ab", buffering=0) if path else None
         self._torn = False
         self._told = False
@@ -56,11 +60,6 @@ class TreeLog:
                 return  # the file is the thread's
         if self._file is not None:
             self._file.close()
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody asked for the trees."""
-        return self._file is not None
 
     def write(self, document: dict[str, Any]) -> bool:
         """One tree; it is in the file when this returns, unless False: it could not be written.

@@ -11,114 +11,69 @@ from typing import Any
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
-_SAMPLING: Neutral = {
+
+def _only(neutral: Any, names: str) -> dict[str, tuple[Any, ...]]:
+    """Names whose one neutral value beside null is this."""
+    return dict.fromkeys(names.split(), (None, neutral))
+
+
+_SHARED: Neutral = {
     "top_k": (None, -1, 0),
-    "min_p": (None, 0),
-    "typical_p": (None, 1),
-    "repetition_penalty": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "length_penalty": (None, 1),
-    "dry_multiplier": (None, 0),
-    "xtc_probability": (None, 0),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "custom_logit_processor": (None,),
-    "custom_params": (None, {}),
-    "logits_processors": (None, []),
-    "use_beam_search": (None, False),
-    "early_stopping": (None, False),
-    "lora_path": (None,),
-    "priority": (None, 0),
+    **_only(
+        0,
+        "min_p presence_penalty frequency_penalty dry_multiplier xtc_probability priority "
+        "min_tokens min_new_tokens",
+    ),
+    **_only(1, "typical_p repetition_penalty length_penalty"),
+    **_only({}, "logit_bias custom_params"),
+    **_only([], "bad_words logits_processors stop_token_ids stop_regex"),
+    **_only(
+        False,
+        "use_beam_search early_stopping include_stop_str_in_output no_stop_trim "
+        "return_hidden_states return_tokens_as_token_ids return_token_ids",
+    ),
+    **_only(True, "skip_special_tokens spaces_between_special_tokens"),
+    **_only({"type": "text"}, "response_format"),
+    **_only(
+        None,
+        "allowed_token_ids custom_logit_processor lora_path truncate_prompt_tokens "
+        "thinking_token_budget structured_outputs guided_json guided_regex guided_choice "
+        "guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag "
+        "json_schema regex ebnf grammar prompt_logprobs",
+    ),
 }
-_ENDS: Neutral = {
-    "min_tokens": (None, 0),
-    "min_new_tokens": (None, 0),
-    "stop_token_ids": (None, []),
-    "stop_regex": (None, []),
-    "include_stop_str_in_output": (None, False),
-    "no_stop_trim": (None, False),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "truncate_prompt_tokens": (None,),
-    "thinking_token_budget": (None,),
-}
-_GRAMMARS: Neutral = {
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_decoding_backend": (None,),
-    "guided_whitespace_pattern": (None,),
-    "structural_tag": (None,),
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "grammar": (None,),
-}
-_TOLD: Neutral = {
-    "prompt_logprobs": (None,),
-    "return_hidden_states": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "return_token_ids": (None, False),
-}
-_SHARED: Neutral = {**_SAMPLING, **_ENDS, **_GRAMMARS, **_TOLD}
 
 CHAT: Neutral = {
     **_SHARED,
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "documents": (None, []),
-    "echo": (None, False),
-    "best_of": (None, 1),
-    "verbosity": (None, "medium"),
-    "enable_thinking": (None,),
-    "separate_reasoning": (None, True),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "add_special_tokens": (None, False),
-    "mm_processor_kwargs": (None, {}),
+    **_only(0, "top_logprobs"),
+    **_only(1, "best_of"),
+    **_only({}, "chat_template_kwargs mm_processor_kwargs"),
+    **_only([], "tools functions documents"),
+    **_only(False, "logprobs echo continue_final_message add_special_tokens"),
+    **_only(True, "separate_reasoning add_generation_prompt"),
+    **_only(["text"], "modalities"),
+    **_only("medium", "verbosity"),
+    **_only(None, "audio prediction web_search_options chat_template enable_thinking"),
+    **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
 }
 """For chat completions."""
 
 TEXT: Neutral = {
     **_SHARED,
-    "logprobs": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "prompt_embeds": (None,),
-    "tools": (None, []),
-    "reasoning_effort": (None, "none"),
-    "max_completion_tokens": (None,),
-    "add_special_tokens": (None, False),
+    **_only(None, "logprobs prompt_embeds max_completion_tokens"),
+    **_only(1, "best_of"),
+    **_only("", "suffix"),
+    **_only([], "tools"),
+    **_only("none", "reasoning_effort"),
+    **_only(False, "echo add_special_tokens"),
 }
 """For text completions."""
 
 HARMLESS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-    }
+    (
+        *("user", "metadata", "store", "service_tier", "parallel_tool_calls"),
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    )
 )
 """Fields of OpenAI's API that may be ignored without a word."""
 

@@ -49,7 +49,7 @@ STAGES: dict[str, tuple[Stage, int, int]] = {
         0,
     ),
     "kills": (lambda kept, n: checked(killed(kept, n, n // 15)), 300, 45),
-    "pairs": (lambda kept, n: checked(pairs(kept, n)), 1_000, 30),
+    "pairs": (lambda kept, n: checked(pairs(kept, n)), 1_050, 30),
 }
 """What a stage does, and how often: at length and quickly."""
 

@@ -88,7 +88,7 @@ class RadixTree:
 
         Tokens that are cached there already keep the slots they have.
         """
-        spare = []
+        duplicates = []
         stamp = next(self._clock)
         while len(tokens):
             child = node.children.get(int(tokens[0]))
@@ -98,11 +98,11 @@ class RadixTree:
             else:
                 shared = common_prefix(child.tokens, tokens)
                 child = self._split(child, shared)
-                spare.append(slots[:shared])
+                duplicates.append(slots[:shared])
             child.stamp = stamp
             self._hold(child, tree)
             node, tokens, slots = child, tokens[shared:], slots[shared:]
-        return node, np.concatenate(spare) if spare else EMPTY
+        return node, np.concatenate(duplicates) if duplicates else EMPTY
 
     def keep(self, tree: str, tokens: np.ndarray) -> None:
         """What is cached of ``tokens`` stays cached when nobody holds it any more."""
@@ -121,12 +121,12 @@ class RadixTree:
         if not self._held.get(tree):
             self._held.pop(tree, None)
             self.held_tokens.pop(tree, None)
-        doomed = {node for node in dropped if not node.holders and not node.kept}
-        assert not any(node.locks for node in doomed), "a locked path is held by nobody"
-        for node in doomed:
-            self._move_steps_up(node, doomed)
-            self._remove(node, doomed)
-        return np.concatenate([EMPTY, *(node.slots for node in doomed)])
+        removed = {node for node in dropped if not node.holders and not node.kept}
+        assert not any(node.locks for node in removed), "a locked path is held by nobody"
+        for node in removed:
+            self._move_steps_up(node, removed)
+            self._remove(node, removed)
+        return np.concatenate([EMPTY, *(node.slots for node in removed)])
 
     def index_step(self, step: StepId, path: np.ndarray, above: StepId | None = None) -> None:
         """A step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
@@ -302,22 +302,22 @@ class RadixTree:
             self.held_tokens[tree] -= count
         node.tokens, node.slots = node.tokens[:-count], node.slots[:-count]
 
-    def _move_steps_up(self, node: CacheNode, doomed: set[CacheNode]) -> None:
+    def _move_steps_up(self, node: CacheNode, removed: set[CacheNode]) -> None:
         """Nothing will be left of a node: what is cached of its steps ends above the doomed."""
         above = node.parent
-        while above in doomed:
+        while above in removed:
             above = above.parent
         assert above is not None
         self.steps.move_up(node, above)
 
-    def _remove(self, node: CacheNode, doomed: set[CacheNode]) -> None:
-        """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""
+    def _remove(self, node: CacheNode, removed: set[CacheNode]) -> None:
+        """Take out one of the nodes in ``removed``, which nobody holds."""
         parent = node.parent
         assert parent is not None
         self.size -= len(node.tokens)
         self.unheld -= len(node.tokens)
         self._leaves.discard(node)
-        if parent in doomed:
+        if parent in removed:
             return
         del parent.children[int(node.tokens[0])]
         if not parent.children and parent.parent is not None:

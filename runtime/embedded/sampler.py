@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hedgerow_sglang.noise import gumbel
+from hedgerow_sglang.gumbel_max import LIKELY, MARGIN, blocks, gumbel_max
+from hedgerow_sglang.noise import hashes
 
 Floats = NDArray[np.float64]
 
@@ -56,16 +57,20 @@ def sample(
         raise ValueError(f"temperature: {heat.min()}; at least 0 is needed")
     if ((mass <= 0) | (mass > 1)).any():
         raise ValueError(f"top_p: {mass}; more than 0 and at most 1 is allowed")
-    logprobs, entropies = _log_softmax(values.astype(np.float64))
+    noise = np.asarray(seeds, np.uint64), np.asarray(positions)
     tokens = values.argmax(-1)[of]
-    warm = np.flatnonzero(heat > 0)
-    if len(warm):
-        picked = logprobs if np.array_equal(of[warm], each) else logprobs[of[warm]]
-        noise = gumbel(
-            np.asarray(seeds, np.uint64)[warm], np.asarray(positions)[warm], values.shape[1]
-        )
-        tokens[warm] = _perturbed_argmax(picked, noise, heat[warm], mass[warm])
-    return Samples(tokens, logprobs[of, tokens], entropies[of])
+    drawn, entropies = np.empty(len(of)), np.empty(len(values))
+    for block in blocks(*values.shape):
+        logprobs, entropies[block] = _log_softmax(values[block].astype(np.float64), block.start)
+        draws = np.flatnonzero((of >= block.start) & (of < block.stop))
+        warm = draws[heat[draws] > 0]
+        for part in blocks(len(warm), values.shape[1]):
+            some = warm[part]
+            scores = _scores(logprobs, of[some] - block.start, heat[some], mass[some])
+            hashed = hashes(noise[0][some], noise[1][some], values.shape[1])
+            tokens[some] = gumbel_max(scores, hashed)[:, 0]
+        drawn[draws] = logprobs[of[draws] - block.start, tokens[draws]]
+    return Samples(tokens, drawn, entropies[of])
 
 
 def rank_candidates(
@@ -81,21 +86,20 @@ def rank_candidates(
     Arguments as of ``draw``, one temperature and top-p a row. -1 fills up where top-p leaves fewer.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
-    warm = temperature > 0
-    tempered = values / np.where(warm, temperature, 1.0)[:, None]
-    perturbed = tempered.copy()
-    rows = np.flatnonzero(warm)
-    if len(rows):
-        noise = gumbel(
-            np.asarray(seeds, np.uint64)[rows], np.asarray(positions)[rows], len(values[0])
-        )
-        perturbed[rows] += noise
-    for row in np.flatnonzero(warm & (top_p < 1.0)):
-        perturbed[row, ~nucleus(tempered[row], top_p[row])] = -np.inf
-    if count == 1:
-        return perturbed.argmax(-1)[:, None]
-    found = np.argsort(-perturbed, axis=-1, kind="stable")[:, :count]
-    return np.where(np.take_along_axis(perturbed, found, -1) > -np.inf, found, -1)
+    vocab = values.shape[1]
+    seeded, at = np.asarray(seeds, np.uint64), np.asarray(positions)
+    found = np.empty((len(values), count), dtype=np.int64)
+    for block in blocks(*values.shape):
+        warm = temperature[block] > 0
+        scores = values[block] / np.where(warm, temperature[block], 1.0)[:, None]
+        for row in np.flatnonzero(warm & (top_p[block] < 1.0)):
+            scores[row, ~nucleus(scores[row], top_p[block][row])] = -np.inf
+        hashed = hashes(seeded[block], at[block], vocab)
+        found[block] = gumbel_max(scores, hashed, count)
+    for row in np.flatnonzero(temperature <= 0):
+        found[row] = -1
+        found[row, :vocab] = np.argsort(-values[row], kind="stable")[:count]
+    return found
 
 
 def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
@@ -105,8 +109,11 @@ def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
     return np.broadcast_to(given, (draws,))
 
 
-def _log_softmax(x: Floats) -> tuple[Floats, Floats]:
-    """Log-probabilities (rows, vocab), computed in place of ``x``, and entropies (rows,)."""
+def _log_softmax(x: Floats, first: int) -> tuple[Floats, Floats]:
+    """Log-probabilities (rows, vocab), computed in place of ``x``, and entropies (rows,).
+
+    ``first``: the number of its first row among all.
+    """
     x -= x.max(-1, keepdims=True)
     weight = np.exp(x)
     total = weight.sum(-1)
@@ -114,32 +121,39 @@ def _log_softmax(x: Floats) -> tuple[Floats, Floats]:
     log_total = np.log(total)
     entropies = log_total - weight.sum(-1) / total
     if not np.isfinite(entropies).all():
-        row = int(np.flatnonzero(~np.isfinite(entropies))[0])
+        row = first + int(np.flatnonzero(~np.isfinite(entropies))[0])
         raise FloatingPointError(f"logits: row {row} is not finite")
     x -= log_total[:, None]
     return x, entropies
 
 
-def _perturbed_argmax(
-    logprobs: Floats, noise: Floats, heat: Floats, mass: Floats
-) -> NDArray[np.int64]:
-    """argmax of log-probability / temperature + noise within the nucleus; overwrites ``noise``."""
-    with np.errstate(over="ignore"):  # as cold as can be: the likeliest is at 0, others at -inf
-        tempered = logprobs if (heat == 1.0).all() else logprobs / heat[:, None]
-    noise += tempered
-    for row in np.flatnonzero(mass < 1.0):
-        noise[row, ~nucleus(tempered[row], mass[row])] = -np.inf
-    return noise.argmax(-1)
+def _scores(logprobs: Floats, rows: NDArray[np.int64], heat: Floats, mass: Floats) -> Floats:
+    """What noise is added to: tempered log-probabilities of ``rows``, -inf outside the nucleus."""
+    scores = logprobs if np.array_equal(rows, np.arange(len(logprobs))) else logprobs[rows]
+    if (heat != 1.0).any():
+        with np.errstate(over="ignore"):  # as cold as can be: the likeliest at 0, others at -inf
+            scores = scores / heat[:, None]
+    cut = np.flatnonzero(mass < 1.0)
+    if len(cut):
+        scores = scores.copy()
+    for row in cut:
+        scores[row, ~nucleus(scores[row], mass[row])] = -np.inf
+    return scores
 
 
 def nucleus(tempered: Floats, top_p: float) -> NDArray[np.bool_]:
     """The fewest likeliest tokens whose probabilities reach ``top_p``; ties by id. (vocab,)"""
     weight = np.exp(tempered - tempered.max())
-    total = weight.sum()
+    wanted = top_p * (total := weight.sum())
     # all tokens below this weight together hold less than 1 - top_p, so none of them is kept
-    likely = np.flatnonzero(weight >= (1.0 - top_p) * total / len(weight))
-    order = likely[np.argsort(-weight[likely], kind="stable")]
-    before = np.cumsum(weight[order]) - weight[order]
+    floor = (1.0 - top_p) * total / len(weight)
+    for least in (*(bound for bound in LIKELY if bound > floor), floor):
+        likely = np.flatnonzero(weight >= least)
+        order = likely[np.argsort(-weight[likely], kind="stable")]
+        reached = np.cumsum(weight[order])
+        if reached[-1] > wanted * (1 + MARGIN):
+            break
+    before = reached - weight[order]
     kept = np.zeros(len(weight), dtype=np.bool_)
-    kept[order[before < top_p * total]] = True
+    kept[order[before < wanted]] = True
     return kept

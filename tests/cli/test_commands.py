@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import cli.calibrate
-import cli.eval_command
+import cli.evaluation
 import server.assemble
 from cli.main import app
 from cli.replay import first_difference, read_records
@@ -35,7 +35,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
         yield RunningModel(engine, PlainText(), "\n\n")
 
     monkeypatch.setattr(server.assemble, "running", running)
-    monkeypatch.setattr(cli.eval_command, "running", running)
+    monkeypatch.setattr(cli.evaluation, "running", running)
     monkeypatch.setattr(cli.calibrate, "running", running)
     return engine
 

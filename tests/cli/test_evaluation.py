@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.accuracy_plot import plot
-from cli.eval_command import side_by_side
-from cli.evaluation import Evaluation, Trial, clustered95, evaluate, item_seed, wilson95
+from cli.evaluation import (
+    Evaluation,
+    Trial,
+    clustered95,
+    evaluate,
+    item_seed,
+    side_by_side,
+    wilson95,
+)
 from models.tasks.task import Split, Verdict
 from search.digest import combined_digest
 from search.engine import Branch, EngineDown

@@ -10,10 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow_sglang.noise import gumbel
+from hedgerow_sglang import noise
 from hedgerow_sglang.plugin import make_cache, supported, version_of
 from hedgerow_sglang.plugin_protocol import sampling_seed
-from hedgerow_sglang.seeded_sampling import noise, sample, seeded_batch, truncated
+from hedgerow_sglang.seeded_sampling import (
+    gumbel_of,
+    hashes,
+    sample,
+    seeded_batch,
+    truncated,
+)
 from runtime.embedded.sampler import sample as sample_embedded
 
 VOCAB = 97
@@ -89,8 +95,9 @@ def test_what_may_be_drawn_by_hand() -> None:
 
 def test_noise_is_the_embedded_engines_bit_for_bit() -> None:
     seeds = [0, 2**63, 2**64 - 1]
-    ours = noise(torch.tensor([sampling_seed(s) for s in seeds]), torch.tensor([1, 2, 3]), VOCAB)
-    assert np.array_equal(ours.numpy(), gumbel(np.array(seeds, np.uint64), [1, 2, 3], VOCAB))
+    signed = torch.tensor([sampling_seed(s) for s in seeds])
+    ours = gumbel_of(hashes(signed, torch.tensor([1, 2, 3]), VOCAB))
+    assert np.array_equal(ours.numpy(), noise.gumbel(np.array(seeds, np.uint64), [1, 2, 3], VOCAB))
 
 
 def test_every_row_of_a_batch_has_a_seed() -> None:
@@ -135,3 +142,48 @@ def test_what_it_cannot_serve_it_refuses_by_name(
     monkeypatch.setattr("importlib.metadata.version", lambda _: version)
     with pytest.raises(ValueError, match=said):
         make_cache(SimpleNamespace(**context))
+
+
+def draw_by_definition(probs: torch.Tensor, own: SimpleNamespace, read: torch.Tensor) -> list[int]:
+    """Every token sorted, every token's noise computed."""
+    tokens = []
+    for row, p in enumerate(probs.double()):
+        falling, order = p.sort(descending=True, stable=True)
+        before = falling.cumsum(0) - falling
+        kept = torch.arange(len(p)) < own.top_ks[row]
+        kept &= before < own.top_ps[row].double() * p.sum()
+        kept &= falling >= own.min_ps[row].double() * falling[0]
+        left = torch.zeros_like(p).scatter(0, order[kept], p[order[kept]])
+        drawn = noise.gumbel(
+            own.sampling_seed[[row]].numpy().astype(np.uint64), [int(read[row]) + 1], len(p)
+        )
+        tokens.append(int((left.log() + torch.from_numpy(drawn[0])).argmax()))
+    return tokens
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.1, 3.0, 12.0]), st.sampled_from([40, 3000]))
+def test_little_is_computed_and_nothing_is_missed(case: int, spread: float, vocab: int) -> None:
+    """Rows of all kinds in one batch: free, greedy, by top-k, top-p and min-p, with equals."""
+    dice = np.random.default_rng(case)
+    logits = dice.normal(0, spread, (6, vocab)).round(1).astype(np.float32)
+    own = info(
+        dice.integers(0, 2**63, 6).tolist(),
+        dice.choice([0.2, 0.9, 0.99, 1.0], 6).tolist(),
+        dice.choice([1, 5, 20, EVERY], 6).tolist(),
+    )
+    own.min_ps = torch.from_numpy(dice.choice([0.0, 0.1], 6).astype(np.float32))
+    own.need_min_p_sampling = True
+    probs, read = torch.softmax(torch.from_numpy(logits), -1), torch.arange(6) + 3
+    assert sample(probs, own, read).tolist() == draw_by_definition(probs, own, read)
+
+
+def test_numbers_that_are_none_end_nothing() -> None:
+    """Whatever a broken model says, an id of the vocabulary is drawn: the server lives."""
+    probs = torch.full((2, VOCAB), torch.nan)
+    probs[1] = 0.0
+    assert all(0 <= token < VOCAB for token in sample(probs, info([1, 2], [1.0, 0.9]), read_at(2)))
+
+
+def read_at(rows: int) -> torch.Tensor:
+    """Positions of the tokens read last."""
+    return torch.arange(rows) + 7

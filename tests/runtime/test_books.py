@@ -153,5 +153,5 @@ def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: Kv
             assert cache.pool.available + cache.cached_tokens == kv_tokens
             assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
         assert (forest.policy.running, forest.policy.waiting) == (0, 0)
-        assert not forest.policy.accounts
+        assert not forest.policy.searches
         assert not forest.of_call

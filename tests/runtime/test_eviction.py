@@ -164,8 +164,8 @@ def test_full_retention_ends_the_youngest_search_that_does_not_fit() -> None:
     engine.expand(1, "old", branches["old"], STEPS)
     engine.expand(2, "young", branches["young"], STEPS)
     assert finish(engine) == {1: expected}
-    assert engine.starved() == [2]
-    assert engine.starved() == []
+    assert engine.take_out_of_kv() == [2]
+    assert engine.take_out_of_kv() == []
     assert engine.cache.evicted_tokens == 0
     assert engine.cache.tokens_of("young") == 0
     engine.cache.check()
@@ -181,7 +181,7 @@ def test_a_search_alone_that_outgrows_full_retention_ends_and_lets_go() -> None:
     branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
     engine.expand(1, "tree", branches, STEPS)
     assert finish(engine) == {}
-    assert engine.starved() == [1]
+    assert engine.take_out_of_kv() == [1]
     assert not engine.busy
     engine.cache.check()
 

@@ -55,7 +55,7 @@ def drafted(
     """A scheduler with a draft that is wrong once in so many tokens."""
     draft, ticks = Likeness(wrong), count()
     pace = DraftLength(tokens, k_config)
-    drafter = DraftModel(
+    draft_model = DraftModel(
         draft,
         context=CONTEXT,
         kv_tokens=draft_kv_tokens,
@@ -66,7 +66,7 @@ def drafted(
         clock=lambda: float(next(ticks)),
     )
     speculation = SpeculativeDecoder(
-        drafter,
+        draft_model,
         pace,
         serial=serial,
         verify_batch=verify_batch,
@@ -148,11 +148,11 @@ def test_candidates_are_the_first_under_the_noise() -> None:
     while not engine.running:
         engine.step()
     (run,) = (work for work in engine.batch.sequences if isinstance(work, BranchSequence))
-    guesses = engine.speculation.drafter.propose({run: (2, 2, 1)})[run]
+    guesses = engine.speculation.draft_model.propose({run: (2, 2, 1)})[run]
     wanted = naive_step(run.branch, SAMPLING).tokens
-    drawn = len(run.drawn)
+    drawn = len(run.output)
     assert tuple(guesses.tokens) == wanted[drawn : drawn + 3]
-    assert [(fork.at, len(fork.tokens)) for fork in guesses.forks] == [(0, 3), (1, 2), (1, 2)]
+    assert [(child.at, len(child.tokens)) for child in guesses.children] == [(0, 3), (1, 2), (1, 2)]
     assert guesses.count == 2 + 4 + 4
     firsts = [token for token, _ in guesses.at(None, 0)]
     assert (
@@ -206,7 +206,7 @@ def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
     assert cost is not None
     assert cost.drafted_tokens > 0
     engine.check()
-    for cache in (engine.cache, engine.speculation.drafter.cache):
+    for cache in (engine.cache, engine.speculation.draft_model.cache):
         assert cache.active_tokens == 0
 
 
@@ -221,7 +221,7 @@ class TestPace:
             pace.target.add(rows, 10.0)
             pace.draft.add(rows, draft_seconds)
         for _ in range(100):
-            pace.took(1000, 100, round(100 * acceptance), ended=False)
+            pace.note_verified(1000, 100, round(100 * acceptance), ended=False)
         return pace
 
     def test_the_length_that_pays_most(self) -> None:
@@ -245,7 +245,7 @@ class TestPace:
         """Steps of ten tokens: the guess after the next is of use in 0.9 x 0.8 of all passes."""
         pace = self.measured(1.0, 0.8)
         for _ in range(200):
-            pace.took(10, 10, 8, ended=True)
+            pace.note_verified(10, 10, 8, ended=True)
         assert pace.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
 
     @staticmethod
@@ -257,7 +257,7 @@ class TestPace:
             length, branches = pace.plan(8, 8, 8)
             plans.append((length, branches))
             promised = 8 * pace.yields()[length], 10.0 + 1.0 * length
-            pace.came(round(promised[0]), promised[1] / (kept if length else 1.0))
+            pace.note_round(round(promised[0]), promised[1] / (kept if length else 1.0))
         return plans
 
     def test_a_promise_that_is_not_kept_pauses(self) -> None:
@@ -291,13 +291,13 @@ class TestPace:
         to nothing, and are many, nothing is drafted."""
         pace = self.measured(4.0, 0.8)
         for _ in range(100):
-            pace.following.test(100, 50)
-        assert pace.yields(company=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
-        assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
+            pace.followers.test(100, 50)
+        assert pace.yields(followers=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
+        assert pace.plan(1, 1, 1, followers=0.0) != (0, 0)
         for _ in range(100):
-            pace.following.test(100, 1)
-        assert pace.plan(1, 1, 1, company=0.0) != (0, 0)
-        assert pace.plan(1, 1, 1, company=15.0) == (0, 0)
+            pace.followers.test(100, 1)
+        assert pace.plan(1, 1, 1, followers=0.0) != (0, 0)
+        assert pace.plan(1, 1, 1, followers=15.0) == (0, 0)
 
     def test_it_hears_of_those_who_follow(self) -> None:
         """Of two guesses, both right: who follows to the end has taken two, who parts at the second
@@ -305,10 +305,12 @@ class TestPace:
         speculation, share = drafted()[0].speculation, AcceptanceRate()
         assert speculation is not None
         taken = VerifiedTokens((7, 8, 9), (0, 1, 2), None, DraftTree([7, 8]), tested=2, accepted=2)
-        speculation.followed(taken, FollowerTokens(given=[3, 3, 2, 1], agreed=[3, 2, 1, 0]))
+        speculation.note_followers(
+            taken, FollowerTokens(counts=[3, 3, 2, 1], matching=[3, 2, 1, 0])
+        )
         for tested, right in ((2, 2), (2, 2), (2, 1), (1, 0)):
             share.test(tested, right)
-        assert speculation.pace.following.value == share.value
+        assert speculation.draft_length.followers.value == share.value
 
     def test_many_rows_cost(self) -> None:
         """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""
