@@ -24,7 +24,8 @@ CHAT = "/v1/chat/completions"
 def key(name: str, **limits: Any) -> ApiKey:
     """A key that may ask for anything, but for ``limits``."""
     room: dict[str, Any] = {"running": 99, "queued": 99, "width": 9, "depth": 9}
-    return ApiKey(name=name, **(room | {"prompt_tokens": 9, "tree_tokens": 9} | limits))
+    room |= {"prompt_tokens": 9, "tree_tokens": 9} | limits
+    return ApiKey(name=name, **room)
 
 
 async def in_line(admission: Admission, owner: ApiKey) -> QueueSlot:
