@@ -14,7 +14,7 @@ from runtime.embedded.model.kernels import Workspace, cut
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import native
 from runtime.embedded.model.native_attention import NativeAttention
-from runtime.embedded.model.plan import BLOCK, Plan, Span, build_plan
+from runtime.embedded.model.plan import BLOCK, BatchPlan, Span, build_plan
 from runtime.embedded.model.tiles import Tiling, tiled
 from tests.runtime.kernels import KERNELS
 
@@ -46,7 +46,7 @@ def span(start: int, slots: list[int]) -> Span:
     return Span(np.zeros(new, np.int64), start, np.array(slots, np.int64), new)
 
 
-def plan_of(spans: list[Span], store: KVStore, window: int | None = None) -> Plan:
+def plan_of(spans: list[Span], store: KVStore, window: int | None = None) -> BatchPlan:
     return build_plan(spans, padding=store.padding, window=window)
 
 
@@ -65,7 +65,11 @@ def filled(slots: int) -> KVStore:
 
 
 def attended(
-    kernel: str, spans: list[Span], query: torch.Tensor, store: KVStore, window: int | None = None
+    kernel: str,
+    spans: list[Span],
+    query: torch.Tensor,
+    store: KVStore,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE), scaled."""
     plan, space = plan_of(spans, store, window), Workspace()

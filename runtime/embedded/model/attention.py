@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace
-from runtime.embedded.model.plan import BLOCK, Plan
+from runtime.embedded.model.plan import BLOCK, BatchPlan
 from runtime.embedded.model.tiles import Strip, Tiling, tiled
 
 _GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache
@@ -56,7 +56,7 @@ class Attention:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         sizes: Sequence[int],
         config: ModelConfig,
         store_rows: int,

@@ -8,13 +8,15 @@ from torch import Tensor
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace
 from runtime.embedded.model.native import Attending, Native
-from runtime.embedded.model.plan import Plan
+from runtime.embedded.model.plan import BatchPlan
 
 
 class NativeAttention:
     """As ``Attention``, with the same bits for a row whatever else is in the call."""
 
-    def __init__(self, library: Native, plan: Plan, config: ModelConfig, space: Workspace) -> None:
+    def __init__(
+        self, library: Native, plan: BatchPlan, config: ModelConfig, space: Workspace
+    ) -> None:
         items, blocks, rows = plan.items, len(plan.slots), len(plan.rows.tokens)
         count, heads, size = len(items.row), config.heads, config.head_dim
         order = np.argsort(items.block, kind="stable")

@@ -84,7 +84,11 @@ def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None
 
 
 def _attended(
-    library: Native, config: ModelConfig, spans: Sequence[Span], store: KVStore, query: Tensor
+    library: Native,
+    config: ModelConfig,
+    spans: Sequence[Span],
+    store: KVStore,
+    query: Tensor,
 ) -> Tensor:
     """(rows, heads, head_dim) in span order."""
     plan = build_plan(spans, padding=store.padding, window=config.sliding_window)

@@ -9,7 +9,7 @@ from runtime.embedded.model.kernels import Workspace
 from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import Native, Norm, Projection
 from runtime.embedded.model.native_attention import NativeAttention
-from runtime.embedded.model.plan import Plan
+from runtime.embedded.model.plan import BatchPlan
 from runtime.embedded.model.weights import Layer
 
 
@@ -19,7 +19,7 @@ class NativeRows:
     def __init__(
         self,
         library: Native,
-        plan: Plan,
+        plan: BatchPlan,
         turn: tuple[Tensor, Tensor],
         store: KVStore,
         config: ModelConfig,

@@ -36,7 +36,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class QueryRows:
     """The query rows of a call, sorted by falling number of blocks.
 
     All (rows,): token ids, absolute positions, slots to write; ``order`` is the row's place in
@@ -82,20 +82,20 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """Everything the attention of a call needs beyond the numbers.
 
     ``slots`` (blocks, BLOCK): the store slot of every key of the distinct blocks. ``columns``
     (columns + 1,): the first item of every column, and the number of items at the end.
     """
 
-    rows: Rows
+    rows: QueryRows
     slots: Ints
     items: Items
     columns: Ints
 
 
-def build_plan(spans: Sequence[Span], *, padding: int, window: int | None = None) -> Plan:
+def build_plan(spans: Sequence[Span], *, padding: int, window: int | None = None) -> BatchPlan:
     """Plan a call.
 
     ``padding``: the store's zero slot. ``window``: the sliding window in tokens. Raises ValueError
@@ -106,7 +106,7 @@ def build_plan(spans: Sequence[Span], *, padding: int, window: int | None = None
     rows = _rows(spans, new, total, start, slots, window)
     blocks = _blocks(slots, total, padding)
     columns = _columns(rows)
-    return Plan(rows, blocks.slots, _items(rows, blocks, columns, window), columns)
+    return BatchPlan(rows, blocks.slots, _items(rows, blocks, columns, window), columns)
 
 
 def _lengths(spans: Sequence[Span]) -> tuple[Ints, Ints, Ints]:
@@ -126,8 +126,13 @@ def _lengths(spans: Sequence[Span]) -> tuple[Ints, Ints, Ints]:
 
 
 def _rows(
-    spans: Sequence[Span], new: Ints, total: Ints, start: Ints, slots: Ints, window: int | None
-) -> Rows:
+    spans: Sequence[Span],
+    new: Ints,
+    total: Ints,
+    start: Ints,
+    slots: Ints,
+    window: int | None,
+) -> QueryRows:
     tokens = np.concatenate([s.tokens for s in spans]).astype(np.int64, copy=False)
     span = np.repeat(np.arange(len(new)), new)
     positions = np.arange(len(tokens)) + np.repeat(start - (new.cumsum() - new), new)
@@ -137,7 +142,7 @@ def _rows(
         first = np.maximum(positions - window + 1, 0) // BLOCK
     count = positions // BLOCK - first + 1
     order = np.argsort(-count, kind="stable")
-    return Rows(
+    return QueryRows(
         tokens[order],
         positions[order],
         writes[order],
@@ -166,13 +171,13 @@ def _blocks(slots: Ints, total: Ints, padding: int) -> _Blocks:
     return _Blocks(table[first], of, start)
 
 
-def _columns(rows: Rows) -> Ints:
+def _columns(rows: QueryRows) -> Ints:
     """The first item of every column, and the number of items at the end: (columns + 1,)."""
     having = np.bincount(rows.count)[::-1].cumsum()[::-1][1:]  # rows with more than c blocks
     return np.concatenate(([0], having.cumsum()))
 
 
-def _items(rows: Rows, blocks: _Blocks, columns: Ints, window: int | None) -> Items:
+def _items(rows: QueryRows, blocks: _Blocks, columns: Ints, window: int | None) -> Items:
     having = np.diff(columns)
     row = np.arange(columns[-1]) - np.repeat(columns[:-1], having)
     index = rows.first[row] + np.repeat(np.arange(len(having)), having)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.embedded.model.plan import BLOCK, Ints, Items, Plan
+from runtime.embedded.model.plan import BLOCK, BatchPlan, Ints, Items
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class _Deal:
     place: Ints
 
 
-def tiled(plan: Plan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
+def tiled(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
     """Deal a plan's items to tiles and flatten these over key/value heads.
 
     ``sizes``: rows a tile may have, descending; ``store_rows``: rows of a head in the store.

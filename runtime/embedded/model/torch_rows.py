@@ -11,7 +11,7 @@ from runtime.embedded.model.attention import Attention
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace, normalise, rotate
 from runtime.embedded.model.kv_store import KVStore
-from runtime.embedded.model.plan import Plan
+from runtime.embedded.model.plan import BatchPlan
 from runtime.embedded.model.weights import Layer
 
 
@@ -21,7 +21,7 @@ class TorchRows:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         sizes: Sequence[int],
         turn: tuple[Tensor, Tensor],
         store: KVStore,
