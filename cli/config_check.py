@@ -9,8 +9,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from cli.arguments import option_of
-from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
+from runtime.text import PROFILES
 from server.api_keys import ApiKeys
 from server.assemble import further_models
 from server.setting_types import EVERY_WAY
