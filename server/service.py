@@ -119,8 +119,7 @@ def create_service(
 
     Raises SettingsError for API keys that cannot be read.
     """
-    ignored = IgnoredFields()
-    metrics = Metrics(ignored)
+    metrics = Metrics()
     can = engine.capabilities
     metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     keys = ApiKeys.load(settings)
@@ -137,7 +136,7 @@ def create_service(
         runner=_runner(engine, metrics, settings, traces),
         text=text,
         metrics=metrics,
-        ignored=ignored,
+        ignored=IgnoredFields(metrics.ignored),
         store=SearchStore(settings, time.monotonic),
         trees=trees or TreeLog(None),
         keys=keys,
