@@ -206,7 +206,7 @@ def loop_counts(threads: int) -> list[int]:
 
 def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
     """Trajectories that part ways, and the tokens compared until they do (or end)."""
-    parted = compared = 0
+    diverged = compared = 0
     for a, b in zip(one, other, strict=True):
         paths_a, paths_b = (
             {node.path: tree.tokens(node.id)[len(tree.prompt) :] for node in tree.finished()}
@@ -218,9 +218,9 @@ def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
             same = next(
                 (i for i, (x, y) in enumerate(zip(tokens, twin, strict=False)) if x != y), None
             )
-            parted += same is not None
+            diverged += same is not None
             compared += len(tokens) if same is None else same + 1
-    return parted, compared
+    return diverged, compared
 
 
 async def flip_rate(exact: bool, questions: int, width: int) -> dict:
@@ -230,14 +230,14 @@ async def flip_rate(exact: bool, questions: int, width: int) -> dict:
     for batch_limit in BATCH_LIMITS:
         async with Engines(batch_limit=batch_limit, exact=exact) as engine:
             grown.append(await grow_many(engine, spec, questions))
-    parted, tokens = flips(*grown)
+    diverged, tokens = flips(*grown)
     return {
         "exact": exact,
         "batch_limits": BATCH_LIMITS,
         "trajectories": questions * width,
         "tokens": tokens,
-        "flips": parted,
-        "flips_per_token": parted / tokens,
+        "flips": diverged,
+        "flips_per_token": diverged / tokens,
         "tree_digest": [combined_digest(o.digest for o in side) for side in grown],
     }
 

@@ -133,7 +133,7 @@ class InProcess:
                 self._watch(self.scheduler)
                 if done:
                     break
-                if self.scheduler.starved():
+                if self.scheduler.take_out_of_kv():
                     raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
         self._moved[tree] = done[0].moved
         self.rounds += 1
@@ -150,8 +150,8 @@ class InProcess:
         """One reward a trajectory."""
         call = next(self._calls)
         with self._timed("score"):
-            early = self.scheduler.expansion
-            ahead = early.finished_next_steps(tree, trajectories) if self._lookahead else {}
+            extension = self.scheduler.beam_extension
+            ahead = extension.finished_next_steps(tree, trajectories) if self._lookahead else {}
             self.scorer.score(call, tree, prompt, question, trajectories, ahead)
             return self.read()[call]
 

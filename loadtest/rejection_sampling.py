@@ -19,9 +19,9 @@ from torch import Tensor
 
 from hedgerow_sglang.noise import gumbel, hashes
 from runtime.embedded.batch import Forwards
-from runtime.embedded.deduplication import SampleRequest, samples_for
-from runtime.embedded.draft_model import DraftModel, DraftWay
-from runtime.embedded.draft_tree import DraftBranch
+from runtime.embedded.deduplication import SampleRequest, sample_requests
+from runtime.embedded.draft_model import DraftModel, DraftTip
+from runtime.embedded.draft_tree import DraftChain
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import nucleus
@@ -79,8 +79,8 @@ def trials(p: Floats, offer: CandidateOffer) -> tuple[list[float], Floats]:
 def choose(p: Floats, offer: CandidateOffer, seed: int, position: int) -> int:
     """The token for a position, by noise that follows from the branch's seed and the position."""
     chances, rest = trials(p, offer)
-    luck = hashes(np.array([seed ^ TRIAL], np.uint64), [position], len(chances))[0] / 2.0**32
-    for token, chance, drawn in zip(offer.candidates, chances, luck, strict=False):
+    uniform = hashes(np.array([seed ^ TRIAL], np.uint64), [position], len(chances))[0] / 2.0**32
+    for token, chance, drawn in zip(offer.candidates, chances, uniform, strict=False):
         if drawn < chance:
             return token
     noise = gumbel(np.array([seed ^ REST], np.uint64), [position], len(rest))[0]
@@ -88,8 +88,8 @@ def choose(p: Floats, offer: CandidateOffer, seed: int, position: int) -> int:
         return int((np.log(rest) + noise).argmax())
 
 
-Offers = dict[tuple[DraftBranch | None, int], CandidateOffer]
-"""By a way in a draft tree and the depth on it."""
+Offers = dict[tuple[DraftChain | None, int], CandidateOffer]
+"""By a chain of a draft tree and the depth on it."""
 
 
 class RejectionDraftModel(DraftModel):
@@ -102,47 +102,46 @@ class RejectionDraftModel(DraftModel):
         super().__init__(*forward, **options)
         self._offers = defaultdict[BranchSequence, Offers](dict)
 
-    def end(self, run: BranchSequence, *, publish: bool) -> None:
-        self._offers.pop(run, None)
-        super().end(run, publish=publish)
+    def end(self, seq: BranchSequence, *, publish: bool) -> None:
+        self._offers.pop(seq, None)
+        super().end(seq, publish=publish)
 
-    def rank(self, ways: Sequence[DraftWay], logits: Tensor) -> list[list[int]]:
-        ranked = super().rank(ways, logits)
-        for (builder, way), tokens, row in zip(ways, ranked, logits.numpy(), strict=True):
-            sampling = builder.run.call.sampling
+    def rank(self, tips: Sequence[DraftTip], logits: Tensor) -> list[list[int]]:
+        ranked = super().rank(tips, logits)
+        for (builder, chain), tokens, row in zip(tips, ranked, logits.numpy(), strict=True):
+            sampling = builder.seq.call.sampling
             q = distribution(row, sampling.temperature, sampling.top_p)
-            candidates = tuple(token for token in tokens[: builder.width(way)] if token >= 0)
-            self._offers[builder.run][way, builder.depth(way)] = CandidateOffer(candidates, q)
+            candidates = tuple(token for token in tokens[: builder.width(chain)] if token >= 0)
+            self._offers[builder.seq][chain, builder.depth(chain)] = CandidateOffer(candidates, q)
         return ranked
 
     def sample(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[list[SampledToken]]:
-        """``samples_for``, but by rejection where a token was offered."""
-        samples = samples_for(logits, requests)
-        for (run, _, rows), own in zip(requests, samples, strict=True):
-            offers = self._offers.pop(run, {})
-            for i, (row, place) in enumerate(zip(rows, places_of(run), strict=True)):
+        """``sample_requests``, but by rejection where a token was offered."""
+        samples = sample_requests(logits, requests)
+        for (seq, _, rows), own in zip(requests, samples, strict=True):
+            offers = self._offers.pop(seq, {})
+            for i, (row, place) in enumerate(zip(rows, places_of(seq), strict=True)):
                 if place in offers:
-                    own[i] = self._by_rejection(run, place[1], logits[row], offers[place], own[i])
+                    own[i] = self._by_rejection(seq, place[1], logits[row], offers[place], own[i])
         return samples
 
     @staticmethod
     def _by_rejection(
-        run: BranchSequence, depth: int, logits: Tensor, offer: CandidateOffer, own: SampledToken
+        seq: BranchSequence, depth: int, logits: Tensor, offer: CandidateOffer, own: SampledToken
     ) -> SampledToken:
         """The token after ``depth`` draft tokens, from logits (vocab,); ``own`` has the entropy."""
-        sampling = run.call.sampling
+        sampling = seq.call.sampling
         p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
-        token = choose(p, offer, run.branch.seed, run.position + depth)
+        token = choose(p, offer, seq.branch.seed, seq.position + depth)
         return token, float(logits.double().log_softmax(-1)[token]), own[2]
 
 
-def places_of(run: BranchSequence) -> list[tuple[DraftBranch | None, int]]:
-    """The way and the depth of each row of the pass that verifies a branch's draft."""
-    chain = [(None, depth) for depth in range(1 + run.proposed)]
-    return [
-        *chain,
-        *((fork, fork.at + 1 + i) for fork in run.forks for i in range(len(fork.tokens))),
-    ]
+def places_of(seq: BranchSequence) -> list[tuple[DraftChain | None, int]]:
+    """The chain and the depth of each row of the pass that verifies a branch's draft."""
+    places: list[tuple[DraftChain | None, int]] = [(None, i) for i in range(1 + seq.draft_count)]
+    for child in seq.children:
+        places += [(child, depth) for depth in range(child.at + 1, child.depth + 1)]
+    return places
 
 
 def rejecting_scheduler(
@@ -153,8 +152,8 @@ def rejecting_scheduler(
     text = Text(options.policy)
     speculation = load_speculative_decoder(options, text, clock, RejectionDraftModel)
     assert speculation is not None, "nothing drafts"
-    drafter = speculation.drafter
-    assert isinstance(drafter, RejectionDraftModel)
+    draft_model = speculation.draft_model
+    assert isinstance(draft_model, RejectionDraftModel)
     return Scheduler(
         target,
         text,
@@ -166,5 +165,5 @@ def rejecting_scheduler(
         kv_policy=options.kv_policy,
         speculation=speculation,
         dedup=False,
-        draw=drafter.sample,
+        sample=draft_model.sample,
     )

@@ -139,8 +139,8 @@ class Deadline:
 
     def closing(self, most: float | None = None) -> float | None:
         """Seconds until nothing is waited for any more, but at most so many."""
-        left = self.left(CLOSING_SECONDS)
-        return most if left is None or (most is not None and most < left) else left
+        bounds = (self.left(CLOSING_SECONDS), most)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def check(self) -> None:
         """Raises TooLate from the deadline on."""

@@ -1,6 +1,6 @@
 """Continuous batching of one model: which sequences run, and how many rows of each an iteration.
 
-Lanes have an order. Memory that runs out is taken from evictable prefixes first, then from the
+Sequences have an order. Memory that runs out is taken from evictable prefixes first, then from the
 youngest sequence, so the oldest one always gets on. Nothing here can change what a sequence
 computes.
 """
@@ -16,17 +16,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runtime.embedded.draft_tree import DraftBranch
+from runtime.embedded.draft_tree import DraftChain
 from runtime.embedded.model.forward import Span
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.schedule_order import prefill_budget
-from runtime.embedded.sequence import Order, TokenSequence
+from runtime.embedded.sequence import TokenSequence, order_of
 
 HEADROOM = 4
-"""Slots a sequence under way is expected to want soon, when another asks to enter."""
-SPARE_ROWS = 8
-"""Most rows a spare sequence may start with: more means that its prefix is not cached."""
+"""Slots a running sequence is expected to want soon, when another asks to enter."""
+PREEMPTIBLE_ROWS = 8
+"""Most rows a preemptible sequence may start with: more means that its prefix is not cached."""
 WORTH_SHARING = 8
 """Tokens that another sequence is about to publish and that are worth waiting for."""
 
@@ -35,30 +35,30 @@ class Refusal(Enum):
     """Why a sequence may not enter now."""
 
     FULL = "no place in the batch; the next in line waits too"
-    STARVED = "no memory; the next in line waits too"
-    SHARED = "a sequence under way computes much of its prefix"
+    OUT_OF_KV = "no memory; the next in line waits too"
+    SHARED = "a running sequence computes much of its prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
     """What an iteration did for a sequence: ``rows`` tokens computed after ``start``, and the
-    logits (rows from the last known token on, vocab) once that is reached. ``beside``: the forks
-    that had rows, with the logits of each."""
+    logits (rows from the last committed token on, vocab) once that is reached. ``children``: the
+    draft's children that had rows, with the logits of each."""
 
     sequence: TokenSequence
     start: int
     rows: int
     logits: torch.Tensor | None
-    beside: tuple[tuple[DraftBranch, torch.Tensor], ...] = ()
+    children: tuple[tuple[DraftChain, torch.Tensor], ...] = ()
 
     @property
     def all_rows(self) -> int:
-        """Tokens computed, those of forks included."""
-        return self.rows + sum(len(logits) for _, logits in self.beside)
+        """Tokens computed, those of children included."""
+        return self.rows + sum(len(logits) for _, logits in self.children)
 
 
 class Batch:
-    """The sequences under way of one model."""
+    """The running sequences of one model."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Batch:
         if refusal:
             self.cache.drop(sequence)
             return refusal
-        insort(self.sequences, sequence, key=_order)
+        insort(self.sequences, sequence, key=order_of)
         return None
 
     @property
     def places(self) -> int:
-        """Lanes that may still enter."""
+        """Sequences that may still enter."""
         return self._limit - len(self.sequences)
 
     def publish(self, sequence: TokenSequence) -> None:
@@ -114,33 +114,34 @@ class Batch:
 
     def resume(self, sequence: TokenSequence) -> None:
         """Take a paused sequence in again."""
-        insort(self.sequences, sequence, key=_order)
+        insort(self.sequences, sequence, key=order_of)
 
     def schedule(self, held: Set[TokenSequence] = frozenset()) -> Iterator[TokenSequence | None]:
         """Decide which rows the next pass has, slots reserved, of sequences not ``held`` back.
 
-        Where KV is short, spare sequences are dropped first, then the youngest give way; a spare
-        sequence without room waits. Each sequence that has lost its place comes out at once, and
-        None where one alone does not fit since others' KV may not go: before it goes on, the
-        caller requeues the one, or ends a search.
+        Where KV is short, preemptible sequences are dropped first, then the youngest are preempted;
+        a preemptible one without room waits. Each preempted sequence comes out at once, and None
+        where one alone does not fit since others' KV may not go: before it goes on, the caller
+        requeues the one, or ends a search.
         """
         self._plan = []
-        asked = [sequence for sequence in self.sequences if not sequence.spare]
-        filling = [sequence for sequence in asked if sequence.missing - sequence.proposed > 1]
-        shares = prefill_budget(
-            [(sequence.tree, sequence.missing) for sequence in filling], self._rows
-        )
-        portion = dict(zip(filling, shares, strict=True))
+        prefilling = [
+            sequence
+            for sequence in self.sequences
+            if not sequence.preemptible and sequence.missing - sequence.draft_count > 1
+        ]
+        wanted = [(sequence.tree, sequence.missing) for sequence in prefilling]
+        budget = dict(zip(prefilling, prefill_budget(wanted, self._rows), strict=True))
         for sequence in list(self.sequences):
             if not sequence.live or sequence in held:
                 continue
-            if sequence.proposed and not self.cache.has_free(sequence, sequence.missing):
-                self.cache.prune(sequence.retract().forks)
-            rows = min(portion.get(sequence, sequence.missing), sequence.missing)
+            if sequence.draft_count and not self.cache.has_free(sequence, sequence.missing):
+                self.cache.free_children(sequence.detach_draft().children)
+            rows = min(budget.get(sequence, sequence.missing), sequence.missing)
             if rows and not (yield from self._reserve(sequence, rows)):
                 continue
-            self.cache.fork(sequence)
-            if rows or any(fork.missing for fork in sequence.forks):
+            self.cache.allocate_children(sequence)
+            if rows or any(child.missing for child in sequence.children):
                 self._plan.append((sequence, rows))
 
     def run(self) -> list[Advance]:
@@ -154,29 +155,29 @@ class Batch:
         logits = self._forward.run(spans, self._store)
         advances, at = [], 0
         for sequence, rows in plan:
-            start, asked = sequence.computed, rows - _silent(sequence, rows)
-            own = logits[at : at + asked] if asked else None
-            at += asked
+            start, read = sequence.computed, rows - _without_logits(sequence, rows)
+            own = logits[at : at + read] if read else None
+            at += read
             sequence.computed += rows
-            beside = []
-            for fork in [fork for fork in sequence.forks if fork.missing]:
-                beside.append((fork, logits[at : at + fork.missing]))
-                at += fork.missing
-                fork.computed = len(fork.tokens)
-            advances.append(Advance(sequence, start, rows, own, tuple(beside)))
+            children = []
+            for child in [child for child in sequence.children if child.missing]:
+                children.append((child, logits[at : at + child.missing]))
+                at += child.missing
+                child.computed = len(child.tokens)
+            advances.append(Advance(sequence, start, rows, own, tuple(children)))
         assert at == len(logits), "the model returned other rows than were asked for"
         return advances
 
-    def drop_spare(
+    def drop_preemptible(
         self, sequence: TokenSequence | None = None, rows: int = 0
     ) -> list[TokenSequence]:
-        """Drop spare sequences, the least likely first and prefills last, until ``sequence`` finds
-        slots for ``rows`` tokens without an eviction; without one all of them. Returns the
+        """Drop preemptible sequences, the least likely first and prefills last, until ``sequence``
+        finds slots for ``rows`` tokens without an eviction; without one all of them. Returns the
         dropped."""
-        spare = [one for one in self.cache.sequences if one.spare]
-        spare.sort(key=lambda one: (one.length < len(one.tokens), one.order), reverse=True)
+        droppable = [one for one in self.cache.sequences if one.preemptible]
+        droppable.sort(key=lambda one: (one.length < len(one.tokens), one.order), reverse=True)
         dropped = []
-        for one in spare:
+        for one in droppable:
             if sequence is not None and self.cache.has_free(sequence, rows):
                 break
             self.drop(one)
@@ -184,14 +185,14 @@ class Batch:
         return dropped
 
     def _refusal(self, sequence: TokenSequence) -> Refusal | None:
-        if sequence.spare and sequence.missing > SPARE_ROWS:
-            return Refusal.STARVED
+        if sequence.preemptible and sequence.missing > PREEMPTIBLE_ROWS:
+            return Refusal.OUT_OF_KV
         if not self.sequences:
             return None
         promised = sum(max(0, other.length - other.allocated) for other in self.sequences)
-        room = self.cache.spare_room if sequence.spare else self.cache.available
+        room = self.cache.unheld_room if sequence.preemptible else self.cache.available
         if room < promised + sequence.missing + HEADROOM * (len(self.sequences) + 1):
-            return Refusal.STARVED
+            return Refusal.OUT_OF_KV
         if sequence.missing >= WORTH_SHARING and any(
             _overlap(sequence, other) for other in self.sequences
         ):
@@ -202,11 +203,11 @@ class Batch:
         self, sequence: TokenSequence, rows: int
     ) -> Generator[TokenSequence | None, None, bool]:
         """Slots for the sequence's next rows; see ``schedule``. False if it has none now."""
-        if sequence.spare:
+        if sequence.preemptible:
             return self.cache.reserve(sequence, rows)
         while True:
             if sequence.computed + rows > sequence.allocated:
-                yield from self.drop_spare(sequence, rows)
+                yield from self.drop_preemptible(sequence, rows)
             if self.cache.reserve(sequence, rows):
                 return True
             youngest = self.sequences[-1]
@@ -233,10 +234,6 @@ class Forwards(Protocol):
         ...
 
 
-def _order(sequence: TokenSequence) -> Order:
-    return sequence.order
-
-
 def _overlap(sequence: TokenSequence, other: TokenSequence) -> bool:
     """Whether ``other`` is about to compute a prefix of ``sequence`` worth waiting for."""
     if other.missing < WORTH_SHARING or namespace_of(sequence.tree) != namespace_of(other.tree):
@@ -245,23 +242,23 @@ def _overlap(sequence: TokenSequence, other: TokenSequence) -> bool:
     return shared - sequence.shared >= WORTH_SHARING
 
 
-def _silent(sequence: TokenSequence, rows: int) -> int:
-    """How many of the sequence's next rows get no logits: those before its last known token."""
-    return min(rows, max(0, sequence.known - 1 - sequence.computed))
+def _without_logits(sequence: TokenSequence, rows: int) -> int:
+    """How many of the sequence's next rows get no logits: those before its last committed token."""
+    return min(rows, max(0, sequence.committed - 1 - sequence.computed))
 
 
 def _spans(sequence: TokenSequence, rows: int) -> Iterator[Span]:
-    """The sequence's next rows, then those of its forks."""
+    """The sequence's next rows, then those of its draft's children."""
     start, end = sequence.computed, sequence.computed + rows
     if rows:
         yield Span(
             tokens=sequence.tokens[start:end],
             start=start,
             slots=sequence.slots[:end],
-            logits_from=_silent(sequence, rows),
+            logits_from=_without_logits(sequence, rows),
         )
-    for fork in sequence.forks:
-        if fork.missing:
-            tokens = np.array(fork.tokens[fork.computed :], dtype=np.int64)
-            at = sequence.known + fork.at + fork.computed
-            yield Span(tokens, at, sequence.way(fork, fork.depth), 0)
+    for child in sequence.children:
+        if child.missing:
+            tokens = np.array(child.tokens[child.computed :], dtype=np.int64)
+            at = sequence.committed + child.at + child.computed
+            yield Span(tokens, at, sequence.slots_along(child, child.depth), 0)

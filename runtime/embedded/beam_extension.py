@@ -1,9 +1,9 @@
-"""Steps drawn before a round asks for them, in places that nothing real wants.
+"""Steps decoded before a round asks for them, in places that no round wants.
 
 While stragglers decode, beams that have ended their step go on with their next children, in order
-of potential. A child says the same whenever it is drawn, so the round that asks for it takes it
-over as it is: this is early execution, and nothing of it is ever truncated or drawn again. Real
-work takes its places back before the next forward pass, and its memory before anything else goes.
+of potential. A child is the same whenever it is decoded, so the round that asks for it takes it
+over as it is: nothing of it is ever truncated or decoded again. Rounds take their places back
+before the next forward pass, and their memory before anything else goes.
 (FlashTTS, sections 4.1.1 and 4.1.2.)
 """
 
@@ -34,7 +34,7 @@ IDLE_PLACES = 16
 PASS_ROWS = 16
 """Rows that add as much to a pass as it costs by itself."""
 TRIAL_TOKENS = 64
-"""Early tokens that a search may waste before they must have saved it passes."""
+"""Extended tokens that a search may waste before they must have saved it passes."""
 SHARE = 0.25
 """Of the KV store, the most that speculated steps may take, all searches together."""
 
@@ -43,12 +43,12 @@ _LAST = 1 << 62
 
 @dataclass(slots=True, eq=False)
 class ExtendedStep:
-    """A step that has ended, and its children begun early, by child index.
+    """A step that has ended, and its children begun before a round, by child index.
 
-    ``run`` is the branch whose step it was.
+    ``seq`` is the branch whose step it was.
     """
 
-    run: BranchSequence
+    seq: BranchSequence
     ahead: Ahead
     prefix: SharedPrefix
     children: dict[int, BranchSequence] = field(default_factory=dict)
@@ -60,20 +60,20 @@ its siblings that went before; the beam's arrival; the child's index."""
 
 
 class BeamExtension:
-    """The beams of all searches that may run ahead, and what has been drawn of their children."""
+    """The beams of all searches that may be extended, and what was decoded of their children."""
 
     def __init__(
         self,
         batch: Batch,
         queues: SequenceQueues,
-        accounts: Mapping[str, TrackedSearch],
+        searches: Mapping[str, TrackedSearch],
         steps: StepBuilder,
         *,
         on: bool,
     ) -> None:
         self._batch = batch
         self._queues = queues
-        self._accounts = accounts
+        self._searches = searches
         self._steps = steps
         self._on = on
         self._beams: dict[str, dict[int, ExtendedStep]] = {}
@@ -82,54 +82,56 @@ class BeamExtension:
         self._finished: dict[BranchSequence, Finish] = {}
         self._arrivals = 0
 
-    def enqueue(self, run: BranchSequence, path: np.ndarray) -> None:
-        """A branch's step has ended at ``path``: its children may run ahead."""
-        ahead, tree = run.branch.ahead, run.tree
+    def enqueue(self, seq: BranchSequence, path: np.ndarray) -> None:
+        """A branch's step has ended at ``path``: its children may be decoded."""
+        ahead, tree = seq.branch.ahead, seq.tree
         if not self._on or ahead is None or not self._worthwhile(tree):
             return
-        if run.branch.early_limit(len(run.drawn), run.call.sampling.max_step_tokens) < 1:
+        if seq.branch.early_limit(len(seq.output), seq.call.sampling.max_step_tokens) < 1:
             return
         beams = self._beams.setdefault(tree, {})
-        if run.branch.node in beams:  # a node is one step; what was begun below it is kept
+        if seq.branch.node in beams:  # a node is one step; what was begun below it is kept
             return
-        beam = beams[run.branch.node] = ExtendedStep(
-            run, ahead, SharedPrefix(tree, path, visited=True)
+        beam = beams[seq.branch.node] = ExtendedStep(
+            seq, ahead, SharedPrefix(tree, path, visited=True)
         )
         self._arrivals += 1
         heappush(self._children.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
 
     def fill_idle_places(self) -> list[BranchSequence]:
         """Give idle places to the likeliest children, equally many to each search that has some;
-        those to draw from their prefix's logits now."""
+        those that go on from their prefix's logits now."""
         begun: list[BranchSequence] = []
-        wanting = [tree for tree in self.wanting() if self._may(tree)]
+        wanting = [tree for tree in self.wanting() if self._has_budget(tree)]
         idle = min(self._batch.places, IDLE_PLACES - len(self._batch.sequences))
-        places = Counter(sequence.tree for sequence in self._batch.sequences if sequence.spare)
+        places = Counter(
+            sequence.tree for sequence in self._batch.sequences if sequence.preemptible
+        )
         while wanting:
-            tree = min(wanting, key=lambda t: (places[t], self._accounts[t].number))
+            tree = min(wanting, key=lambda t: (places[t], self._searches[t].number))
             if idle <= 0:
                 richest = max(places, key=lambda t: places[t], default=tree)
-                if places[richest] - places[tree] < 2 or not self._take_back(richest):
+                if places[richest] - places[tree] < 2 or not self._pause_last(richest):
                     break
                 places[richest] -= 1
-            run = self._next(tree)
-            if run is None:
+            seq = self._next(tree)
+            if seq is None:
                 wanting.remove(tree)
                 continue
             places[tree] += 1
             idle -= 1
-            if run.live and not run.drawn:
-                begun.append(run)
+            if seq.live:
+                begun.append(seq)
         return begun
 
     def wanting(self) -> set[str]:
-        """The searches that have children left to run ahead."""
-        parked = {tree for tree, runs in self._paused.items() if runs}
-        return parked | {tree for tree, queue in self._children.items() if queue}
+        """The searches that have children left to decode."""
+        paused = {tree for tree, seqs in self._paused.items() if seqs}
+        return paused | {tree for tree, queue in self._children.items() if queue}
 
     def pause_all(self) -> None:
-        """Real work waits: take everything early out of the batch. It keeps its slots."""
-        for sequence in [sequence for sequence in self._batch.sequences if sequence.spare]:
+        """A round waits: take all extensions out of the batch. They keep their slots."""
+        for sequence in [sequence for sequence in self._batch.sequences if sequence.preemptible]:
             self._pause(sequence)
 
     def prefix(self, tree: str, node: int, tokens: np.ndarray) -> SharedPrefix | None:
@@ -139,19 +141,19 @@ class BeamExtension:
             return None
         return beam.prefix if np.array_equal(beam.prefix.tokens, tokens) else None
 
-    def claim(self, run: BranchSequence) -> Finish | None:
-        """A round asks for a branch: it gets what was drawn of it early, and how its step ended if
-        it has. What was computed is cached, since something may follow now."""
-        beam = self._beams.get(run.tree, {}).get(run.branch.parent)
-        early = None if beam is None else beam.children.get(run.branch.child)
-        if beam is None or early is None or not _same(early, run):
+    def claim(self, seq: BranchSequence) -> Finish | None:
+        """A round asks for a branch: it gets what was decoded of it, and how its step ended if it
+        has. What was computed is cached, since something may follow now."""
+        beam = self._beams.get(seq.tree, {}).get(seq.branch.parent)
+        child = None if beam is None else beam.children.get(seq.branch.child)
+        if beam is None or child is None or not _same(child, seq):
             return None
-        del beam.children[run.branch.child]
-        run.drawn, run.logprob, run.entropy = early.drawn, early.logprob, early.entropy
-        run.taken = len(run.drawn)
-        finish = self._finished.pop(early, None)
-        self._drop(early, publish=finish is not Finish.END)
-        self._accounts[run.tree].counters.speculated_used += len(run.drawn)
+        del beam.children[seq.branch.child]
+        seq.output, seq.logprob, seq.entropy = child.output, child.logprob, child.entropy
+        seq.extended = len(seq.output)
+        finish = self._finished.pop(child, None)
+        self._drop(child, publish=finish is not Finish.END)
+        self._searches[seq.tree].counters.speculated_used += len(seq.output)
         return finish
 
     def start_round(self, tree: str) -> None:
@@ -161,7 +163,7 @@ class BeamExtension:
         for sequence in [
             sequence
             for sequence in self._batch.sequences
-            if sequence.spare and sequence.tree == tree
+            if sequence.preemptible and sequence.tree == tree
         ]:
             self._pause(sequence)
         self._paused.pop(tree, None)
@@ -172,16 +174,16 @@ class BeamExtension:
     def finished_next_steps(
         self, tree: str, trajectories: Sequence[Trajectory]
     ) -> dict[int, Trajectory]:
-        """Trajectories with their likeliest next step, by node, where it is drawn whole."""
-        found = {t.node: self._onward(tree, t) for t in trajectories}
-        return {node: onward for node, onward in found.items() if onward is not None}
+        """Trajectories with their likeliest next step, by node, where it is complete."""
+        longer = {t.node: self._with_next_step(tree, t) for t in trajectories}
+        return {node: t for node, t in longer.items() if t is not None}
 
-    def finish(self, run: BranchSequence, finish: Finish) -> None:
-        """An early step is whole: it waits to be asked for, its KV with it if more may follow."""
-        self._finished[run] = finish
-        self._batch.pause(run)
+    def finish(self, seq: BranchSequence, finish: Finish) -> None:
+        """An extension's step is complete: it waits for a round, with its KV if more may follow."""
+        self._finished[seq] = finish
+        self._batch.pause(seq)
         if finish is Finish.END:
-            self._drop(run)
+            self._drop(seq)
 
     def mark_dead(self, tree: str, nodes: Sequence[int]) -> None:
         """These nodes get no children any more."""
@@ -197,25 +199,29 @@ class BeamExtension:
             self._discard(tree, beam)
 
     def sequences(self, tree: str | None = None) -> list[BranchSequence]:
-        """What has been begun early and not been asked for, of one search or of all."""
-        kept = self._beams.values() if tree is None else [self._beams.get(tree, {})]
-        return [run for beams in kept for beam in beams.values() for run in beam.children.values()]
+        """What was begun and not asked for yet, of one search or of all."""
+        trees = self._beams.values() if tree is None else [self._beams.get(tree, {})]
+        return [seq for beams in trees for beam in beams.values() for seq in beam.children.values()]
 
-    def _onward(self, tree: str, trajectory: Trajectory) -> Trajectory | None:
+    def _with_next_step(self, tree: str, trajectory: Trajectory) -> Trajectory | None:
         beam = self._beams.get(tree, {}).get(trajectory.node)
         children = {} if beam is None else beam.children
         for child in sorted(children):
-            run = children[child]
-            if (finish := self._finished.get(run)) is not None:
-                step = self._steps.step(run, finish)
+            seq = children[child]
+            if (finish := self._finished.get(seq)) is not None:
+                step = self._steps.step(seq, finish)
                 steps, texts = (*trajectory.steps, step.tokens), (*trajectory.texts, step.text)
                 return Trajectory(trajectory.node, steps, texts, trajectory.seed)
         return None
 
-    def _take_back(self, tree: str) -> bool:
-        """Park a search's least likely early run; False if it has none in the batch."""
+    def _pause_last(self, tree: str) -> bool:
+        """Pause a search's least likely extension; False if it has none in the batch."""
         for sequence in reversed(self._batch.sequences):
-            if sequence.spare and sequence.tree == tree and isinstance(sequence, BranchSequence):
+            if (
+                sequence.preemptible
+                and sequence.tree == tree
+                and isinstance(sequence, BranchSequence)
+            ):
                 self._pause(sequence)
                 return True
         return False
@@ -227,73 +233,71 @@ class BeamExtension:
         else:
             self._batch.drop(sequence)
 
-    def _may(self, tree: str) -> bool:
+    def _has_budget(self, tree: str) -> bool:
         """Whether a search may take more: within its part of the memory, and while the passes that
         it saved so are worth the rows that it wasted."""
         if not self._worthwhile(tree):
             return False
-        held = sum(len(run.private) for run in self.sequences(tree) if run.live)
+        held = sum(len(seq.private) for seq in self.sequences(tree) if seq.live)
         return held < SHARE * self._batch.cache.capacity / len(self._beams)
 
     def _worthwhile(self, tree: str) -> bool:
-        account = self._accounts.get(tree)
-        return account is not None and pays(
-            account.passes_saved, account.counters.speculated_wasted
-        )
+        search = self._searches.get(tree)
+        return search is not None and pays(search.passes_saved, search.counters.speculated_wasted)
 
     def _next(self, tree: str) -> BranchSequence | None:
-        """Run a search's likeliest early child that can run; None if none can."""
-        parked = self._paused.get(tree)
-        while parked:
-            run = parked.pop()
-            if run.live and run not in self._finished:
-                self._batch.resume(run)
-                return run
-        queue, passed, found = self._children.get(tree, []), [], None
-        while queue and found is None:
+        """Run a search's likeliest child that can run; None if none can."""
+        paused = self._paused.get(tree)
+        while paused:
+            seq = paused.pop()
+            if seq.live and seq not in self._finished:
+                self._batch.resume(seq)
+                return seq
+        queue, skipped, started = self._children.get(tree, []), [], None
+        while queue and started is None:
             place, beam = heappop(queue)
-            if self._beams.get(tree, {}).get(beam.run.branch.node) is not beam:  # buried since
+            if self._beams.get(tree, {}).get(beam.seq.branch.node) is not beam:  # dead since
                 continue
             if beam.prefix.live:
-                passed.append((place, beam))
+                skipped.append((place, beam))
                 continue
-            run = self._child(beam, place)
+            seq = self._child(beam, place)
             ready = beam.prefix.logits is not None
-            if self._queues.start(run) is not None:
+            if self._queues.start(seq) is not None:
                 break
-            found = run
+            started = seq
             if not ready:
-                passed.append((place, beam))
+                skipped.append((place, beam))
                 continue
-            rest, arrival, child = place
-            beam.children[child] = run
+            potential, arrival, child = place
+            beam.children[child] = seq
             if child + 1 < beam.ahead.children:
-                passed.append(((rest + 1, arrival, child + 1), beam))
-        for entry in passed:
+                skipped.append(((potential + 1, arrival, child + 1), beam))
+        for entry in skipped:
             heappush(queue, entry)
-        return found
+        return started
 
     @staticmethod
     def _child(beam: ExtendedStep, place: Place) -> BranchSequence:
-        child, run = place[2], beam.run
-        branch = run.branch.early_child(child, run.drawn, run.call.sampling.max_step_tokens)
-        call = ExpandCall(0, 0, run.tree, run.call.sampling, run.call.stops, [])
+        child, seq = place[2], beam.seq
+        branch = seq.branch.early_child(child, seq.output, seq.call.sampling.max_step_tokens)
+        call = ExpandCall(0, 0, seq.tree, seq.call.sampling, seq.call.stops, [])
         order = (_LAST + place[0], place[1], child)
-        return BranchSequence(call, 0, branch, beam.prefix, order, spare=True)
+        return BranchSequence(call, 0, branch, beam.prefix, order, preemptible=True)
 
     def _discard(self, tree: str, beam: ExtendedStep) -> None:
-        for run in beam.children.values():
-            self._finished.pop(run, None)
-            self._drop(run)
-            self._accounts[tree].counters.speculated_wasted += len(run.drawn)
-        if beam.prefix.live and beam.prefix.spare:
+        for seq in beam.children.values():
+            self._finished.pop(seq, None)
+            self._drop(seq)
+            self._searches[tree].counters.speculated_wasted += len(seq.output)
+        if beam.prefix.live and beam.prefix.preemptible:
             self._batch.drop(beam.prefix)
         beam.children.clear()
 
-    def _drop(self, run: BranchSequence, *, publish: bool = False) -> None:
-        """An early run's sequence ends, wherever it is; what was drawn stays."""
-        if run.live:
-            (self._batch.publish if publish else self._batch.drop)(run)
+    def _drop(self, seq: BranchSequence, *, publish: bool = False) -> None:
+        """An extension's sequence ends, wherever it is; its tokens stay."""
+        if seq.live:
+            (self._batch.publish if publish else self._batch.drop)(seq)
 
 
 def pays(passes: int, rows: int) -> bool:
@@ -301,6 +305,6 @@ def pays(passes: int, rows: int) -> bool:
     return rows < TRIAL_TOKENS or passes * PASS_ROWS >= rows
 
 
-def _same(early: BranchSequence, run: BranchSequence) -> bool:
-    """Whether what was drawn early is what the branch asks for."""
-    return early.branch.draws_as(run.branch) and early.call.sampling == run.call.sampling
+def _same(child: BranchSequence, seq: BranchSequence) -> bool:
+    """Whether an extension is what the branch asks for."""
+    return child.branch.draws_as(seq.branch) and child.call.sampling == seq.call.sampling

@@ -8,7 +8,6 @@ worth no less.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -64,12 +63,14 @@ NO_STEPS = np.empty(0, dtype=np.int64)
 class StepEnd:
     """A step's ``path`` (int64 token ids as bytes) and the ``node`` at which what is cached of it
     ends, None if a whole step stands for it. ``complete``: all of the path is cached;
-    ``evicted``: some of it was, and is no more."""
+    ``evicted``: some of it was, and is no more; ``changed``: more or less is cached than was last
+    told."""
 
     path: bytes
     node: CacheNode | None
     complete: bool
     evicted: bool = False
+    changed: bool = False
 
     @property
     def length(self) -> int:
@@ -82,8 +83,6 @@ class StepIndex:
 
     def __init__(self) -> None:
         self._ends: dict[str, dict[int, StepEnd]] = {}
-        self._incomplete: defaultdict[str, set[int]] = defaultdict(set)
-        self._changed: defaultdict[str, set[int]] = defaultdict(set)
 
     def end_of(self, step: StepId) -> StepEnd | None:
         """Where a step ends; None for an unknown one."""
@@ -103,22 +102,17 @@ class StepIndex:
     def put(self, step: StepId, path: bytes, node: CacheNode, cached: int) -> None:
         """File a step at the node where the first ``cached`` tokens of its path end."""
         tree, number = step
-        known = self.end_of(step)
-        if known is not None:
-            if known.evicted:
-                self._changed[tree].add(number)
-            self.remove(step)
-        end = StepEnd(path, node, complete=cached >= len(path) // TOKEN_BYTES)
-        self._ends.setdefault(tree, {})[number] = end
+        before = self.end_of(step)
+        changed = before is not None and (before.evicted or before.changed)
+        self.remove(step)
+        complete = cached >= len(path) // TOKEN_BYTES
+        self._ends.setdefault(tree, {})[number] = StepEnd(path, node, complete, changed=changed)
         node.steps.add(step)
-        if not end.complete:
-            self._incomplete[tree].add(number)
 
     def remove(self, step: StepId) -> None:
         """A step is over; an unknown one passes."""
         tree, number = step
         end = self._ends.get(tree, {}).pop(number, None)
-        self._incomplete[tree].discard(number)
         if end is not None and end.node is not None:
             end.node.steps.remove(step)
 
@@ -127,16 +121,12 @@ class StepIndex:
         for number in list(self._ends.get(tree, ())):
             self.remove((tree, number))
         self._ends.pop(tree, None)
-        self._incomplete.pop(tree, None)
-        self._changed.pop(tree, None)
 
     def evict(self, step: StepId) -> StepEnd:
         """Not all of a step's path is cached any more."""
         tree, number = step
         end = self._ends[tree][number]
-        end.complete, end.evicted = False, True
-        self._incomplete[tree].add(number)
-        self._changed[tree].add(number)
+        end.complete, end.evicted, end.changed = False, True, True
         return end
 
     def move_up(self, node: CacheNode, above: CacheNode) -> None:
@@ -153,12 +143,10 @@ class StepIndex:
     def restorable(self, tree: str, path: bytes, since: int) -> list[tuple[int, bytes]]:
         """Incomplete steps that end on a path that is cached now, after ``since`` tokens of it;
         each with its own path."""
-        ends = self._ends.get(tree, {})
-        found = [(number, ends[number]) for number in self._incomplete.get(tree, ())]
         return [
             (number, end.path)
-            for number, end in found
-            if since < end.length and path.startswith(end.path)
+            for number, end in self._ends.get(tree, {}).items()
+            if not end.complete and since < end.length and path.startswith(end.path)
         ]
 
     def take_changed(self, tree: str) -> dict[int, bytes]:
@@ -166,15 +154,14 @@ class StepIndex:
 
         What was never cached, such as the last token sampled, was not evicted.
         """
-        ends = self._ends.get(tree, {})
-        changed = self._changed.pop(tree, ())
-        return {number: ends[number].path for number in changed if number in ends}
+        changed = {n: end for n, end in self._ends.get(tree, {}).items() if end.changed}
+        for end in changed.values():
+            end.changed = False
+        return {number: end.path for number, end in changed.items()}
 
     def check(self, nodes: Iterable[CacheNode]) -> None:
         """Raise AssertionError unless steps are filed where they are said to be."""
         ends = {(t, n): end for t, numbers in self._ends.items() for n, end in numbers.items()}
         filed = {step: end.node for step, end in ends.items() if end.node is not None}
         assert {step: n for n in nodes for step in n.steps} == filed, "steps"
-        incomplete = {(t, n) for t, numbers in self._incomplete.items() for n in numbers}
-        assert incomplete == {s for s, end in ends.items() if not end.complete}, "incomplete steps"
         assert all(end.node or not end.complete for end in ends.values()), "a whole step is lost"

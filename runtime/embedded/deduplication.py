@@ -1,13 +1,13 @@
-"""Sampling for branches: what a draft foresaw is verified, and what several have in common is
+"""Samples tokens for branches: drafts are verified, and what several branches have in common is
 computed once.
 
 Siblings, and children of equal steps, begin with one prefix. While they sample the same their
 tokens are one path: one of them has a sequence, the others follow it, and each samples by its own
 noise from the one row of logits, whose bits are those that it would have had alone. Where they
-diverge, every new way gets a sequence of its own, which reads what was computed before.
+diverge, each goes on with a sequence of its own, which reads what was computed before.
 
-A draft is for the branch that has the sequence. Who follows it goes along what it takes of its
-draft tokens, as far as their own samples are the same.
+A draft is for the branch that has the sequence. Its followers share what it accepts, as far as
+their own samples are the same.
 """
 
 from __future__ import annotations
@@ -26,171 +26,172 @@ from runtime.embedded.sequence import BranchSequence, SampledToken, SharedPrefix
 from search.tree import Finish
 
 SampleRequest = tuple[BranchSequence, Sequence[int], Sequence[int]]
-"""A branch that draws, each time after so many tokens more than it has, and from which rows."""
+"""A branch, how many draft tokens stand before each of its samples, and the rows of these."""
+
+SampleFunction = Callable[[Tensor, Sequence[SampleRequest]], list[list[SampledToken]]]
+"""``sample_requests`` or another rule: each request's samples, from logits (rows, vocab)."""
+
+FinishFunction = Callable[[BranchSequence], Finish | None]
+"""Why a branch's step ends with its last token; None if it goes on."""
 
 
-SampleFunction = Callable[[torch.Tensor, Sequence[SampleRequest]], list[list[SampledToken]]]
-"""``samples_for``, or another rule: what each request samples from its rows of (rows, vocab)."""
-
-
-def samples_for(
-    logits: torch.Tensor, requests: Sequence[SampleRequest]
-) -> list[list[SampledToken]]:
+def sample_requests(logits: Tensor, requests: Sequence[SampleRequest]) -> list[list[SampledToken]]:
     """The tokens of each branch from its rows of ``logits`` (rows, vocab), which may be shared."""
     if not requests:
         return []
-    each = [(run, ahead) for run, depths, _ in requests for ahead in depths]
-    sampled = sample(
+    each = [(seq, depth) for seq, depths, _ in requests for depth in depths]
+    samples = sample(
         logits,
-        np.array([run.branch.seed for run, _ in each], dtype=np.uint64),
-        np.array([run.position + ahead for run, ahead in each], dtype=np.int64),
-        np.array([run.call.sampling.temperature for run, _ in each]),
-        np.array([run.call.sampling.top_p for run, _ in each]),
+        np.array([seq.branch.seed for seq, _ in each], dtype=np.uint64),
+        np.array([seq.position + depth for seq, depth in each], dtype=np.int64),
+        np.array([seq.call.sampling.temperature for seq, _ in each]),
+        np.array([seq.call.sampling.top_p for seq, _ in each]),
         np.array([row for *_, rows in requests for row in rows], dtype=np.int64),
     )
-    tokens = zip(*(part.tolist() for part in sampled), strict=True)
+    tokens = zip(*(part.tolist() for part in samples), strict=True)
     return [list(islice(tokens, len(depths))) for _, depths, _ in requests]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """What became of a pass's draws: the ``tokens`` drawn, each from one of the pass's ``rows``,
-    why the step ended with the last one (None: it goes on), the guesses there were, how many draws
-    had some (``tested``) and how many of those were among them."""
+    """What a pass gave a branch: the ``tokens`` sampled, each from one of the pass's ``rows``, why
+    the step ended with the last one (None: it goes on), the ``draft`` there was, how many samples
+    had draft tokens to compare with (``tested``) and how many of those were among them."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
     finish: Finish | None
-    guesses: DraftTree
+    draft: DraftTree
     tested: int
     accepted: int
 
 
 def verify(
-    run: BranchSequence,
-    draws: Sequence[SampledToken],
-    finish_of: Callable[[BranchSequence], Finish | None],
+    seq: BranchSequence, samples: Sequence[SampledToken], finish_of: FinishFunction
 ) -> VerifiedTokens:
-    """Give a branch its draws, as far as each was foreseen and the step goes on.
+    """Give a branch its samples, as far as each equals a draft token and the step goes on.
 
-    ``draws``: one for each row of its guesses, in their order.
+    ``samples``: one for each row of its draft, in their order.
     """
-    guesses, tested, accepted = run.retract(), 0, 0
+    draft, tested, accepted = seq.detach_draft(), 0, 0
     rows: list[int] = []
-    way, depth = None, 0
+    chain, depth = None, 0
     while True:
-        rows.append(guesses.row(way, depth))
-        token = run.decoded(draws[rows[-1]])
-        foreseen = dict(guesses.at(way, depth))
-        tested += bool(foreseen)
-        accepted += token in foreseen
-        finish = finish_of(run)
-        if finish is not None or token not in foreseen:
+        rows.append(draft.row(chain, depth))
+        token = seq.decode(samples[rows[-1]])
+        candidates = dict(draft.at(chain, depth))
+        tested += bool(candidates)
+        accepted += token in candidates
+        finish = finish_of(seq)
+        if finish is not None or token not in candidates:
             break
-        way = foreseen[token]
-        run.confirm(token, way, depth)
+        chain = candidates[token]
+        seq.accept(token, chain, depth)
         depth += 1
     if finish is None:
-        run.append(token)
-    given = tuple(run.drawn[-len(rows) :])
-    return VerifiedTokens(given, tuple(rows), finish, guesses, tested, accepted)
+        seq.append(token)
+    tokens = tuple(seq.output[-len(rows) :])
+    return VerifiedTokens(tokens, tuple(rows), finish, draft, tested, accepted)
 
 
 DedupKey = tuple[SharedPrefix, tuple[int, ...]]
 
 
-def dedup_key(run: BranchSequence) -> DedupKey:
+def dedup_key(seq: BranchSequence) -> DedupKey:
     """What branches have in common that may share a sequence."""
-    return run.prefix, tuple(run.drawn)
+    return seq.prefix, tuple(seq.output)
 
 
-def with_followers(run: BranchSequence) -> tuple[BranchSequence, ...]:
+def with_followers(seq: BranchSequence) -> tuple[BranchSequence, ...]:
     """The branch that has the sequence, and those that follow it."""
-    return run, *run.following
+    return seq, *seq.followers
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerTokens:
-    """What became of those that followed a sequence: who has ended and why, and of the others, by
-    the tokens that each was given, those that go on together. ``given`` and ``agreed``: of each,
-    how many tokens it drew and how many of these as the one that has the sequence."""
+    """What a pass gave those that followed a sequence: who has ended and why, and of the others, by
+    their new tokens, those that go on together. ``counts`` and ``matching``: of each, how many
+    tokens it sampled and how many of these are the sequence's."""
 
     ended: list[tuple[BranchSequence, Finish]] = field(default_factory=list)
-    ways: dict[tuple[int, ...], list[BranchSequence]] = field(default_factory=dict)
-    given: list[int] = field(default_factory=list)
-    agreed: list[int] = field(default_factory=list)
+    groups: dict[tuple[int, ...], list[BranchSequence]] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=list)
+    matching: list[int] = field(default_factory=list)
 
-    def parted(self, tokens: Sequence[int]) -> bool:
-        """Whether one of them drew less than, or other than, these ``tokens``."""
-        return any(count < len(tokens) for count in self.agreed)
+    def diverged(self, tokens: Sequence[int]) -> bool:
+        """Whether one of them sampled less than, or other than, these ``tokens``."""
+        return any(count < len(tokens) for count in self.matching)
 
 
 def sample_together(
-    draw: SampleFunction,
+    sample_rows: SampleFunction,
     passed: Sequence[tuple[BranchSequence, Tensor]],
-    finish_of: Callable[[BranchSequence], Finish | None],
+    finish_of: FinishFunction,
 ) -> list[tuple[BranchSequence, VerifiedTokens, FollowerTokens]]:
-    """Give each branch that has a sequence its next tokens, and those that followed it theirs.
+    """Give each branch that has a sequence its next tokens, and those that follow it theirs.
 
-    ``passed``: the branches, each with its logits (1 + guesses, vocab) in the guesses' order.
+    ``passed``: the branches, each with its logits (1 + draft tokens, vocab) in the draft's order.
+    Followers are sampled for by the first row, and by further ones as far as they agree.
     """
     if not passed:
         return []
     requests: list[SampleRequest] = []
     starts: list[int] = []
-    rows = 0
-    for run, logits in passed:
-        requests.append((run, run.depths(), range(rows, rows + len(logits))))
-        requests += [(one, [0], [rows]) for one in run.following]
-        starts.append(rows)
-        rows += len(logits)
-    every = torch.cat([logits for _, logits in passed])
-    drawn = iter(draw(every, requests))
-    found, agreeing = [], []
-    ahead: list[int] = []
+    count = 0
+    for seq, logits in passed:
+        requests.append((seq, seq.depths(), range(count, count + len(logits))))
+        requests += [(follower, [0], [count]) for follower in seq.followers]
+        starts.append(count)
+        count += len(logits)
+    logits = torch.cat([rows for _, rows in passed])
+    samples = iter(sample_rows(logits, requests))
+    together: list[tuple[BranchSequence, VerifiedTokens, list[list[SampledToken]]]] = []
     further: list[SampleRequest] = []
-    for (run, _), start in zip(passed, starts, strict=True):
-        taken = verify(run, next(drawn), finish_of)
-        draws = [next(drawn) for _ in run.following]
-        found.append((run, taken, draws))
-        pairs = zip(run.following, draws, strict=True)
-        same = [(one, own) for one, own in pairs if own[0][0] == taken.tokens[0]]
-        if same and len(taken.rows) > 1:
-            places = range(len(ahead), len(ahead) + len(taken.rows) - 1)
-            ahead += [start + row for row in taken.rows[1:]]
-            agreeing += [own for _, own in same]
-            further += [(one, range(1, len(taken.rows)), places) for one, _ in same]
-    for own, more in zip(agreeing, draw(every[ahead], further), strict=True):
+    further_rows: list[int] = []
+    agreeing: list[list[SampledToken]] = []
+    for (seq, _), start in zip(passed, starts, strict=True):
+        verified = verify(seq, next(samples), finish_of)
+        theirs = [next(samples) for _ in seq.followers]
+        together.append((seq, verified, theirs))
+        pairs = zip(seq.followers, theirs, strict=True)
+        agree = [(one, own) for one, own in pairs if own[0][0] == verified.tokens[0]]
+        depths = range(1, len(verified.rows))
+        if agree and depths:
+            rows = range(len(further_rows), len(further_rows) + len(depths))
+            further_rows += [start + row for row in verified.rows[1:]]
+            further += [(one, depths, rows) for one, _ in agree]
+            agreeing += [own for _, own in agree]
+    for own, more in zip(agreeing, sample_rows(logits[further_rows], further), strict=True):
         own += more
-    together = []
-    for run, taken, draws in found:
-        followers, run.following = run.following, []
-        followed = sample_followers(followers, draws, taken.tokens, finish_of)
-        together.append((run, taken, followed))
-    return together
+    results = []
+    for seq, verified, theirs in together:
+        followers, seq.followers = seq.followers, []
+        followed = sample_followers(followers, theirs, verified.tokens, finish_of)
+        results.append((seq, verified, followed))
+    return results
 
 
 def sample_followers(
-    runs: Iterable[BranchSequence],
-    draws: Sequence[Sequence[SampledToken]],
+    followers: Iterable[BranchSequence],
+    samples: Sequence[Sequence[SampledToken]],
     tokens: Sequence[int],
-    finish_of: Callable[[BranchSequence], Finish | None],
+    finish_of: FinishFunction,
 ) -> FollowerTokens:
-    """Give each branch its draws, as far as they are ``tokens``, those of the one it follows, and
-    the first that is another. ``draws``: of each all, or the first alone if that is another."""
-    found = FollowerTokens()
-    for run, own in zip(runs, draws, strict=True):
-        given, finish = 0, None
-        for sampled, theirs in zip(own, tokens, strict=False):
-            token = run.decoded(sampled)
-            given += 1
-            finish = finish_of(run)
-            if finish is not None or token != theirs:
+    """Give each branch its samples, as far as they are ``tokens``, those of the one it follows, and
+    the first that is another. ``samples``: of each all, or the first alone if that is another."""
+    result = FollowerTokens()
+    for seq, own in zip(followers, samples, strict=True):
+        count, finish = 0, None
+        for sampled, expected in zip(own, tokens, strict=False):
+            token = seq.decode(sampled)
+            count += 1
+            finish = finish_of(seq)
+            if finish is not None or token != expected:
                 break
-        found.given.append(given)
-        found.agreed.append(given - (run.drawn[-1] != tokens[given - 1]))
+        result.counts.append(count)
+        result.matching.append(count - (seq.output[-1] != tokens[count - 1]))
         if finish is None:
-            found.ways.setdefault(tuple(run.drawn[-given:]), []).append(run)
+            result.groups.setdefault(tuple(seq.output[-count:]), []).append(seq)
         else:
-            found.ended.append((run, finish))
-    return found
+            result.ended.append((seq, finish))
+    return result

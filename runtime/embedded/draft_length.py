@@ -1,7 +1,7 @@
 """How far to draft ahead: from measured times and measured acceptance, the length that pays most.
 
 With acceptance a, a pass over k proposals yields 1 + a + ... + a^k tokens on average (Leviathan et
-al., equation 1) and costs k draft passes more; a here is the chance that a token is foreseen and
+al., equation 1) and costs k draft passes more; a here is the chance that a draft token is right and
 does not end its step. That is a promise: what came of it, drafted and plain, is held against it.
 Where no length beats plain decoding, drafting pauses and is tried again now and then. Only time
 follows from any of this.
@@ -16,7 +16,7 @@ from operator import mul
 import numpy as np
 
 LONGEST = 15
-"""Tokens to draft ahead at most: with the drawn one a tile of 16 rows."""
+"""Tokens to draft ahead at most: with the committed one a tile of 16 rows."""
 GAIN = 1.05
 """Drafting must promise so many times the tokens a second of plain decoding."""
 TRIAL_LENGTH, TRIAL_BRANCHES = 3, 4
@@ -110,53 +110,53 @@ class KeptPromise(FadingRatio):
 class DraftLength:
     """The draft length of the moment.
 
-    ``own``: how often the draft foresees what the branch that it drafts for draws; ``following``:
-    how often one that shares the branch's lane draws that too.
+    ``own``: how often a draft token is what the branch samples; ``followers``: how often it is what
+    one that shares the branch's sequence samples too.
     """
 
     def __init__(self, fixed: int = 0, k_config: Sequence[int] = ()) -> None:
-        """``fixed``: always this length; 0 adapts. ``k_config``: how many tokens to guess at each
-        depth after each guess before it; deeper it is one."""
+        """``fixed``: always this length; 0 adapts. ``k_config``: how many tokens to draft at each
+        depth after each one before it; deeper it is one."""
         self._k_config = k_config
         self.target, self.draft = PassTime(), PassTime()
         self.pauses = 0
         self._fixed = fixed
-        self.own, self.following = AcceptanceRate(), AcceptanceRate()
+        self.own, self.followers = AcceptanceRate(), AcceptanceRate()
         self._going_on = AcceptanceRate()
         self._drafted, self._plain = KeptPromise(), KeptPromise()
         self._promise: tuple[KeptPromise, float] | None = None
         self._pause = self._wait = self._paid = 0
 
     def widths(self, length: int) -> tuple[int, ...]:
-        """How many tokens to guess at each depth."""
+        """How many tokens to draft at each depth."""
         return (*self._k_config[:length], *[1] * (length - len(self._k_config)))
 
-    def plan(self, ready: int, together: int, alone: int, company: float = 0.0) -> tuple[int, int]:
-        """(tokens to draft, branches to draft for) with ``ready`` branches, ``together`` of which
-        are verified at once; plain decoding would take ``alone`` at once. ``company``: branches
+    def plan(self, ready: int, at_once: int, plain: int, followers: float = 0.0) -> tuple[int, int]:
+        """(tokens to draft, branches to draft for) with ``ready`` branches, ``at_once`` of which
+        are verified together; plain decoding would take ``plain`` at once. ``followers``: branches
         that follow each, on average. (0, 0): do not draft."""
         self._promise = None
         if self._fixed:
             return self._fixed, ready
         if min(self.target.seen, self.draft.seen) < TRIED:
             return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
-        rate, length = self._fastest(together, company)
-        plain = alone / self.target.at(alone)
-        if rate * self._drafted.value > GAIN * plain * self._plain.value:
+        rate, length = self._fastest(at_once, followers)
+        plain_rate = plain / self.target.at(plain)
+        if rate * self._drafted.value > GAIN * plain_rate * self._plain.value:
             self._paid += 1
             if self._paid >= self._pause:
                 self._pause = 0
-            self._promise = self._drafted, rate * (1 + company)
+            self._promise = self._drafted, rate * (1 + followers)
             return length, ready
-        self._promise = self._plain, plain * (1 + company)
+        self._promise = self._plain, plain_rate * (1 + followers)
         return self._paused(ready)
 
-    def took(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
-        """A branch was given so many tokens, of whose draws so many were tested and foreseen."""
+    def note_verified(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
+        """A branch was given so many tokens, and of its draft so many were tested and accepted."""
         self.own.test(tested, accepted)
         self._going_on.test(tokens, tokens - ended)
 
-    def came(self, tokens: int, seconds: float) -> None:
+    def note_round(self, tokens: int, seconds: float) -> None:
         """What the round planned last gave all branches, and how long it took."""
         if self._promise is not None and tokens:
             promise, rate = self._promise
@@ -174,30 +174,29 @@ class DraftLength:
         self._drafted, self._paid = KeptPromise(), 0
         return TRIAL_LENGTH, min(ready, TRIAL_BRANCHES)
 
-    def _fastest(self, together: int, company: float) -> tuple[float, int]:
+    def _fastest(self, at_once: int, followers: float) -> tuple[float, int]:
         """The most tokens a second that a draft length promises, and the least such length."""
-        yields, seconds = self.yields(company), self._seconds(together)
+        yields, seconds = self.yields(followers), self._seconds(at_once)
         rate, length = max((yields[k] / seconds[k], -k) for k in range(1, LONGEST + 1))
-        return together * rate, -length
+        return at_once * rate, -length
 
-    def yields(self, company: float = 0.0) -> list[float]:
+    def yields(self, followers: float = 0.0) -> list[float]:
         """Tokens that a pass over so many proposals, from none, gives a branch on average, be it
-        one that is drafted for or one of the ``company`` that follow each of these."""
-        own, theirs = (
+        one that is drafted for or one of the ``followers`` that follow each of these."""
+        own, followed = (
             accumulate(
-                accumulate(repeat(share.value * self._going_on.value, LONGEST), mul, initial=1.0)
+                accumulate(repeat(rate.value * self._going_on.value, LONGEST), mul, initial=1.0)
             )
-            for share in (self.own, self.following)
+            for rate in (self.own, self.followers)
         )
-        return [(a + company * b) / (1 + company) for a, b in zip(own, theirs, strict=True)]
+        return [(a + followers * b) / (1 + followers) for a, b in zip(own, followed, strict=True)]
 
-    def _seconds(self, together: int) -> list[float]:
+    def _seconds(self, at_once: int) -> list[float]:
         """Seconds to draft so many tokens, from none, and to check them."""
-        ways = list(accumulate(self.widths(LONGEST), mul, initial=1))
-        drafting = accumulate(
-            (self.draft.at(together * before) for before in ways[:-1]), initial=0.0
-        )
-        rows = accumulate(ways)
+        drafted = list(accumulate(self.widths(LONGEST), mul, initial=1))
+        drafting = accumulate((self.draft.at(at_once * rows) for rows in drafted[:-1]), initial=0.0)
+        verified = accumulate(drafted)
         return [
-            self.target.at(together * n) + spent for n, spent in zip(rows, drafting, strict=True)
+            self.target.at(at_once * rows) + spent
+            for rows, spent in zip(verified, drafting, strict=True)
         ]

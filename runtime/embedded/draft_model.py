@@ -1,7 +1,7 @@
 """The draft model: proposes how branches may go on, from KV of its own that shares their prefixes.
 
 It proposes what it would sample itself under the noise that the branch will be sampled with. What
-it says costs or saves time; it is never part of an answer.
+it proposes costs or saves time; it is never part of an answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.batch import Advance, Batch, Forwards
-from runtime.embedded.draft_tree import DraftBranch, DraftTree
+from runtime.embedded.draft_tree import DraftChain, DraftTree
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.sampler import rank_candidates
@@ -42,16 +42,11 @@ class DraftModel:
         clock: Callable[[], float],
     ) -> None:
         """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
-        proposals. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
+        drafts. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
         each pass: its rows and its seconds by ``clock``."""
         self.cache = PrefixCache(kv_tokens)
-        self._batch = Batch(
-            forward,
-            self.cache,
-            limit=2 * batch_limit,
-            rows=PREFILL_ROWS,
-        )
-        self._room = min(context, kv_tokens)
+        self._batch = Batch(forward, self.cache, limit=2 * batch_limit, rows=PREFILL_ROWS)
+        self._longest = min(context, kv_tokens)
         self._eos = eos
         self._flops = flops
         self._spent: defaultdict[str, float] = defaultdict(float)
@@ -59,215 +54,211 @@ class DraftModel:
         self._clock = clock
         self._since = 0.0
         self._sequences: dict[BranchSequence, TokenSequence] = {}
-        self._filling: set[TokenSequence] = set()
+        self._prefixes: set[TokenSequence] = set()
 
     def propose(
-        self, wishes: Mapping[BranchSequence, Sequence[int]]
+        self, widths: Mapping[BranchSequence, Sequence[int]]
     ) -> dict[BranchSequence, DraftTree]:
-        """Guesses for each branch. A wish says how many tokens to guess after each of the first
-        guess's depths (at least one depth); none comes after one that ends a step."""
+        """A draft for each branch. ``widths``: how many tokens to draft at each depth (at least one
+        depth), after each draft token before it; none comes after one that ends a step."""
         self._since = self._clock()
-        fitting = [run for run in wishes if run.size <= self._room]
-        for run in fitting:
-            self._follow(run)
-        self._enter([run for run in fitting if run not in self._sequences])
-        drafting = {
-            self._sequences[run]: DraftTreeBuilder(
-                run, self._sequences[run], wishes[run], self._eos
-            )
-            for run in fitting
-            if run in self._sequences
+        fitting = [seq for seq in widths if seq.size <= self._longest]
+        for seq in fitting:
+            self._catch_up(seq)
+        self._enter([seq for seq in fitting if seq not in self._sequences])
+        builders = {
+            sequence: DraftTreeBuilder(seq, sequence, widths[seq], self._eos)
+            for seq in fitting
+            if (sequence := self._sequences.get(seq)) is not None
         }
         while advances := self._pass():
-            self._grow([(drafting[advance.sequence], advance) for advance in advances])
+            self._grow([(builders[advance.sequence], advance) for advance in advances])
             self._note(advances)
-        found = {sketch.run: sketch.done(self.cache) for sketch in drafting.values()}
-        return {run: found.get(run) or DraftTree() for run in wishes}
+        drafts = {builder.seq: builder.build(self.cache) for builder in builders.values()}
+        return {seq: drafts.get(seq) or DraftTree() for seq in widths}
 
-    def diverge(self, run: BranchSequence) -> None:
-        """Others go on from what a branch has drawn: what was computed of it is theirs too."""
-        sequence = self._sequences.get(run)
+    def rank(self, tips: Sequence[DraftTip], logits: torch.Tensor) -> list[list[int]]:
+        """The next draft tokens after each tip, the likeliest first, from its row of ``logits``
+        (tips, vocab)."""
+        seqs = [builder.seq for builder, _ in tips]
+        return rank_candidates(
+            logits,
+            np.array([seq.branch.seed ^ self.noise for seq in seqs], dtype=np.uint64),
+            np.array([builder.position(chain) for builder, chain in tips], dtype=np.int64),
+            np.array([seq.call.sampling.temperature for seq in seqs]),
+            np.array([seq.call.sampling.top_p for seq in seqs]),
+            max(builder.width(chain) for builder, chain in tips),
+        ).tolist()
+
+    def diverge(self, seq: BranchSequence) -> None:
+        """Others go on from what a branch has sampled: what was computed of it is theirs too."""
+        sequence = self._sequences.get(seq)
         if sequence is not None:
-            self._follow(run)
-            sequence.length = sequence.computed  # no pass is to compute more before the next wish
+            self._catch_up(seq)
+            sequence.length = sequence.computed  # no pass is to compute more before the next draft
             self.cache.share(sequence)
 
-    def end(self, run: BranchSequence, *, publish: bool) -> None:
-        """A branch has ended or lost its place; its KV stays cached unless nothing can follow."""
-        if run not in self._sequences:
+    def end(self, seq: BranchSequence, *, publish: bool) -> None:
+        """A branch has ended or was preempted; its KV stays cached unless nothing can follow."""
+        if seq not in self._sequences:
             return
         if publish:
-            self._follow(run)
-            self._batch.publish(self._sequences.pop(run))
-        else:
-            self._batch.drop(self._sequences.pop(run))
+            self._catch_up(seq)
+        (self._batch.publish if publish else self._batch.drop)(self._sequences.pop(seq))
 
     def release(self, tree: str, prompt: np.ndarray | None) -> float:
         """Let go of a search without branches; what drafting for it cost, in flops."""
         self.cache.release(tree, prompt)
         return self._spent.pop(tree, 0.0)
 
-    def _follow(self, run: BranchSequence) -> None:
-        """Make the branch's sequence hold what was drawn, the last token still to be computed."""
-        sequence = self._sequences.get(run)
+    def _catch_up(self, seq: BranchSequence) -> None:
+        """Make a branch's sequence hold its tokens, the last one still to be computed."""
+        sequence = self._sequences.get(seq)
         if sequence is None:
             return
-        known = run.path()
-        same = common_prefix(sequence.tokens[: sequence.computed], known)
-        sequence.tokens[: len(known)] = known
-        sequence.length = len(known)
+        tokens = seq.path()
+        same = common_prefix(sequence.tokens[: sequence.computed], tokens)
+        sequence.tokens[: len(tokens)] = tokens
+        sequence.length = len(tokens)
         sequence.computed = min(same, sequence.length - 1)
 
-    def _enter(self, runs: Sequence[BranchSequence]) -> None:
-        """Lanes for branches that have none, each distinct prefix computed once for all of them."""
-        firsts = {(namespace_of(run.tree), run.prefix.tokens.tobytes()): run for run in runs}
-        self._fill(list(firsts.values()))
-        for run in runs:
-            tokens = run.path()
-            sequence = TokenSequence(run.tree, run.order, run.size)
+    def _enter(self, seqs: Sequence[BranchSequence]) -> None:
+        """Sequences for branches without one, each distinct prefix computed once for all."""
+        firsts = {(namespace_of(seq.tree), seq.prefix.tokens.tobytes()): seq for seq in seqs}
+        self._prefill(list(firsts.values()))
+        for seq in seqs:
+            tokens = seq.path()
+            sequence = TokenSequence(seq.tree, seq.order, seq.size)
             if self._batch.enter(sequence, tokens, len(tokens) - 1) is None:
-                self._sequences[run] = sequence
+                self._sequences[seq] = sequence
 
-    def _fill(self, waiting: list[BranchSequence]) -> None:
+    def _prefill(self, waiting: list[BranchSequence]) -> None:
         """Compute and publish the prefixes of these branches, as far as there is room."""
-        while waiting or self._filling:
-            waiting = [run for run in waiting if not self._start(run)]
-            for sequence in [sequence for sequence in self._filling if not sequence.missing]:
-                self._filling.remove(sequence)
+        while waiting or self._prefixes:
+            waiting = [seq for seq in waiting if not self._start_prefix(seq)]
+            for sequence in [prefix for prefix in self._prefixes if not prefix.missing]:
+                self._prefixes.remove(sequence)
                 self._batch.publish(sequence)
-            if not self._filling:
+            if not self._prefixes:
                 return
             self._note(self._pass(set(self._sequences.values())))
 
-    def _start(self, run: BranchSequence) -> bool:
+    def _start_prefix(self, seq: BranchSequence) -> bool:
         """Have a branch's prefix computed; False while it has to wait."""
-        prefix = run.prefix.tokens
-        sequence = TokenSequence(run.tree, run.order, len(prefix))
+        prefix = seq.prefix.tokens
+        sequence = TokenSequence(seq.tree, seq.order, len(prefix))
         if self._batch.enter(sequence, prefix, len(prefix)) is not None:
             return False
-        self._filling.add(sequence)
+        self._prefixes.add(sequence)
         return True
 
+    def _grow(self, passed: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
+        """Add to each draft what the draft model proposes after this pass."""
+        tips: list[DraftTip] = []
+        rows: list[torch.Tensor] = []
+        for builder, advance in passed:
+            if advance.logits is not None:
+                tips.append((builder, None))
+                rows.append(advance.logits[-1:])
+            tips += [(builder, child) for child, _ in advance.children]
+            rows += [logits[-1:] for _, logits in advance.children]
+        ranked = self.rank(tips, torch.cat(rows)) if tips else []
+        for (builder, chain), tokens in zip(tips, ranked, strict=True):
+            builder.extend(chain, tokens)
+
     def _note(self, advances: Sequence[Advance]) -> None:
-        """Tell the time since the last pass, and book it."""
-        for done in advances:
-            self._spent[done.sequence.tree] += pass_flops(done, self._flops)
+        """Tell the time since the last pass, and count its cost."""
+        for advance in advances:
+            self._spent[advance.sequence.tree] += pass_flops(advance, self._flops)
         before, self._since = self._since, self._clock()
         self._timed(sum(advance.all_rows for advance in advances), self._since - before)
 
-    def rank(self, ways: Sequence[DraftWay], logits: torch.Tensor) -> list[list[int]]:
-        """The next draft tokens after each way, the likeliest first, from its row of ``logits``
-        (ways, vocab)."""
-        samplings = [sketch.run.call.sampling for sketch, _ in ways]
-        return rank_candidates(
-            logits,
-            np.array([sketch.run.branch.seed ^ self.noise for sketch, _ in ways], dtype=np.uint64),
-            np.array([sketch.position(way) for sketch, way in ways], dtype=np.int64),
-            np.array([sampling.temperature for sampling in samplings]),
-            np.array([sampling.top_p for sampling in samplings]),
-            max(sketch.width(way) for sketch, way in ways),
-        ).tolist()
-
-    def _grow(self, passed: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
-        """Add to each sketch what the draft model foresees after this pass."""
-        ways: list[DraftWay] = []
-        rows: list[torch.Tensor] = []
-        for sketch, advance in passed:
-            if advance.logits is not None:
-                ways.append((sketch, None))
-                rows.append(advance.logits[-1:])
-            ways += [(sketch, fork) for fork, _ in advance.beside]
-            rows += [logits[-1:] for _, logits in advance.beside]
-        if ways:
-            for (sketch, way), ranked in zip(ways, self.rank(ways, torch.cat(rows)), strict=True):
-                sketch.extend(way, ranked)
-
     def _pass(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
-        """A pass over all sequences but those ``held`` back. Whose sequence loses its place to
-        older ones goes without proposals."""
+        """A pass over all sequences but those ``held`` back. What is preempted gets no draft."""
         for sequence in self._batch.schedule(held):
             assert sequence is not None, "the draft's cache may evict everything"
-            self._filling.discard(sequence)
-            for run in [run for run, its in self._sequences.items() if its is sequence]:
-                del self._sequences[run]
+            self._prefixes.discard(sequence)
+            for seq in [seq for seq, its in self._sequences.items() if its is sequence]:
+                del self._sequences[seq]
         return self._batch.run()
 
 
 class DraftTreeBuilder:
-    """The ways of one branch; all of them are equally deep until they end."""
+    """The draft of one branch; all its chains are equally deep until they end."""
 
     def __init__(
         self,
-        run: BranchSequence,
+        seq: BranchSequence,
         sequence: TokenSequence,
         widths: Sequence[int],
         eos: frozenset[int],
     ) -> None:
-        """``widths``: how many tokens to guess at each depth, after each guess before it."""
-        self.run = run
+        """``sequence``: the branch's in the draft model's cache; ``widths``: how many tokens to
+        draft at each depth, after each draft token before it."""
+        self.seq = seq
         self._sequence = sequence
         self._widths = widths
         self._eos = eos
-        self._last: dict[DraftBranch | None, int] = {}
-        self._tips: list[DraftBranch] = []
+        self._last: dict[DraftChain | None, int] = {}
+        self._leaves: list[DraftChain] = []
 
-    def position(self, way: DraftBranch | None) -> int:
-        """The absolute position of the token that comes next on a way."""
-        return self._sequence.known + self.depth(way)
+    def depth(self, chain: DraftChain | None) -> int:
+        """Draft tokens on a chain so far."""
+        return self._sequence.draft_count if chain is None else chain.depth
 
-    def width(self, way: DraftBranch | None) -> int:
-        """How many tokens to guess next on a way."""
-        return self._widths[self.depth(way)]
+    def position(self, chain: DraftChain | None) -> int:
+        """The absolute position of the token that comes next on a chain."""
+        return self._sequence.committed + self.depth(chain)
 
-    def extend(self, way: DraftBranch | None, ranked: Sequence[int]) -> None:
-        """The likeliest of ``ranked`` lengthens the way, the others fork off, as many as are
-        wanted. What would end the step is not worth a row: the draw after the guesses tells."""
-        depth = self.depth(way)
-        before = [*self.run.drawn, *self._tokens(way)]
+    def width(self, chain: DraftChain | None) -> int:
+        """How many tokens to draft next on a chain."""
+        return self._widths[self.depth(chain)]
+
+    def extend(self, chain: DraftChain | None, ranked: Sequence[int]) -> None:
+        """The likeliest of ``ranked`` lengthens the chain, the others begin children, as many as
+        are wanted. What would end the step is not worth a row: the sample after the draft shows."""
+        depth = self.depth(chain)
+        before = [*self.seq.output, *self._tokens(chain)]
         wanted = [token for token in ranked[: self._widths[depth]] if token >= 0]
         going_on = [token for token in wanted if not self._ends([*before, token])]
         deepest = depth + 1 == len(self._widths)
         for rank, token in enumerate(going_on):
             if rank:
-                tip = DraftBranch(way, depth, [token])
-                (self._tips if deepest else self._sequence.forks).append(tip)
+                child = DraftChain(chain, depth, [token])
+                (self._leaves if deepest else self._sequence.children).append(child)
             elif deepest:
-                self._last[way] = token  # nothing follows it, so the draft need not read it
-            elif way is None:
-                self._sequence.guess(token)
+                self._last[chain] = token  # nothing follows it, so the draft model need not read it
+            elif chain is None:
+                self._sequence.append_draft(token)
             else:
-                way.tokens.append(token)
+                chain.tokens.append(token)
 
-    def done(self, cache: PrefixCache) -> DraftTree:
-        """The guesses; the sequence keeps what was computed of the chain. Forks go no deeper than
-        the chain, so that they fit its places."""
+    def build(self, cache: PrefixCache) -> DraftTree:
+        """The draft; the sequence keeps what was computed of the main chain. Children go no deeper
+        than it, so that they fit its places."""
         sequence = self._sequence
-        tokens, forks = self._tokens(None), sequence.forks
-        cache.prune(forks)
-        sequence.forks, sequence.proposed = [], 0
-        for way, token in self._last.items():
-            (tokens if way is None else way.tokens).append(token)
-        kept: list[DraftBranch] = []
-        for fork in [*forks, *self._tips]:
-            fork.tokens = fork.tokens[: max(0, len(tokens) - fork.at)]
-            if fork.tokens and (fork.above is None or fork.above in kept):
-                kept.append(fork)
+        tokens, children = self._tokens(None), sequence.children
+        cache.free_children(children)
+        sequence.children, sequence.draft_count = [], 0
+        for chain, token in self._last.items():
+            (tokens if chain is None else chain.tokens).append(token)
+        kept: list[DraftChain] = []
+        for child in [*children, *self._leaves]:
+            child.tokens = child.tokens[: max(0, len(tokens) - child.at)]
+            if child.tokens and (child.parent is None or child.parent in kept):
+                kept.append(child)
         return DraftTree(tokens, kept)
 
-    def depth(self, way: DraftBranch | None) -> int:
-        """Draft tokens on a way so far."""
-        return self._sequence.proposed if way is None else way.depth
-
-    def _tokens(self, way: DraftBranch | None) -> list[int]:
-        """All guesses on a way."""
-        if way is None:
-            return self._sequence.tokens[self._sequence.known : self._sequence.length].tolist()
-        return [*self._tokens(way.above)[: way.at], *way.tokens]
+    def _tokens(self, chain: DraftChain | None) -> list[int]:
+        """All draft tokens on a chain."""
+        if chain is None:
+            return self._sequence.tokens[self._sequence.committed : self._sequence.length].tolist()
+        return [*self._tokens(chain.parent)[: chain.at], *chain.tokens]
 
     def _ends(self, tokens: Sequence[int]) -> bool:
         """Whether a step would end with the last of these tokens."""
-        return tokens[-1] in self._eos or self.run.call.stops.ended(tokens)
+        return tokens[-1] in self._eos or self.seq.call.stops.ended(tokens)
 
 
-DraftWay = tuple[DraftTreeBuilder, DraftBranch | None]
-"""A branch's draft tree, and a way in it that ends where the next token is asked for."""
+DraftTip = tuple[DraftTreeBuilder, DraftChain | None]
+"""A branch's draft and a chain of it after which the next token is asked for."""

@@ -1,4 +1,4 @@
-"""What a draft foresees of a branch: a chain of tokens, and forks where there are two ways on."""
+"""What a draft model proposes for a branch: a main chain of tokens, and chains that leave it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from runtime.embedded.cache_node import EMPTY
 
 
 @dataclass(slots=True, eq=False)
-class DraftBranch:
-    """Tokens that may come after the first ``at`` guesses of the way ``above`` (None: the chain).
+class DraftChain:
+    """Tokens that may come after the first ``at`` draft tokens along ``parent`` (None: the main
+    chain).
 
     While a pass needs them, its first ``computed`` tokens have keys and values in ``slots``.
     """
 
-    above: DraftBranch | None
+    parent: DraftChain | None
     at: int
     tokens: list[int]
     computed: int = 0
@@ -30,39 +31,39 @@ class DraftBranch:
 
     @property
     def depth(self) -> int:
-        """Guesses on the way to its end."""
+        """Draft tokens from the root of the tree to its end."""
         return self.at + len(self.tokens)
 
 
 @dataclass(slots=True, eq=False)
 class DraftTree:
-    """``tokens``: the likeliest way on; ``forks``: others, each after the one it leaves.
+    """``tokens``: the main chain; ``children``: others, each after the one it leaves.
 
-    The rows of a pass that checks them stand in this order: what was known last, the chain, the
-    forks.
+    The rows of a pass that verifies them stand in this order: the last committed token, the main
+    chain, the children.
     """
 
     tokens: list[int] = field(default_factory=list)
-    forks: list[DraftBranch] = field(default_factory=list)
+    children: list[DraftChain] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """Guessed tokens in all."""
-        return len(self.tokens) + sum(len(fork.tokens) for fork in self.forks)
+        """Draft tokens in all."""
+        return len(self.tokens) + sum(len(child.tokens) for child in self.children)
 
-    def at(self, way: DraftBranch | None, depth: int) -> Iterator[tuple[int, DraftBranch | None]]:
-        """The tokens guessed next after ``depth`` guesses along a way, the likeliest first, each
-        with the way it lies on."""
-        tokens, start = (self.tokens, 0) if way is None else (way.tokens, way.at)
+    def at(self, chain: DraftChain | None, depth: int) -> Iterator[tuple[int, DraftChain | None]]:
+        """The tokens proposed after ``depth`` draft tokens along a chain, the likeliest first, each
+        with its chain."""
+        tokens, start = (self.tokens, 0) if chain is None else (chain.tokens, chain.at)
         if depth - start < len(tokens):
-            yield tokens[depth - start], way
-        for fork in self.forks:
-            if fork.above is way and fork.at == depth:
-                yield fork.tokens[0], fork
+            yield tokens[depth - start], chain
+        for child in self.children:
+            if child.parent is chain and child.at == depth:
+                yield child.tokens[0], child
 
-    def row(self, way: DraftBranch | None, depth: int) -> int:
-        """The row of the pass that stands after ``depth`` guesses along a way."""
-        if way is None:
+    def row(self, chain: DraftChain | None, depth: int) -> int:
+        """The row of the pass that stands after ``depth`` draft tokens along a chain."""
+        if chain is None:
             return depth
-        before = self.forks[: self.forks.index(way)]
-        return sum(len(fork.tokens) for fork in before) + len(self.tokens) + depth - way.at
+        before = self.children[: self.children.index(chain)]
+        return sum(len(child.tokens) for child in before) + len(self.tokens) + depth - chain.at

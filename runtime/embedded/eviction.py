@@ -195,7 +195,7 @@ class ValueEvictor(Evictor):
         return np.concatenate(freed)
 
     def _attend(self, step: StepId, computed: int) -> tuple[float, ...]:
-        """What the last token ``computed`` of a path, which drew its last, pays to the blocks.
+        """What the last token ``computed`` of a path, which was sampled last, pays to the blocks.
 
         The block that has just closed is among them, for its tokens before that one: a leaf has no
         other reader yet, and it is leaves that are put in order. None where KV has gone already.
@@ -234,8 +234,8 @@ class EvictionCandidates:
         self._trees: list[str] = []
         self._tree = self._step = NO_STEPS
         self._key = _NO_KEYS
-        self._left = 0
-        self._late: list[tuple[EvictionKey, StepId]] = []
+        self._remaining = 0
+        self._added: list[tuple[EvictionKey, StepId]] = []
         self._unvalued = True
         """Whether there may be a held leaf at which no step ends."""
 
@@ -248,7 +248,7 @@ class EvictionCandidates:
     def add(self, step: StepId) -> None:
         """A step has ended, or was preempted: it may be a leaf."""
         if self._current:
-            heapq.heappush(self._late, (self._table.eviction_key(*step), step))
+            heapq.heappush(self._added, (self._table.eviction_key(*step), step))
 
     def lowest(self) -> tuple[bool, CacheNode] | None:
         """Whether a search is about to read it, and the leaf that is to go next; None if none may.
@@ -258,10 +258,10 @@ class EvictionCandidates:
         ordered = not self._current
         if ordered:
             self._order()
-        lowest = self._stray() or self._valued()
+        lowest = self._unvalued_leaf() or self._valued_leaf()
         if lowest is None and not ordered and any(not leaf.locks for leaf in self._radix.leaves):
             self._order()
-            lowest = self._stray() or self._valued()
+            lowest = self._unvalued_leaf() or self._valued_leaf()
         return lowest
 
     def evict(self, leaf: CacheNode, wanted: int) -> np.ndarray:
@@ -270,10 +270,10 @@ class EvictionCandidates:
         slots = self._radix.evict_tip(leaf, wanted)
         if above is not None and self._radix.is_leaf(above) and above.steps:
             step = max(above.steps, key=lambda step: self._table.eviction_key(*step))
-            heapq.heappush(self._late, (self._table.eviction_key(*step), step))
+            heapq.heappush(self._added, (self._table.eviction_key(*step), step))
         return slots
 
-    def _stray(self) -> tuple[bool, CacheNode] | None:
+    def _unvalued_leaf(self) -> tuple[bool, CacheNode] | None:
         """What no search wants. Few leaves are such, so they are only looked for if need be."""
         if not (self._radix.unheld or self._unvalued):
             return None
@@ -283,7 +283,7 @@ class EvictionCandidates:
             return None
         return False, min(strays, key=lambda node: (bool(node.holders), node.stamp, node.serial))
 
-    def _valued(self) -> tuple[bool, CacheNode] | None:
+    def _valued_leaf(self) -> tuple[bool, CacheNode] | None:
         """The first leaf in order, which stays the first until it is evicted or read."""
         while (entry := self._first()) is not None:
             rank, step = entry
@@ -295,27 +295,27 @@ class EvictionCandidates:
                 dearest = max((self._table.eviction_key(*other), other) for other in node.steps)
                 if dearest[0] > rank:
                     self._skip(entry)
-                    heapq.heappush(self._late, dearest)
+                    heapq.heappush(self._added, dearest)
                     continue
             return rank[0], node
         return None
 
     def _first(self) -> tuple[EvictionKey, StepId] | None:
         """The next step, of those ordered at once and those added since."""
-        late = self._late[0] if self._late else None
-        if not self._left:
-            return late
-        at = self._left - 1
+        added = self._added[0] if self._added else None
+        if not self._remaining:
+            return added
+        at = self._remaining - 1
         tree, step = self._trees[self._tree[at]], int(self._step[at])
         rank = self._table.eviction_key_at(tree, step, float(self._key[at]))
-        return late if late is not None and late[0] <= rank else (rank, (tree, step))
+        return added if added is not None and added[0] <= rank else (rank, (tree, step))
 
     def _skip(self, entry: tuple[EvictionKey, StepId]) -> None:
         """Take out what ``_first`` gave."""
-        if self._late and self._late[0] is entry:
-            heapq.heappop(self._late)
+        if self._added and self._added[0] is entry:
+            heapq.heappop(self._added)
         else:
-            self._left -= 1
+            self._remaining -= 1
 
     def _order(self) -> None:
         """Order all steps by ``BlockTable.eviction_key``, the lowest last.
@@ -323,7 +323,7 @@ class EvictionCandidates:
         Among equals the later search and the higher id go first: so they are put in that order
         before a sort that keeps it.
         """
-        self._late.clear()
+        self._added.clear()
         self._trees = list(self._table)
         steps, trees, keys = [NO_STEPS], [NO_STEPS], [_NO_KEYS]
         for index, name in reversed(list(enumerate(self._trees))):
@@ -331,12 +331,12 @@ class EvictionCandidates:
             steps.append(mine[::-1])
             trees.append(np.full(len(mine), index))
             keys.append(self._table[name].weights_of(mine)[::-1])
-        every = np.concatenate(keys)
-        order = np.argsort(every, kind="stable")[::-1]
-        self._key = every[order]
+        all_keys = np.concatenate(keys)
+        order = np.argsort(all_keys, kind="stable")[::-1]
+        self._key = all_keys[order]
         self._step = np.concatenate(steps)[order]
         self._tree = np.concatenate(trees)[order]
-        self._left = len(order)
+        self._remaining = len(order)
         self._unvalued = True
 
 

@@ -40,7 +40,7 @@ class JudgeScorer:
         sampling = self._judge.sampling
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
         try:
-            self._scheduler.expand(call_id, tree + _JUDGED, branches, sampling, fresh=True)
+            self._scheduler.expand(call_id, tree + _JUDGED, branches, sampling, foreign=True)
         except PrefixTooLong as error:
             raise PrefixTooLong(f"judge: {error}") from None
         self._calls[call_id] = tree, [branch.node for branch in branches]
@@ -54,7 +54,7 @@ class JudgeScorer:
         self._scheduler.hint(tree + _JUDGED, Hint(dead=tuple(names)))
         votes, texts = self._judge.form.votes, [step.text for step in drawn.steps]
         ruled = [self._judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
-        counters = self._scheduler.accounts[tree + _JUDGED].counters
+        counters = self._scheduler.searches[tree + _JUDGED].counters
         counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
         self.verdicts += len(texts)
         return ScoreResult(drawn.call, [judgement.reward for judgement in ruled])
@@ -88,7 +88,7 @@ class JudgeScorer:
 
     def totals(self) -> Counters:
         """What all judging, past and present, counted on the scheduler, whose totals hold it."""
-        searches = self._scheduler.accounts
+        searches = self._scheduler.searches
         judged = {tree: searches[tree] for tree in searches if tree.endswith(_JUDGED)}
         return total_of(self.past, judged)
 

@@ -1,4 +1,4 @@
-"""One model's KV cache: free slots, the radix tree of cached tokens, and the sequences under way.
+"""One model's KV cache: free slots, the radix tree of cached tokens, and the live sequences.
 
 Every slot is in exactly one of the three; ``check`` proves it.
 """
@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable
 import numpy as np
 
 from runtime.embedded.cache_node import EMPTY
-from runtime.embedded.draft_tree import DraftBranch
+from runtime.embedded.draft_tree import DraftChain
 from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
 from runtime.embedded.radix_tree import RadixTree
 from runtime.embedded.sequence import TokenSequence
@@ -60,8 +60,8 @@ class PrefixCache:
         self.evictor = EVICTORS[policy](self.radix, capacity, values)
         self.sequences: set[TokenSequence] = set()
         self.budget = capacity
-        """Slots in use from which on what no branch reads is given up for every further one: at
-        most the capacity, and less than what branches read if they read more."""
+        """Slots in use from which on what no branch reads is evicted for every further one: at most
+        the capacity, and less than what branches read if they read more."""
         self.evicted_tokens = 0
         self.active_peak = 0
         self.reading_peak = 0
@@ -82,11 +82,11 @@ class PrefixCache:
     def available(self) -> int:
         """Slots that are free or can be freed by evicting."""
         if self.evictor.keeps_held:
-            return self.pool.available + self.radix.unheld
+            return self.unheld_room
         return self.pool.available + self.radix.size - self.radix.locked
 
     @property
-    def spare_room(self) -> int:
+    def unheld_room(self) -> int:
         """Slots that are free or that no search holds."""
         return self.pool.available + self.radix.unheld
 
@@ -121,42 +121,40 @@ class PrefixCache:
     def reserve(self, sequence: TokenSequence, count: int) -> bool:
         """Give slots to the sequence's next ``count`` tokens, by evicting if need be.
 
-        False if there are not as many. For a spare sequence nothing goes that a search holds.
+        False if there are not as many. For a preemptible sequence nothing goes that a search holds.
         """
         wanted = sequence.computed + count - sequence.allocated
         if wanted <= 0:
             return True
-        self._evict(wanted - self.room, held=not sequence.spare)
+        self._evict(wanted - self.room, held=not sequence.preemptible)
         if wanted > self.pool.available:
             return False
-        sequence.slots[sequence.allocated : sequence.allocated + wanted] = self.pool.allocate(
-            wanted
-        )
-        sequence.allocated += wanted
+        first, sequence.allocated = sequence.allocated, sequence.allocated + wanted
+        sequence.slots[first : sequence.allocated] = self.pool.allocate(wanted)
         self._private[sequence.tree] += wanted
         return True
 
     def keep_budget(self) -> None:
-        """Give up what is beyond the budget and no branch reads."""
+        """Evict what is beyond the budget and no branch reads."""
         self._evict(-self.room, held=True)
 
-    def fork(self, sequence: TokenSequence) -> None:
-        """Give slots to the tokens of the sequence's forks; forks that find no free ones go."""
+    def allocate_children(self, sequence: TokenSequence) -> None:
+        """Give slots to the children of the sequence's draft; those that find no free ones go."""
         kept = []
-        for fork in sequence.forks:
-            wanted = len(fork.tokens) - len(fork.slots)
-            if wanted > self.pool.available or not (fork.above is None or fork.above in kept):
-                self.prune([fork])
+        for child in sequence.children:
+            wanted = len(child.tokens) - len(child.slots)
+            if wanted > self.pool.available or not (child.parent is None or child.parent in kept):
+                self.free_children([child])
                 continue
-            fork.slots = np.concatenate([fork.slots, self.pool.allocate(wanted)])
-            kept.append(fork)
-        sequence.forks = kept
+            child.slots = np.concatenate([child.slots, self.pool.allocate(wanted)])
+            kept.append(child)
+        sequence.children = kept
 
-    def prune(self, forks: Iterable[DraftBranch]) -> None:
-        """Take the slots of forks back."""
-        for fork in forks:
-            self.pool.free(fork.slots)
-            fork.slots, fork.computed = EMPTY, 0
+    def free_children(self, children: Iterable[DraftChain]) -> None:
+        """Take the slots of a draft's children back."""
+        for child in children:
+            self.pool.free(child.slots)
+            child.slots, child.computed = EMPTY, 0
 
     def share(self, sequence: TokenSequence) -> None:
         """What a sequence has computed becomes the radix tree's, and the sequence goes on below
@@ -164,10 +162,7 @@ class PrefixCache:
         first, last = sequence.shared, sequence.computed
         if first == last:
             return
-        _, spare = self.radix.insert(
-            sequence.anchor, sequence.tokens[first:last], sequence.slots[first:last], sequence.tree
-        )
-        self.pool.free(spare)
+        self._insert(sequence)
         anchor, sequence.slots[:last] = self.radix.lock(sequence.tree, sequence.tokens[:last])
         self.radix.unlock(sequence.anchor)
         self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.opened)
@@ -176,11 +171,8 @@ class PrefixCache:
 
     def publish(self, sequence: TokenSequence) -> None:
         """End a sequence: what it computed becomes the radix tree's, held by its search."""
-        first, last = sequence.shared, sequence.computed
-        _, spare = self.radix.insert(
-            sequence.anchor, sequence.tokens[first:last], sequence.slots[first:last], sequence.tree
-        )
-        self.pool.free(spare)
+        last = sequence.computed
+        self._insert(sequence)
         self.pool.free(sequence.slots[last : sequence.allocated])
         self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.opened)
         self._end(sequence)
@@ -239,14 +231,23 @@ class PrefixCache:
         assert +self._private == +private, "private tokens by search"
         assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
 
-    def _evict(self, lacking: int, *, held: bool) -> None:
-        if lacking > 0:
-            freed = self.evictor.evict(lacking, held=held)
+    def _insert(self, sequence: TokenSequence) -> None:
+        """Add what a sequence has computed to the radix tree; tokens that are there already keep
+        their slots."""
+        new = slice(sequence.shared, sequence.computed)
+        _, duplicates = self.radix.insert(
+            sequence.anchor, sequence.tokens[new], sequence.slots[new], sequence.tree
+        )
+        self.pool.free(duplicates)
+
+    def _evict(self, wanted: int, *, held: bool) -> None:
+        if wanted > 0:
+            freed = self.evictor.evict(wanted, held=held)
             self.evicted_tokens += len(freed)
             self.pool.free(freed)
 
     def _end(self, sequence: TokenSequence) -> None:
-        self.prune(sequence.forks)
+        self.free_children(sequence.children)
         self._private[sequence.tree] -= sequence.allocated - sequence.shared
         self.radix.unlock(sequence.anchor)
         self.sequences.remove(sequence)

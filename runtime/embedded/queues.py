@@ -1,8 +1,8 @@
 """Which branches have a place in the batch, and which wait for one.
 
-A place is a sequence. Branches that have drawn the same share one
+A place is a sequence. Branches that have sampled the same share one
 (``runtime.embedded.deduplication``) and a prefix has one while it is computed. Who waits, and for
-how long, changes no draw.
+how long, changes no token.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from runtime.embedded.batch import Batch, Refusal
 from runtime.embedded.deduplication import DedupKey, dedup_key, with_followers
 from runtime.embedded.schedule_order import fair_order
-from runtime.embedded.sequence import BranchSequence, Order, TokenSequence
+from runtime.embedded.sequence import BranchSequence, TokenSequence, order_of
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from runtime.embedded.tracked_search import TrackedSearch
 
 
 class SequenceQueues:
-    """The branches of all searches that are waiting or under way.
+    """The branches of all searches that are waiting or running.
 
     ``waiting``: those that have no place in the batch, oldest first.
     """
@@ -28,74 +28,79 @@ class SequenceQueues:
     def __init__(
         self,
         batch: Batch,
-        accounts: Mapping[str, TrackedSearch],
+        searches: Mapping[str, TrackedSearch],
         speculation: SpeculativeDecoder | None,
         *,
         dedup: bool,
     ) -> None:
-        """``dedup``: branches that have drawn the same share a sequence."""
+        """``dedup``: branches that have sampled the same share a sequence."""
         self.waiting: list[BranchSequence] = []
         self._batch = batch
-        self._evictor = batch.cache.evictor
-        self._accounts = accounts
+        self._searches = searches
         self._speculation = speculation
         self._dedup = dedup
 
     @property
-    def runs(self) -> list[BranchSequence]:
+    def running(self) -> list[BranchSequence]:
         """The branches that rounds have asked for and that have a sequence, oldest first."""
-        asked = [one for one in self._batch.sequences if not one.spare]
+        asked = [one for one in self._batch.sequences if not one.preemptible]
         return [one for one in asked if isinstance(one, BranchSequence)]
 
-    def enqueue(self, run: BranchSequence) -> None:
+    def enqueue(self, seq: BranchSequence) -> None:
         """Let a branch wait."""
-        insort(self.waiting, run, key=order_of)
+        insort(self.waiting, seq, key=order_of)
 
-    def requeue(self, runs: Sequence[BranchSequence]) -> None:
-        """Branches that have drawn the same and have no sequence wait for one."""
-        for run in runs:
-            run.following = []
-            self._evictor.preempt_step(run.tree, run.branch.node, run.path())
-            self.enqueue(run)
+    def requeue(self, seqs: Sequence[BranchSequence]) -> None:
+        """Branches that have sampled the same and have no sequence wait for one."""
+        for seq in seqs:
+            seq.followers = []
+            self._batch.cache.evictor.preempt_step(seq.tree, seq.branch.node, seq.path())
+            self.enqueue(seq)
 
     def admit(self) -> list[BranchSequence]:
         """Let waiting branches in, the trees in turn, as far as places and memory go.
 
         Returns those that have a sequence now and whose prefix's logits are known; others may
-        follow them. For want of memory the KV of all early work goes first.
+        follow them. For want of memory the KV of all beam extensions goes first.
         """
         admitted: dict[DedupKey | BranchSequence, BranchSequence] = {}
         held_back, closed = [], False
         places = Counter(sequence.tree for sequence in self._batch.sequences)
-        for run in fair_order(self.waiting, lambda run: run.tree, places):
-            ready = run.prefix.logits is not None
-            key = dedup_key(run) if self._dedup else run
+        for seq in fair_order(self.waiting, lambda seq: seq.tree, places):
+            ready = seq.prefix.logits is not None
+            key = dedup_key(seq) if self._dedup else seq
             if ready and key in admitted:
-                admitted[key].following.append(run)
-                self._begun(run)
+                admitted[key].followers.append(seq)
+                self._count_cached_prefix(seq)
                 continue
-            refusal = None if closed else self.start(run)
-            if refusal is Refusal.STARVED and self._batch.drop_spare():
-                refusal = self.start(run)
+            refusal = None if closed else self.start(seq)
+            if refusal is Refusal.OUT_OF_KV and self._batch.drop_preemptible():
+                refusal = self.start(seq)
             if closed or refusal or not ready:
-                held_back.append(run)
+                held_back.append(seq)
             else:
-                admitted[key] = run
-            closed = closed or refusal in (Refusal.FULL, Refusal.STARVED)
+                admitted[key] = seq
+            closed = closed or refusal in (Refusal.FULL, Refusal.OUT_OF_KV)
         self.waiting = sorted(held_back, key=order_of)
         return list(admitted.values())
 
-    def start(self, run: BranchSequence) -> Refusal | None:
+    def start(self, seq: BranchSequence) -> Refusal | None:
         """Give a branch a sequence, or have its prefix computed first."""
-        return self._start_prefix(run) if run.prefix.logits is None else self._start_run(run)
+        if seq.prefix.logits is None:
+            return self._start_prefix(seq)
+        pending = 1 if seq.output else 0
+        refusal = self._batch.enter(seq, seq.path(), seq.position - pending)
+        if refusal is None:
+            self._searches[seq.tree].count_rehydrated(seq.missing - pending)
+            self._count_cached_prefix(seq)
+        return refusal
 
-    def diverge(self, run: BranchSequence) -> None:
-        """Branches that followed another go their own ways: what its sequence holds is theirs
-        too."""
-        self._batch.cache.share(run)
+    def diverge(self, seq: BranchSequence) -> None:
+        """Followers of a branch get sequences of their own, which read what it has computed."""
+        self._batch.cache.share(seq)
         if self._speculation:
-            self._speculation.diverge(run)
-        run.call.parted = True
+            self._speculation.draft_model.diverge(seq)
+        seq.call.diverged = True
 
     def finish(self, sequence: TokenSequence, *, publish: bool = True) -> None:
         """Take a sequence out of the batch; its KV is cached unless nothing can follow."""
@@ -112,40 +117,26 @@ class SequenceQueues:
 
     def remove_tree(self, tree: str) -> None:
         """A search's branches stop."""
-        self.waiting = [run for run in self.waiting if run.tree != tree]
+        self.waiting = [seq for seq in self.waiting if seq.tree != tree]
         for sequence in [one for one in self._batch.sequences if one.tree == tree]:
             self.finish(sequence, publish=False)
 
-    def _start_prefix(self, run: BranchSequence) -> Refusal | None:
-        """Have the prefix of a branch computed, unless it is under way."""
-        prefix = run.prefix
+    def _start_prefix(self, seq: BranchSequence) -> Refusal | None:
+        """Have the prefix of a branch computed, unless that has begun."""
+        prefix = seq.prefix
         if prefix.live:
             return None
-        prefix.order, prefix.spare = run.order, run.spare
+        prefix.order, prefix.preemptible = seq.order, seq.preemptible
         refusal = self._batch.enter(prefix, prefix.tokens, prefix.size - 1)
         if refusal is None:
-            account = self._accounts[run.tree]
-            account.counters.cached_tokens += prefix.computed
+            search = self._searches[seq.tree]
+            search.counters.cached_tokens += prefix.computed
             if prefix.visited:
-                account.rehydrate(prefix.missing - 1)
+                search.count_rehydrated(prefix.missing - 1)
         return refusal
 
-    def _start_run(self, run: BranchSequence) -> Refusal | None:
-        """Start a branch whose prefix's logits are known."""
-        pending = 1 if run.drawn else 0
-        refusal = self._batch.enter(run, run.path(), run.position - pending)
-        if refusal is None:
-            self._accounts[run.tree].rehydrate(run.missing - pending)
-            self._begun(run)
-        return refusal
-
-    def _begun(self, run: BranchSequence) -> None:
+    def _count_cached_prefix(self, seq: BranchSequence) -> None:
         """A branch reads its prefix, from the cache if it is not the first."""
-        if run.prefix.used and not run.drawn:
-            self._accounts[run.tree].counters.cached_tokens += len(run.prefix.tokens)
-        run.prefix.used = True
-
-
-def order_of(run: BranchSequence) -> Order:
-    """Whose turn it is: least first."""
-    return run.order
+        if seq.prefix.used and not seq.output:
+            self._searches[seq.tree].counters.cached_tokens += len(seq.prefix.tokens)
+        seq.prefix.used = True

@@ -88,7 +88,7 @@ class RadixTree:
 
         Tokens that are cached there already keep the slots they have.
         """
-        spare = []
+        duplicates = []
         stamp = next(self._clock)
         while len(tokens):
             child = node.children.get(int(tokens[0]))
@@ -98,11 +98,11 @@ class RadixTree:
             else:
                 shared = common_prefix(child.tokens, tokens)
                 child = self._split(child, shared)
-                spare.append(slots[:shared])
+                duplicates.append(slots[:shared])
             child.stamp = stamp
             self._hold(child, tree)
             node, tokens, slots = child, tokens[shared:], slots[shared:]
-        return node, np.concatenate(spare) if spare else EMPTY
+        return node, np.concatenate(duplicates) if duplicates else EMPTY
 
     def keep(self, tree: str, tokens: np.ndarray) -> None:
         """What is cached of ``tokens`` stays cached when nobody holds it any more."""
@@ -121,19 +121,19 @@ class RadixTree:
         if not self._held.get(tree):
             self._held.pop(tree, None)
             self.held_tokens.pop(tree, None)
-        doomed = {node for node in dropped if not node.holders and not node.kept}
-        assert not any(node.locks for node in doomed), "a locked path is held by nobody"
-        for node in doomed:
-            self._move_steps_up(node, doomed)
-            self._remove(node, doomed)
-        return np.concatenate([EMPTY, *(node.slots for node in doomed)])
+        removed = {node for node in dropped if not node.holders and not node.kept}
+        assert not any(node.locks for node in removed), "a locked path is held by nobody"
+        for node in removed:
+            self._move_steps_up(node, removed)
+            self._remove(node, removed)
+        return np.concatenate([EMPTY, *(node.slots for node in removed)])
 
     def index_step(self, step: StepId, path: np.ndarray, above: StepId | None = None) -> None:
         """A step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
         start, cached = self.root_of(step[0]), 0
-        known = None if above is None else self.steps.end_of(above)
-        if known is not None and known.complete and known.node is not None:
-            start, cached = known.node, known.length
+        end = None if above is None else self.steps.end_of(above)
+        if end is not None and end.complete and end.node is not None:
+            start, cached = end.node, end.length
         nodes = self._split_walk(start, path[cached:])
         cached += sum(len(node.tokens) for node in nodes)
         self.steps.put(step, path.tobytes(), nodes[-1] if nodes else start, cached)
@@ -183,9 +183,9 @@ class RadixTree:
         """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
         assert not leaf.children, "a node is evicted from that is no leaf"
         assert not leaf.locks, "a node is evicted from that is being read"
-        taken = min(wanted, len(leaf.tokens))
-        slots = leaf.slots[len(leaf.slots) - taken :]
-        self._shrink(leaf, taken)
+        count = min(wanted, len(leaf.tokens))
+        slots = leaf.slots[len(leaf.slots) - count :]
+        self._truncate(leaf, count)
         return slots
 
     def is_leaf(self, node: CacheNode) -> bool:
@@ -244,18 +244,18 @@ class RadixTree:
         In an order that has each path right after those it goes on from, so that it is followed
         from where the last of them ends.
         """
-        found: set[CacheNode] = set()
+        every: set[CacheNode] = set()
         above: list[tuple[bytes, CacheNode]] = []
         for key in sorted({path.tobytes() for path in paths}):
             while above and not key.startswith(above[-1][0]):
                 above.pop()
-            known, start = above[-1] if above else (b"", self.root_of(tree))
-            nodes = self._split_walk(start, np.frombuffer(key[len(known) :], dtype=np.int64))
-            found.update(nodes)
-            cached = len(known) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
+            parent, start = above[-1] if above else (b"", self.root_of(tree))
+            nodes = self._split_walk(start, np.frombuffer(key[len(parent) :], dtype=np.int64))
+            every.update(nodes)
+            cached = len(parent) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
             if cached == len(key):
                 above.append((key, nodes[-1] if nodes else start))
-        return found
+        return every
 
     def _split(self, node: CacheNode, at: int) -> CacheNode:
         """Cut an edge after ``at`` tokens; returns the upper part. The lower one stays ``node``."""
@@ -283,7 +283,7 @@ class RadixTree:
         self.unheld += len(tokens)
         return node
 
-    def _shrink(self, node: CacheNode, count: int) -> None:
+    def _truncate(self, node: CacheNode, count: int) -> None:
         """Drop the last ``count`` tokens of an unlocked leaf, and the leaf with its last token."""
         if count == len(node.tokens):
             self._move_steps_up(node, {node})
@@ -302,22 +302,22 @@ class RadixTree:
             self.held_tokens[tree] -= count
         node.tokens, node.slots = node.tokens[:-count], node.slots[:-count]
 
-    def _move_steps_up(self, node: CacheNode, doomed: set[CacheNode]) -> None:
+    def _move_steps_up(self, node: CacheNode, removed: set[CacheNode]) -> None:
         """Nothing will be left of a node: what is cached of its steps ends above the doomed."""
         above = node.parent
-        while above in doomed:
+        while above in removed:
             above = above.parent
         assert above is not None
         self.steps.move_up(node, above)
 
-    def _remove(self, node: CacheNode, doomed: set[CacheNode]) -> None:
-        """Take out one of the nodes in ``doomed``, which nobody holds and nothing else is below."""
+    def _remove(self, node: CacheNode, removed: set[CacheNode]) -> None:
+        """Take out one of the nodes in ``removed``, which nobody holds."""
         parent = node.parent
         assert parent is not None
         self.size -= len(node.tokens)
         self.unheld -= len(node.tokens)
         self._leaves.discard(node)
-        if parent in doomed:
+        if parent in removed:
             return
         del parent.children[int(node.tokens[0])]
         if not parent.children and parent.parent is not None:

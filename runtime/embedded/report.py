@@ -35,7 +35,7 @@ def usage_of(
         evictions=cache.evictor.evictions,
         kv_policy_seconds=cache.evictor.seconds,
         preemptions=scheduler.preemptions,
-        draft_pauses=scheduler.speculation.pace.pauses if scheduler.speculation else 0,
+        draft_pauses=scheduler.speculation.draft_length.pauses if scheduler.speculation else 0,
         call_errors=call_errors,
         kv_accounting_errors=kv_accounting_errors,
     )

@@ -260,7 +260,7 @@ class RewardScorer:
         reading.size = end if reading.ahead is None else len(reading.ahead)
         refusal = self.batch.enter(reading, reading.path, end - 1)
         if refusal is None and reading.ahead is not None:
-            reading.propose(DraftTree(reading.ahead[end:].tolist()))
+            reading.attach_draft(DraftTree(reading.ahead[end:].tolist()))
         return refusal
 
     def _read(self, advance: Advance) -> None:

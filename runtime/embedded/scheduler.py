@@ -1,14 +1,14 @@
-"""Draws steps: all branches of all searches through one batch of one policy model.
+"""Decodes steps: all branches of all searches through one batch of one policy model.
 
 A branch waits, its prefix is prefilled (once for all siblings that share it), and from the last
-row's logits each sibling draws its own first token and goes on decoding. When a step ends, what it
-computed joins the radix tree, unless it ended the reply. Order, batching and memory decide when a
-token is drawn, never which.
+row's logits each sibling samples its own first token and goes on decoding. When a step ends, what
+it computed joins the radix tree, unless it ended the reply. Order, batching and memory decide when
+a token is sampled, never which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from runtime.embedded.deduplication import (
     FollowerTokens,
     SampleFunction,
     VerifiedTokens,
+    sample_requests,
     sample_together,
-    samples_for,
     with_followers,
 )
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
@@ -61,58 +61,51 @@ class Scheduler:
         batch_limit: int,
         flops: Callable[[int, int, int], float],
         kv_policy: KvPolicy = "lru",
-        speculation: SpeculativeDecoder | None = None,
         values: ValueParams = VALUE_PARAMS,
+        speculation: SpeculativeDecoder | None = None,
         speculate: bool = False,
-        visits: ScheduleOrder = "prefix",
+        order: ScheduleOrder = "prefix",
         dedup: bool = True,
-        draw: SampleFunction = samples_for,
+        sample: SampleFunction = sample_requests,
     ) -> None:
         """``context``: the longest sequence; ``vocab``: token ids are below it;
-        ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts
-        ahead of the draws, None if nothing does; ``speculate``: idle places are filled with what
-        rounds may ask for next; ``visits``: the order in which a round's branches are let in;
-        ``dedup``: what several have drawn alike is computed once; ``draw``: how tokens are
-        sampled."""
+        ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts,
+        if anything does; ``speculate``: beam extension fills idle places; ``order``: in which a
+        round's branches are admitted; ``dedup``: what several sample alike is computed once."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = PrefixCache(kv_tokens, kv_policy, values)
-        self.batch = Batch(
-            forward,
-            self.cache,
-            limit=batch_limit,
-            rows=PREFILL_ROWS,
-        )
-        self.accounts: dict[str, TrackedSearch] = {}
-        self.past = Counters()
+        self.batch = Batch(forward, self.cache, limit=batch_limit, rows=PREFILL_ROWS)
+        self.searches: dict[str, TrackedSearch] = {}
         self.preemptions = 0
-        self._starved: list[int] = []
         self.faults = Faults()
         """Searches whose calls get no answer: they are to be aborted and released."""
-        self._draw = draw
+        self.speculation = speculation
+        self._sample = sample
         self._steps = StepBuilder(text)
         self._context = context
         self._vocab = vocab
-        self._visits: ScheduleOrder = visits
+        self._order: ScheduleOrder = order
         self._flops = flops
-        self.speculation = speculation
-        self._queues = SequenceQueues(self.batch, self.accounts, speculation, dedup=dedup)
-        self.expansion = BeamExtension(
-            self.batch, self._queues, self.accounts, self._steps, on=speculate
+        self._queues = SequenceQueues(self.batch, self.searches, speculation, dedup=dedup)
+        self.beam_extension = BeamExtension(
+            self.batch, self._queues, self.searches, self._steps, on=speculate
         )
+        self._past = Counters()
         self._calls: dict[int, ExpandCall] = {}
         self._finished: list[ExpandCall] = []
+        self._out_of_kv: list[int] = []
         self._arrivals = 0
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to draw or to answer."""
+        """Whether there is anything to decode or to answer."""
         return bool(self._calls or self._finished)
 
     @property
     def running(self) -> int:
         """Branches in the batch."""
-        return sum(len(with_followers(run)) for run in self._queues.runs)
+        return sum(len(with_followers(seq)) for seq in self._queues.running)
 
     @property
     def waiting(self) -> int:
@@ -126,92 +119,90 @@ class Scheduler:
         branches: Sequence[Branch],
         sampling: Sampling,
         *,
-        fresh: bool = False,
+        foreign: bool = False,
     ) -> None:
         """Take on a round. Raises EngineError if a branch can never run.
 
-        ``fresh``: its prefixes do not follow from what was drawn here before.
+        ``foreign``: its prefixes do not follow from what was decoded here before.
         """
-        rooms = {"context": self._context, "kv_tokens": self.cache.capacity}
-        tokens = validate_branches(branches, sampling, self._vocab, rooms)
-        account = self._account(tree)
+        limits = {"context": self._context, "kv_tokens": self.cache.capacity}
+        tokens = validate_branches(branches, sampling, self._vocab, limits)
+        if tree not in self.searches:
+            self._arrivals += 1
+            self.searches[tree] = TrackedSearch(self._arrivals)
+        search = self.searches[tree]
         self._arrivals += 1
-        stops, nothing = self._steps.stops(sampling), [None] * len(branches)
-        call = ExpandCall(call_id, self._arrivals, tree, sampling, stops, [*nothing])
+        steps = [None] * len(branches)
+        call = ExpandCall(
+            call_id, self._arrivals, tree, sampling, self._steps.stops(sampling), [*steps]
+        )
         self._calls[call_id] = call
         prefixes: dict[tuple[int, ...], SharedPrefix] = {}
-        runs = []
-        places = ranks(branches, self._visits)
-        for index, (branch, place) in enumerate(zip(branches, places, strict=True)):
-            prefix = prefixes.get(branch.tokens)
-            if prefix is None:
-                prefix = self._prefix(tree, account, branch, tokens[index], fresh)
-                prefixes[branch.tokens] = prefix
-            order = (account.number, call.number, place)
-            runs.append(BranchSequence(call, index, branch, prefix, order))
-        self._begin(tree, runs)
-        if not runs:
+        seqs = []
+        for index, (branch, rank) in enumerate(
+            zip(branches, ranks(branches, self._order), strict=True)
+        ):
+            if branch.tokens not in prefixes:
+                prefixes[branch.tokens] = self._prefix(tree, branch, tokens[index], foreign)
+            order = (search.number, call.number, rank)
+            seqs.append(BranchSequence(call, index, branch, prefixes[branch.tokens], order))
+        self._enqueue(tree, seqs)
+        if not seqs:
             self._finished.append(self._calls.pop(call_id))
 
     def step(self) -> list[ExpandResult]:
-        """One iteration: admit, run one forward pass, draw; the calls that are finished."""
+        """One iteration: admit, run one forward pass, sample; the calls that are finished."""
         if self._queues.waiting:
-            self.expansion.pause_all()
-            admitted = self._queues.admit()
-            ready = [(run, run.prefix.logits) for run in admitted if not run.drawn]
-            self._draw_next([(run, logits) for run, logits in ready if logits is not None])
+            self.beam_extension.pause_all()
+            self._sample_first(self._queues.admit())
         if not self._queues.waiting and self.batch.sequences:
-            begun = [(run, run.prefix.logits) for run in self.expansion.fill_idle_places()]
-            self._draw_next([(run, logits) for run, logits in begun if logits is not None])
-        landed = []
-        advances = self._advance()
-        self._charge(advances)
-        for advance in advances:
+            self._sample_first(self.beam_extension.fill_idle_places())
+        passed = []
+        for advance in self._run_pass():
             if advance.logits is None:
                 continue
-            work = advance.sequence
-            if isinstance(work, BranchSequence):
-                beside = [logits for _, logits in advance.beside]
-                landed.append((work, torch.cat([advance.logits, *beside])))
-            elif isinstance(work, SharedPrefix):
-                work.logits = advance.logits.clone()
-                self._queues.finish(work)
-        self._draw_next(landed)
+            sequence = advance.sequence
+            if isinstance(sequence, BranchSequence):
+                children = [logits for _, logits in advance.children]
+                passed.append((sequence, torch.cat([advance.logits, *children])))
+            elif isinstance(sequence, SharedPrefix):
+                sequence.logits = advance.logits.clone()
+                self._queues.finish(sequence)
+        self._sample_next(passed)
         if self.speculation:
-            self.speculation.drawn()
-        return self._answers()
+            self.speculation.end_pass()
+        return self._results()
 
     def check(self) -> None:
-        """Raise AssertionError unless the books of all caches are right."""
-        self.cache.check(self.accounts)
+        """Raise AssertionError unless the accounting of all caches is right."""
+        self.cache.check(self.searches)
         if self.speculation:
-            self.speculation.drafter.cache.check(self.accounts)
+            self.speculation.draft_model.cache.check(self.searches)
 
-    def starved(self) -> list[int]:
-        """The calls that got no answer since the last look, for want of KV."""
-        starved, self._starved = self._starved, []
-        return starved
+    def take_out_of_kv(self) -> list[int]:
+        """The calls that got no answer since the last time, for want of KV."""
+        calls, self._out_of_kv = self._out_of_kv, []
+        return calls
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""
-        account = self.accounts.get(tree)
-        if account is None:
+        if tree not in self.searches:
             return
-        self.expansion.mark_dead(tree, hint.dead)
+        self.beam_extension.mark_dead(tree, hint.dead)
         self.cache.evictor.hint(tree, hint)
-        if account.mark_dead(hint.dead):
+        if self.searches[tree].mark_dead(hint.dead):
             self._retain(tree)
 
     def mean_logprob(
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
     ) -> float:
-        """Mean log-probability a token of steps drawn here. Raises KeyError for others."""
+        """Mean log-probability a token of steps decoded here. Raises KeyError for others."""
         path = np.asarray(prompt, dtype=np.int64)
         return self._steps.mean_logprob(tree, path, steps)
 
     def abort(self, tree: str) -> list[int]:
         """Stop a search's branches; the ids of the calls that get no answer."""
-        self.expansion.remove_tree(tree)
+        self.beam_extension.remove_tree(tree)
         self._queues.remove_tree(tree)
         calls = [*self._calls.values(), *self._finished]
         self._calls = {id: call for id, call in self._calls.items() if call.tree != tree}
@@ -220,180 +211,174 @@ class Scheduler:
 
     def release(self, tree: str) -> Counters | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
-        self.expansion.remove_tree(tree)
-        account = self.accounts.get(tree)
+        self.beam_extension.remove_tree(tree)
         self._steps.forget(tree)
-        if account is None:
+        search = self.searches.get(tree)
+        if search is None:
             return None
-        account.counters.kv_tokens_peak = self.cache.peaks.get(tree, 0)
-        self.cache.release(tree, account.prompt)
+        search.counters.kv_tokens_peak = self.cache.peaks.get(tree, 0)
+        self.cache.release(tree, search.prompt)
         if self.speculation:
-            account.counters.flops += self.speculation.drafter.release(tree, account.prompt)
-        self.past += account.counters
-        del self.accounts[tree]
-        return account.counters
+            search.counters.flops += self.speculation.draft_model.release(tree, search.prompt)
+        self._past += search.counters
+        del self.searches[tree]
+        return search.counters
 
     def totals(self) -> Counters:
         """The costs of all searches, past and present."""
-        return total_of(self.past, self.accounts)
+        return total_of(self._past, self.searches)
 
-    def _retain(self, tree: str) -> None:
-        """Free what nothing that lives or draws will read."""
-        unfinished = [run.path() for run in self._queues.waiting if run.tree == tree]
-        wanted = [*self.accounts[tree].alive(), *unfinished]
-        self.cache.retain(tree, wanted)
-        if self.speculation:
-            self.speculation.drafter.cache.retain(tree, wanted)
-
-    def _account(self, tree: str) -> TrackedSearch:
-        if tree not in self.accounts:
-            self._arrivals += 1
-            self.accounts[tree] = TrackedSearch(self._arrivals)
-        return self.accounts[tree]
-
-    def _prefix(
-        self, tree: str, account: TrackedSearch, branch: Branch, tokens: np.ndarray, fresh: bool
-    ) -> SharedPrefix:
-        visited = account.prompt is not None and not fresh
-        if account.prompt is None or branch.parent == ROOT:
-            account.prompt = tokens
-        account.name(branch.parent, tokens)
+    def _prefix(self, tree: str, branch: Branch, tokens: np.ndarray, foreign: bool) -> SharedPrefix:
+        search = self.searches[tree]
+        visited = search.prompt is not None and not foreign
+        if search.prompt is None or branch.parent == ROOT:
+            search.prompt = tokens
+        search.name(branch.parent, tokens)
         self.cache.evictor.add_tree(tree, tokens)
         self.cache.evictor.end_step(tree, branch.parent, ROOT, tokens)
-        return self.expansion.prefix(tree, branch.parent, tokens) or SharedPrefix(
-            tree, tokens, visited=visited
-        )
+        prefix = self.beam_extension.prefix(tree, branch.parent, tokens)
+        return prefix or SharedPrefix(tree, tokens, visited=visited)
 
-    def _begin(self, tree: str, runs: Sequence[BranchSequence]) -> None:
-        """Let branches wait with what was drawn for them early; end those whose step that is."""
-        finishes = [self.expansion.claim(run) for run in runs]
-        self.expansion.start_round(tree)
-        for run, finish in zip(runs, finishes, strict=True):
+    def _enqueue(self, tree: str, seqs: Sequence[BranchSequence]) -> None:
+        """Let branches wait with what beam extension has decoded; end those whose step that is."""
+        finishes = [self.beam_extension.claim(seq) for seq in seqs]
+        self.beam_extension.start_round(tree)
+        for seq, finish in zip(seqs, finishes, strict=True):
             if finish is None:
-                self._queues.enqueue(run)
+                self._queues.enqueue(seq)
             else:
-                self._end(run, finish)
+                self._end_step(seq, finish)
 
-    def _advance(self) -> list[Advance]:
-        """One forward pass, over the draft's proposals too where there is one."""
-        held = self.speculation.begin(self._queues.runs) if self.speculation else set()
+    def _run_pass(self) -> list[Advance]:
+        """One forward pass, over draft tokens too where there are some. A branch's last row and its
+        draft's rows count as decoding, the others as prefill."""
+        held = self.speculation.begin_pass(self._queues.running) if self.speculation else set()
         for sequence in self.batch.schedule(held):
             if sequence is None:
-                self._starve()
-            elif not sequence.spare:
+                self._abort_youngest()
+            elif not sequence.preemptible:
                 self.preemptions += 1
                 self._queues.preempt(sequence)
         advances = self.batch.run()
         if self.speculation:
-            self.speculation.ran(advances)
+            self.speculation.note_pass(advances)
+        charge_pass(self.searches, advances, self._flops)
+        for advance in advances:
+            counters = self.searches[advance.sequence.tree].counters
+            counters.prefilled_tokens += advance.rows
+            if advance.logits is not None and isinstance(advance.sequence, BranchSequence):
+                counters.prefilled_tokens -= len(advance.logits)
+                counters.target_passes += 1
         return advances
 
-    def _starve(self) -> None:
-        """Nothing fits beside what searches hold: the youngest that draws now loses all it has."""
+    def _abort_youngest(self) -> None:
+        """Nothing fits beside what searches hold: the youngest that decodes loses all it has."""
         assert self.cache.evictor.keeps_held, "a sequence alone does not fit; it was to be refused"
-        numbers = {call.tree: self.accounts[call.tree].number for call in self._calls.values()}
+        numbers = {call.tree: self.searches[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
-        self._starved += self.abort(tree)
+        self._out_of_kv += self.abort(tree)
         self.cache.retain(tree, ())
 
-    def _answers(self) -> list[ExpandResult]:
-        """The calls that are finished, but those of searches that are to be aborted."""
-        finished, found = self._finished, []
-        for call in finished:
-            with self.faults.at(call.tree):
-                found.append(self._drawn(call))
-        self._finished = [call for call in finished if call.tree in self.faults]
-        return [drawn for drawn in found if drawn.tree not in self.faults]
+    def _sample_first(self, seqs: Iterable[BranchSequence]) -> None:
+        """Sample the first tokens of branches from their prefixes' logits."""
+        pairs = [(seq, seq.prefix.logits) for seq in seqs if not seq.output]
+        self._sample_next([(seq, logits) for seq, logits in pairs if logits is not None])
 
-    def _drawn(self, call: ExpandCall) -> ExpandResult:
-        tree, cache = call.tree, self.cache
-        moved = KvMoved(cache.tokens_of(tree), cache.capacity, cache.radix.changed_steps(tree))
-        return ExpandResult(call.id, [step for step in call.steps if step is not None], tree, moved)
+    def _sample_next(self, passed: Sequence[tuple[BranchSequence, torch.Tensor]]) -> None:
+        """Sample each branch's next tokens from its logits: (1 + draft tokens, vocab), in their
+        order; and those of the branches that follow it."""
+        for seq, verified, followed in sample_together(self._sample, passed, self._finish_of):
+            if followed.diverged(verified.tokens):
+                self._queues.diverge(seq)
+            self._record(seq, verified)
+            if followed.counts:
+                self._record_followers(seq, verified, followed)
 
-    def _finish(self, run: BranchSequence) -> Finish | None:
+    def _finish_of(self, seq: BranchSequence) -> Finish | None:
         """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
         ends: nothing follows, and nothing is cached."""
-        with self.faults.at(run.tree):
-            return self._steps.finish(run)
+        with self.faults.at(seq.tree):
+            return self._steps.finish(seq)
         return Finish.END
 
-    def _draw_next(self, rows: Sequence[tuple[BranchSequence, torch.Tensor]]) -> None:
-        """Draw each run's next tokens from its logits: (1 + guesses, vocab), in their order; and
-        those of the branches that follow it."""
-        for run, taken, followed in sample_together(self._draw, rows, self._finish):
-            if followed.parted(taken.tokens):
-                self._queues.diverge(run)
-            self._take(run, taken)
-            if followed.given:
-                self._follow(run, taken, followed)
-
-    def _follow(self, run: BranchSequence, taken: VerifiedTokens, followed: FollowerTokens) -> None:
-        """Book what those were given that followed a run; who still agrees with it follows on."""
-        counters, drawn = self.accounts[run.tree].counters, sum(followed.given)
-        counters.deduplicated_tokens += drawn
-        counters.decoded_tokens += drawn
+    def _record(self, seq: BranchSequence, verified: VerifiedTokens) -> None:
+        """Count what a branch was given; end the step if it is complete."""
+        self.cache.free_children(verified.draft.children)
+        self.searches[seq.tree].count_verified(verified)
         if self.speculation:
-            self.speculation.followed(taken, followed)
-        for one, finish in followed.ended:
-            self._end(one, finish)
-        for tokens, (first, *rest) in followed.ways.items():
-            if run.live and tokens == taken.tokens:
-                run.following = [first, *rest]
+            self.speculation.note_verified(verified)
+        finish = verified.finish
+        if finish is None:
+            return
+        if seq.preemptible:
+            self.beam_extension.finish(seq, finish)
+        else:
+            self._queues.finish(seq, publish=finish is not Finish.END)
+            self._end_step(seq, finish)
+
+    def _record_followers(
+        self, seq: BranchSequence, verified: VerifiedTokens, followed: FollowerTokens
+    ) -> None:
+        """Count what a branch's followers were given; who still agrees with it follows on."""
+        counters, tokens = self.searches[seq.tree].counters, sum(followed.counts)
+        counters.deduplicated_tokens += tokens
+        counters.decoded_tokens += tokens
+        if self.speculation:
+            self.speculation.note_followers(verified, followed)
+        for follower, finish in followed.ended:
+            self._end_step(follower, finish)
+        for group, (first, *rest) in followed.groups.items():
+            if seq.live and group == verified.tokens:
+                seq.followers = [first, *rest]
             elif self._queues.start(first) is None:
-                first.following = rest
+                first.followers = rest
             else:
                 self._queues.requeue((first, *rest))
 
-    def _take(self, run: BranchSequence, taken: VerifiedTokens) -> None:
-        """Book what a run was given; end the step if it is complete."""
-        self.cache.prune(taken.guesses.forks)
-        self.accounts[run.tree].take(taken)
-        if self.speculation:
-            self.speculation.took(taken)
-        if taken.finish is not None:
-            self._close(run, taken.finish)
+    def _end_step(self, seq: BranchSequence, finish: Finish) -> None:
+        """Record a finished step, and its call if it was the last; a fault is its search's own."""
+        call = seq.call
+        with self.faults.at(seq.tree):
+            attention = self._file_step(seq, finish)
+            call.steps[seq.index] = self._steps.step(seq, finish, attention)
+            call.longest = max(call.longest, len(seq.output))
+            call.longest_left = max(call.longest_left, len(seq.output) - seq.extended)
+            if call.done:
+                self.searches[call.tree].passes_saved += call.longest - call.longest_left
+                self._finished.append(self._calls.pop(call.id))
+                ends = any(step is not None and step.finish is Finish.END for step in call.steps)
+                if call.diverged and ends:  # what was shared of these is nobody's
+                    self._retain(call.tree)
 
-    def _close(self, run: BranchSequence, finish: Finish) -> None:
-        """A branch has drawn its step's last token."""
-        if run.spare:
-            self.expansion.finish(run, finish)
-        else:
-            self._queues.finish(run, publish=finish is not Finish.END)
-            self._end(run, finish)
-
-    def _end(self, run: BranchSequence, finish: Finish) -> None:
-        """File a finished step, and its call if it was the last; a fault is its search's own."""
-        with self.faults.at(run.tree):
-            self._file(run, finish)
-
-    def _file(self, run: BranchSequence, finish: Finish) -> None:
-        call, branch, path, attention = run.call, run.branch, run.path(), ()
+    def _file_step(self, seq: BranchSequence, finish: Finish) -> tuple[float, ...]:
+        """Tell search, beam extension and eviction of a step; what its end attends to."""
+        tree, branch, path = seq.tree, seq.branch, seq.path()
         if finish is not Finish.END:
-            self.accounts[call.tree].name(branch.node, path)
-            self.expansion.enqueue(run, path)
+            self.searches[tree].name(branch.node, path)
+            self.beam_extension.enqueue(seq, path)
         evictor = self.cache.evictor
         if finish is Finish.END or branch.node < ROOT:  # a verdict is nobody's parent
-            evictor.remove_step(call.tree, branch.node)
-        else:
-            confidence = confidence_of_entropy(run.entropy, self._vocab)
-            attention = evictor.end_step(call.tree, branch.node, branch.parent, path, confidence)
-        call.steps[run.index] = self._steps.step(run, finish, attention)
-        call.longest = max(call.longest, len(run.drawn))
-        call.left = max(call.left, len(run.drawn) - run.taken)
-        if call.done:
-            self.accounts[call.tree].passes_saved += call.longest - call.left
-            del self._calls[call.id]
-            self._finished.append(call)
-            ends = any(step is not None and step.finish is Finish.END for step in call.steps)
-            if call.parted and ends:  # what was shared of these is nobody's
-                self._retain(call.tree)
+            evictor.remove_step(tree, branch.node)
+            return ()
+        confidence = confidence_of_entropy(seq.entropy, self._vocab)
+        return evictor.end_step(tree, branch.node, branch.parent, path, confidence)
 
-    def _charge(self, advances: Sequence[Advance]) -> None:
-        """Book a pass: a branch's last row and its guesses decode, the others are prefill."""
-        charge_pass(self.accounts, advances, self._flops)
-        for done in advances:
-            counters = self.accounts[done.sequence.tree].counters
-            counters.prefilled_tokens += done.rows
-            if done.logits is not None and isinstance(done.sequence, BranchSequence):
-                counters.prefilled_tokens -= len(done.logits)
-                counters.target_passes += 1
+    def _retain(self, tree: str) -> None:
+        """Free what nothing that lives or decodes will read."""
+        unfinished = [seq.path() for seq in self._queues.waiting if seq.tree == tree]
+        wanted = [*self.searches[tree].alive(), *unfinished]
+        self.cache.retain(tree, wanted)
+        if self.speculation:
+            self.speculation.draft_model.cache.retain(tree, wanted)
+
+    def _results(self) -> list[ExpandResult]:
+        """The calls that are finished, but those of searches that are to be aborted."""
+        finished, results, cache = self._finished, [], self.cache
+        for call in finished:
+            with self.faults.at(call.tree):
+                changed = cache.radix.changed_steps(call.tree)
+                moved = KvMoved(cache.tokens_of(call.tree), cache.capacity, changed)
+                steps = [step for step in call.steps if step is not None]
+                results.append(ExpandResult(call.id, steps, call.tree, moved))
+        self._finished = [call for call in finished if call.tree in self.faults]
+        return [result for result in results if result.tree not in self.faults]

@@ -1,5 +1,5 @@
-"""Sequences: tokens on their way through a model, where their keys and values lie, and the round
-and the steps that they are decoded for.
+"""Sequences: tokens on their way through a model, and where their keys and values lie; the rounds
+and steps that they are decoded for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.cache_node import EMPTY, CacheNode
-from runtime.embedded.draft_tree import DraftBranch, DraftTree
+from runtime.embedded.draft_tree import DraftChain, DraftTree
 from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, KvMoved, Sampling, Step
@@ -26,29 +26,30 @@ SampledToken = tuple[int, float, float]
 class TokenSequence:
     """A token sequence that is computed by one model; what it is computed for, subclasses say.
 
-    ``order`` says who goes first and who gives way; ``size`` is the most tokens it may come to; a
-    ``spare`` one runs in idle places and gives way to all others. It is ``live`` while it has KV of
-    its own or reads the cache's, from ``begin`` until it is published or dropped.
+    ``order`` says who goes first and who is preempted last; ``size`` is the most tokens it may
+    come to; a ``preemptible`` one runs in idle places and makes room for all others. It is
+    ``live`` from ``begin`` until it is published or dropped, while it has KV of its own or reads
+    the cache's.
 
     While it is live its first ``shared`` tokens are the radix tree's (locked), the rest is its own.
-    ``tokens`` and ``slots`` are int64 buffers of the final length; ``length`` tokens are known,
-    ``computed`` of them have keys and values, ``allocated`` have slots. The last ``proposed`` known
-    tokens are guesses that a pass is to check, ``forks`` others beside them. Its private tokens are
-    those from ``shared`` to ``allocated``.
+    ``tokens`` and ``slots`` are int64 buffers of the final length; of ``length`` tokens
+    ``computed`` have keys and values, ``allocated`` have slots. The last ``draft_count`` of them
+    are the main chain of a draft that a pass is to verify, ``children`` the draft's others. Its
+    private tokens are those from ``shared`` to ``allocated``.
     """
 
     anchor: CacheNode
 
-    def __init__(self, tree: str, order: Order, size: int, *, spare: bool = False) -> None:
+    def __init__(self, tree: str, order: Order, size: int, *, preemptible: bool = False) -> None:
         self.tree = tree
         self.order = order
         self.size = size
-        self.spare = spare
+        self.preemptible = preemptible
         self.live = False
         self.tokens = self.slots = EMPTY
-        self.length = self.proposed = 0
+        self.length = self.draft_count = 0
         self.opened = self.shared = self.computed = self.allocated = 0
-        self.forks: list[DraftBranch] = []
+        self.children: list[DraftChain] = []
 
     def begin(self, tokens: np.ndarray, anchor: CacheNode, cached: np.ndarray) -> None:
         """It starts from ``tokens``; ``cached``: slots of the first of them, down to ``anchor``."""
@@ -57,13 +58,18 @@ class TokenSequence:
         self.slots = np.full(self.size, -1, dtype=np.int64)
         self.slots[: len(cached)] = cached
         self.anchor, self.live = anchor, True
-        self.length, self.proposed, self.forks = len(tokens), 0, []
+        self.length, self.draft_count, self.children = len(tokens), 0, []
         self.opened = self.shared = self.computed = self.allocated = len(cached)
 
     @property
     def missing(self) -> int:
-        """Known tokens whose keys and values are still to be computed."""
+        """Tokens whose keys and values are still to be computed."""
         return self.length - self.computed
+
+    @property
+    def committed(self) -> int:
+        """Tokens that are no draft tokens."""
+        return self.length - self.draft_count
 
     @property
     def private(self) -> np.ndarray:
@@ -71,62 +77,66 @@ class TokenSequence:
         return self.slots[self.shared : self.allocated]
 
     def append(self, token: int) -> None:
-        """Add a token just drawn."""
+        """Add a token."""
         self.tokens[self.length] = token
         self.length += 1
 
-    @property
-    def known(self) -> int:
-        """Tokens that are no guesses."""
-        return self.length - self.proposed
-
-    def guess(self, token: int) -> None:
+    def append_draft(self, token: int) -> None:
         """Add a token that may turn out wrong."""
         self.append(token)
-        self.proposed += 1
+        self.draft_count += 1
 
-    def propose(self, guesses: DraftTree) -> None:
-        """Add guesses, to be taken back by ``retract`` after the pass that checks them."""
-        for token in guesses.tokens:
-            self.guess(token)
-        self.forks = guesses.forks
+    def attach_draft(self, draft: DraftTree) -> None:
+        """Add draft tokens, to be taken back by ``detach_draft`` after the pass that verifies
+        them."""
+        for token in draft.tokens:
+            self.append_draft(token)
+        self.children = draft.children
 
-    def retract(self) -> DraftTree:
-        """Take the guesses back, and what was computed of them. The forks' slots go with them."""
-        known = self.known
-        guesses = DraftTree(self.tokens[known : self.length].tolist(), self.forks)
-        self.length, self.proposed, self.forks = known, 0, []
-        self.computed = min(self.computed, known)
-        return guesses
+    def detach_draft(self) -> DraftTree:
+        """Take the draft tokens back, and what was computed of them. Its children's slots go with
+        them."""
+        committed = self.committed
+        draft = DraftTree(self.tokens[committed : self.length].tolist(), self.children)
+        self.length, self.draft_count, self.children = committed, 0, []
+        self.computed = min(self.computed, committed)
+        return draft
 
-    def confirm(self, token: int, fork: DraftBranch | None, depth: int) -> None:
-        """Add a token just drawn that equals the guess after ``depth`` others along a way. Its keys
-        and values are still there: in the sequence's own slot, or in the fork's, which is
+    def accept(self, token: int, chain: DraftChain | None, depth: int) -> None:
+        """Add a sampled token that equals the draft token after ``depth`` others along a chain. Its
+        keys and values are still there: in the sequence's own slot, or in the chain's, which is
         exchanged."""
-        if fork is not None:
-            here, there = self.length, depth - fork.at
-            self.slots[here], fork.slots[there] = fork.slots[there], self.slots[here]
+        if chain is not None:
+            here, there = self.length, depth - chain.at
+            self.slots[here], chain.slots[there] = chain.slots[there], self.slots[here]
         self.append(token)
         self.computed += 1
 
     def depths(self) -> list[int]:
-        """How many guesses stand before the draw of each row, in the rows' order."""
-        beside = (fork.at + i for fork in self.forks for i in range(1, len(fork.tokens) + 1))
-        return [*range(1 + self.proposed), *beside]
+        """How many draft tokens stand before the sample of each row, in the rows' order."""
+        depths = list(range(1 + self.draft_count))
+        for child in self.children:
+            depths += range(child.at + 1, child.depth + 1)
+        return depths
 
-    def way(self, fork: DraftBranch | None, guesses: int) -> np.ndarray:
-        """The slots of the known tokens and of the first ``guesses`` guesses along a way."""
-        if fork is None:
-            return self.slots[: self.known + guesses]
-        above = self.way(fork.above, fork.at)
-        return np.concatenate([above, fork.slots[: guesses - fork.at]])
+    def slots_along(self, chain: DraftChain | None, depth: int) -> np.ndarray:
+        """The slots of the committed tokens and of the first ``depth`` draft tokens on a chain."""
+        if chain is None:
+            return self.slots[: self.committed + depth]
+        above = self.slots_along(chain.parent, chain.at)
+        return np.concatenate([above, chain.slots[: depth - chain.at]])
+
+
+def order_of(sequence: TokenSequence) -> Order:
+    """Who goes first: least first."""
+    return sequence.order
 
 
 @dataclass(slots=True, eq=False)
 class ExpandCall:
-    """A round asked for at once, and the steps drawn so far. ``parted``: some of its branches
-    decoded the same and then diverged. ``longest``: tokens of its longest step so far, ``left``:
-    what was left to decode of that which had most left when the round began."""
+    """A round asked for at once, and the steps decoded so far. ``diverged``: some of its branches
+    decoded the same and then diverged. ``longest``: tokens of its longest step so far,
+    ``longest_left``: the most that a step had left when the round began."""
 
     id: int
     number: int
@@ -134,9 +144,9 @@ class ExpandCall:
     sampling: Sampling
     stops: StopStrings
     steps: list[Step | None]
-    parted: bool = False
+    diverged: bool = False
     longest: int = 0
-    left: int = 0
+    longest_left: int = 0
 
     @property
     def done(self) -> bool:
@@ -170,9 +180,9 @@ class SharedPrefix(TokenSequence):
 
 
 class BranchSequence(TokenSequence):
-    """A branch and what was decoded of it. ``logprob`` is the sum over the ``drawn`` tokens;
-    ``spare``: no round has asked for it yet; ``taken``: tokens decoded before one did;
-    ``following``: branches that have decoded the same and go along with this one.
+    """A branch and what was decoded of it. ``logprob`` is the sum over the ``output`` tokens;
+    ``preemptible``: no round has asked for it yet; ``extended``: tokens that beam extension had
+    decoded when one did; ``followers``: branches that have decoded the same and share its slots.
     """
 
     def __init__(
@@ -183,39 +193,41 @@ class BranchSequence(TokenSequence):
         prefix: SharedPrefix,
         order: Order,
         *,
-        spare: bool = False,
+        preemptible: bool = False,
     ) -> None:
         """``index``: of the branch in its call."""
-        super().__init__(call.tree, order, len(prefix.tokens) + branch.limit, spare=spare)
+        super().__init__(
+            call.tree, order, len(prefix.tokens) + branch.limit, preemptible=preemptible
+        )
         self.call = call
         self.index = index
         self.branch = branch
         self.prefix = prefix
-        self.drawn: list[int] = []
+        self.output: list[int] = []
         self.logprob = self.entropy = 0.0
-        self.taken = 0
-        self.following: list[BranchSequence] = []
+        self.extended = 0
+        self.followers: list[BranchSequence] = []
 
     @property
     def position(self) -> int:
         """Tokens of the prefix and of what was decoded."""
-        return len(self.prefix.tokens) + len(self.drawn)
+        return len(self.prefix.tokens) + len(self.output)
 
     @property
     def left(self) -> int:
         """The most tokens still to be decoded."""
-        return self.branch.limit - len(self.drawn)
+        return self.branch.limit - len(self.output)
 
-    def decoded(self, sampled: SampledToken) -> int:
+    def decode(self, sampled: SampledToken) -> int:
         """Add a token to the step; its id."""
         token, logprob, self.entropy = sampled
-        self.drawn.append(token)
+        self.output.append(token)
         self.logprob += logprob
         return token
 
     def path(self) -> np.ndarray:
         """The prefix and what was decoded, int64."""
-        return np.concatenate([self.prefix.tokens, np.asarray(self.drawn, dtype=np.int64)])
+        return np.concatenate([self.prefix.tokens, np.asarray(self.output, dtype=np.int64)])
 
 
 class StepBuilder:
@@ -231,21 +243,21 @@ class StepBuilder:
         """What ends a step under this sampling. Raises ValueError for strings that are no text."""
         return self._stops.of(sampling.stop)
 
-    def finish(self, run: BranchSequence) -> Finish | None:
+    def finish(self, seq: BranchSequence) -> Finish | None:
         """Why the step ends with its last token; None if it goes on."""
-        if run.drawn[-1] in self._text.eos:
+        if seq.output[-1] in self._text.eos:
             return Finish.END
-        if run.call.stops.ended(run.drawn):
+        if seq.call.stops.ended(seq.output):
             return Finish.STEP
-        return Finish.LENGTH if len(run.drawn) == run.branch.limit else None
+        return Finish.LENGTH if len(seq.output) == seq.branch.limit else None
 
-    def step(self, run: BranchSequence, finish: Finish, attention: tuple[float, ...] = ()) -> Step:
+    def step(self, seq: BranchSequence, finish: Finish, attention: tuple[float, ...] = ()) -> Step:
         """The step that a branch has come to, with what its end attends to."""
-        count = len(run.drawn)
-        mean = run.logprob / count
-        self._likelihoods.setdefault(run.tree, {})[run.path().tobytes()] = mean, count
-        text = self._text.decode(run.drawn, run.branch.tokens, last=finish is Finish.END)
-        return Step(tuple(run.drawn), text, finish, mean, run.entropy, attention)
+        count = len(seq.output)
+        mean = seq.logprob / count
+        self._likelihoods.setdefault(seq.tree, {})[seq.path().tobytes()] = mean, count
+        text = self._text.decode(seq.output, seq.branch.tokens, last=finish is Finish.END)
+        return Step(tuple(seq.output), text, finish, mean, seq.entropy, attention)
 
     def mean_logprob(self, tree: str, prompt: np.ndarray, steps: Sequence[Sequence[int]]) -> float:
         """Mean log-probability a token of steps decoded here. Raises KeyError for others."""

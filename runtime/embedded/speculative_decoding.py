@@ -1,9 +1,9 @@
-"""Speculative decoding in rounds (SEED, section 4): the draft runs ahead, the target checks.
+"""Speculative decoding in rounds (SEED, section 4): a draft model runs ahead, the target verifies.
 
-``scheduled``: all branches that are ready are drafted for in one batch, and checked first come,
-first served, so many at once (1 is the paper's); a checked branch goes back to drafting. Branches
-that share a sequence share its draft and its check.
-``serial``: one branch is drafted for and checked until it ends, then the next.
+``scheduled``: all branches that are ready are drafted for in one batch, and verified first come,
+first served, so many at once (1 is the paper's); a verified branch goes back to drafting. Branches
+that share a sequence share its draft and its verification.
+``serial``: one branch is drafted for and verified until it ends, then the next.
 """
 
 from __future__ import annotations
@@ -23,109 +23,104 @@ from runtime.text import Text
 
 
 class SpeculativeDecoder:
-    """Who is drafted for, and whose proposals are checked next."""
+    """Which branches are drafted for, and whose drafts are verified next."""
 
     def __init__(
         self,
-        drafter: DraftModel,
-        pace: DraftLength,
+        draft_model: DraftModel,
+        draft_length: DraftLength,
         *,
         serial: bool,
         verify_batch: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``verify_batch``: branches checked at once; 0 for all that are ready."""
-        self.drafter = drafter
-        self.pace = pace
-        self._most = 1 if serial else verify_batch
+        """``verify_batch``: branches verified at once; 0 for all that are ready."""
+        self.draft_model = draft_model
+        self.draft_length = draft_length
+        self._verify_batch = 1 if serial else verify_batch
         self._serial = serial
         self._clock = clock
         self._queue: dict[BranchSequence, DraftTree] = {}
         self._begun = self._drafted = 0.0
         self._tokens = self._rows = 0
 
-    def begin(self, running: Sequence[BranchSequence]) -> set[BranchSequence]:
-        """A pass of the target begins, in which those whose turn it is have their proposals
-        checked; the sequences that are to be held back.
+    def begin_pass(self, running: Sequence[BranchSequence]) -> set[BranchSequence]:
+        """A pass of the target begins, in which those that come first have their drafts verified;
+        the sequences that are to be held back.
 
         ``running``: the branches that have a sequence, oldest first.
         """
         self._begun, self._tokens, self._rows = self._clock(), 0, 0
-        turns = running[:1] if self._serial else running
-        ready = [run for run in turns if run.missing == 1]
-        served = self._serve(ready) if ready else []
-        held = {run for run in running if run not in served}
-        held -= {run for run in turns if run not in ready}
+        admitted = running[:1] if self._serial else running
+        ready = [seq for seq in admitted if seq.missing == 1]
+        verifying = self._draft(ready) if ready else []
+        held = {seq for seq in running if seq not in verifying}
+        held -= {seq for seq in admitted if seq not in ready}
         self._drafted = self._clock()
         return held
 
-    def ran(self, advances: Sequence[Advance]) -> None:
-        """What the pass did: its time counts if every sequence in it sampled."""
+    def note_pass(self, advances: Sequence[Advance]) -> None:
+        """What the pass did: its time counts if every sequence in it samples."""
         if all(advance.logits is not None for advance in advances):
             self._rows = sum(advance.all_rows for advance in advances)
 
-    def drawn(self) -> None:
-        """The tokens of the pass have been drawn: it is over."""
+    def note_verified(self, verified: VerifiedTokens) -> None:
+        """A branch was given tokens."""
+        count, ended = len(verified.tokens), verified.finish is not None
+        self._tokens += count
+        self.draft_length.note_verified(count, verified.tested, verified.accepted, ended=ended)
+
+    def note_followers(self, verified: VerifiedTokens, followed: FollowerTokens) -> None:
+        """Branches that share the sequence of one that was given ``verified`` got theirs."""
+        self._tokens += sum(followed.counts)
+        for count, matching in zip(followed.counts, followed.matching, strict=True):
+            tested, accepted = min(count, verified.tested), min(matching, verified.accepted)
+            self.draft_length.followers.test(tested, accepted)
+
+    def end_pass(self) -> None:
+        """The tokens of the pass have been sampled."""
         if self._rows:
             end = self._clock()
-            self.pace.target.add(self._rows, end - self._drafted)
-            self.pace.came(self._tokens, end - self._begun)
+            self.draft_length.target.add(self._rows, end - self._drafted)
+            self.draft_length.note_round(self._tokens, end - self._begun)
 
-    def took(self, taken: VerifiedTokens) -> None:
-        """A branch was given tokens."""
-        self._tokens += len(taken.tokens)
-        ended = taken.finish is not None
-        self.pace.took(len(taken.tokens), taken.tested, taken.accepted, ended=ended)
+    def end(self, seq: BranchSequence, *, publish: bool) -> None:
+        """A branch has ended or was preempted."""
+        self._queue.pop(seq, None)
+        self.draft_model.end(seq, publish=publish)
 
-    def followed(self, taken: VerifiedTokens, followed: FollowerTokens) -> None:
-        """Branches that share the sequence of one that has ``taken`` guesses went along with it."""
-        self._tokens += sum(followed.given)
-        for given, agreed in zip(followed.given, followed.agreed, strict=True):
-            tested, accepted = min(given, taken.tested), min(agreed, taken.accepted)
-            self.pace.following.test(tested, accepted)
-
-    def diverge(self, run: BranchSequence) -> None:
-        """Branches that followed one go their own ways."""
-        self.drafter.diverge(run)
-
-    def end(self, run: BranchSequence, *, publish: bool) -> None:
-        """A branch has ended or lost its place."""
-        self._queue.pop(run, None)
-        self.drafter.end(run, publish=publish)
-
-    def _serve(self, ready: Sequence[BranchSequence]) -> list[BranchSequence]:
-        """Draft for those that have no proposals; give theirs to the first in the queue."""
-        together = min(self._most or len(ready), len(ready))
-        length, branches = self.pace.plan(
+    def _draft(self, ready: Sequence[BranchSequence]) -> list[BranchSequence]:
+        """Draft for those that have no drafts yet; attach theirs to the first in the queue."""
+        at_once = min(self._verify_batch or len(ready), len(ready))
+        length, branches = self.draft_length.plan(
             len(ready),
-            together,
+            at_once,
             1 if self._serial else len(ready),
-            sum(len(run.following) for run in ready) / len(ready),
+            sum(len(seq.followers) for seq in ready) / len(ready),
         )
-        self._draft([run for run in ready if run not in self._queue], length, branches)
+        new = [seq for seq in ready if seq not in self._queue]
+        lengths = {seq: min(length, seq.left - 1) for seq in new[:branches]}
+        drafts = self.draft_model.propose(
+            {seq: self.draft_length.widths(n) for seq, n in lengths.items() if n}
+        )
+        self._queue |= {seq: drafts.get(seq) or DraftTree() for seq in new}
         if branches < len(ready):  # a trial, or none: nobody waits for it
-            together = len(ready)
-        served = list(self._queue)[:together]
-        for run in served:
-            run.propose(self._queue.pop(run))
-        return served
-
-    def _draft(self, runs: Sequence[BranchSequence], length: int, branches: int) -> None:
-        """Draft up to ``length`` tokens for the first ``branches``; all ``runs`` join the queue."""
-        widths = {run: self.pace.widths(min(length, run.left - 1)) for run in runs[:branches]}
-        found = self.drafter.propose({run: wanted for run, wanted in widths.items() if wanted})
-        self._queue |= {run: found.get(run) or DraftTree() for run in runs}
+            at_once = len(ready)
+        verifying = list(self._queue)[:at_once]
+        for seq in verifying:
+            seq.attach_draft(self._queue.pop(seq))
+        return verifying
 
 
 def load_speculative_decoder(
     options: EngineOptions,
     policy: Text,
     clock: Callable[[], float] = time.perf_counter,
-    draft_model: type[DraftModel] = DraftModel,
+    model: type[DraftModel] = DraftModel,
 ) -> SpeculativeDecoder | None:
     """None where nothing is to draft. Raises ValueError for a draft with another tokenizer.
 
-    The draft's arithmetic need not be exact: what it says is never part of an answer.
+    The draft model's arithmetic need not be exact: what it proposes is never part of an answer.
     """
     if options.draft == "off" or options.draft_model is None:
         return None
@@ -135,20 +130,20 @@ def load_speculative_decoder(
     forward = Forward(
         options.draft_model, exact=False, threads=options.pass_threads, kernel=options.kernel
     )
-    pace = DraftLength(options.draft_tokens, options.k_config)
-    drafter = draft_model(
+    draft_length = DraftLength(options.draft_tokens, options.k_config)
+    draft_model = model(
         forward,
         context=text.context,
         kv_tokens=options.draft_kv_tokens,
         batch_limit=options.batch_limit,
         eos=policy.eos,
         flops=forward.config.flops,
-        timed=pace.draft.add,
+        timed=draft_length.draft.add,
         clock=clock,
     )
     return SpeculativeDecoder(
-        drafter,
-        pace,
+        draft_model,
+        draft_length,
         serial=options.draft == "serial",
         verify_batch=options.verify_batch,
         clock=clock,

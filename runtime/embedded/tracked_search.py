@@ -17,7 +17,7 @@ class TrackedSearch:
     """The live paths and the costs of one search on one model.
 
     A path is the int64 token ids from the prompt to the end of a step. ``number`` orders searches
-    by arrival; ``passes_saved``: by how many forward passes early steps shortened its rounds.
+    by arrival; ``passes_saved``: by how many forward passes beam extension shortened its rounds.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,7 +29,7 @@ class TrackedSearch:
         self._dead: set[int] = set()
 
     def name(self, node: int, path: np.ndarray) -> None:
-        """The search calls the step at ``path`` by this id. Nodes drawn alike share a path."""
+        """The search calls the step at ``path`` by this id. Nodes with equal steps share a path."""
         if node not in self._dead:
             self._alive.add(node, path.tobytes())
 
@@ -38,17 +38,17 @@ class TrackedSearch:
         self._dead.update(nodes)
         return bool(self._alive.mark_dead(nodes))
 
-    def rehydrate(self, tokens: int) -> None:
+    def count_rehydrated(self, tokens: int) -> None:
         """A sequence starts by computing so many tokens again."""
         self.counters.rehydrated_tokens += tokens
         self.counters.rehydrations += tokens > 0
 
-    def take(self, taken: VerifiedTokens) -> None:
+    def count_verified(self, verified: VerifiedTokens) -> None:
         """A branch was given its tokens of a pass."""
-        self.counters.decoded_tokens += len(taken.tokens)
-        self.counters.drafted_tokens += taken.guesses.count
-        self.counters.tested_tokens += taken.tested
-        self.counters.accepted_tokens += taken.accepted
+        self.counters.decoded_tokens += len(verified.tokens)
+        self.counters.drafted_tokens += verified.draft.count
+        self.counters.tested_tokens += verified.tested
+        self.counters.accepted_tokens += verified.accepted
 
     def alive(self) -> Iterator[np.ndarray]:
         """The paths of the prompt and of every step that may be visited again."""
@@ -82,6 +82,6 @@ def pass_flops(done: Advance, flops: Callable[[int, int, int], float]) -> float:
     """What a sequence's part of a forward pass cost."""
     contexts = sum_of_contexts(done.start, done.rows)
     logits = 0 if done.logits is None else len(done.logits)
-    beside = done.all_rows - done.rows
-    contexts += beside * (done.start + done.rows)
-    return flops(done.all_rows, contexts, logits + beside)
+    children = done.all_rows - done.rows
+    contexts += children * (done.start + done.rows)
+    return flops(done.all_rows, contexts, logits + children)

@@ -104,7 +104,7 @@ class Worker:
         self._scorer = scorer[0] if scorer else None
         self._judge = judge[0] if judge else None
         scoring = scorer or judge
-        self._embedder = load_embedder(options, forward, self._scheduler.accounts)
+        self._embedder = load_embedder(options, forward, self._scheduler.searches)
         self._reported = 0.0
         self._kv_accounting_errors = self._call_errors = 0
         self._faults = Faults()
@@ -156,7 +156,7 @@ class Worker:
         for drawn in self._scheduler.step():
             with self._faults.at(drawn.tree, drawn.call):
                 self._drew(drawn)
-        for call in self._scheduler.starved():
+        for call in self._scheduler.take_out_of_kv():
             said = f"kv_tokens: {self._scheduler.cache.capacity} are all held for searches"
             self._send(Failed(call, KvFull(said), self._usage()))
         for faults in (self._faults, self._scheduler.faults):
@@ -263,9 +263,9 @@ class Worker:
         elif self._scorer is None:
             raise RewardMissing(f"reward_format {self._format.name!r}: no reward model is loaded")
         else:
-            early = self._scheduler.expansion
+            extension = self._scheduler.beam_extension
             ahead = (
-                early.finished_next_steps(tree, message.trajectories)
+                extension.finished_next_steps(tree, message.trajectories)
                 if self._options.lookahead
                 else {}
             )
@@ -366,6 +366,6 @@ def scheduler_for(
         values=options.worth(),
         speculation=load_speculative_decoder(options, text, clock),
         speculate=options.speculate,
-        visits=options.order,
+        order=options.order,
         dedup=options.dedup,
     )

@@ -37,7 +37,7 @@ class InlineEngine:
             batch_limit=batch_limit,
             kv_policy=kv_policy,
             speculate=speculate,
-            visits=order,
+            order=order,
         )
         self.prm, self.prm_model = scorer(kv_tokens=kv_tokens, batch_limit=batch_limit)
         self.on_step = on_step
@@ -71,7 +71,7 @@ class InlineEngine:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """Score, looking ahead if that is on."""
-        early = self.policy.expansion
+        early = self.policy.beam_extension
         ahead = early.finished_next_steps(tree, trajectories) if self._lookahead else {}
         return await self._ask(
             lambda call: self.prm.score(call, tree, prompt, question, trajectories, ahead)

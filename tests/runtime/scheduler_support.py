@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from runtime.embedded.deduplication import SampleFunction, samples_for
+from runtime.embedded.deduplication import SampleFunction, sample_requests
 from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
@@ -30,10 +30,10 @@ def scheduler(
     kv_policy: KvPolicy = "arborkv",
     model: HashModel | None = None,
     speculate: bool = False,
-    visits: ScheduleOrder = "prefix",
+    order: ScheduleOrder = "prefix",
     dedup: bool = True,
     speculation: SpeculativeDecoder | None = None,
-    draw: SampleFunction = samples_for,
+    sample: SampleFunction = sample_requests,
 ) -> tuple[Scheduler, HashModel]:
     """A scheduler over a hash model, by default a fresh one."""
     model = model or HashModel()
@@ -47,10 +47,10 @@ def scheduler(
         flops=model.flops,
         kv_policy=kv_policy,
         speculate=speculate,
-        visits=visits,
+        order=order,
         dedup=dedup,
         speculation=speculation,
-        draw=draw,
+        sample=sample,
     )
     return made, model
 

@@ -66,7 +66,7 @@ def first_round(engine: Scheduler, tree: str, *, ahead: int = 2, seed: int = 1) 
 
 def early_tokens(engine: Scheduler) -> int:
     """Tokens drawn that no round has asked for."""
-    return sum(len(run.drawn) for run in engine.expansion.sequences())
+    return sum(len(run.output) for run in engine.beam_extension.sequences())
 
 
 async def digests(engine: InlineEngine, specs: tuple[SearchSpec, ...]) -> list[str]:
@@ -148,11 +148,11 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
         if s.finish is not Finish.END
     }
     assert early_tokens(engine) > 0
-    following = round_of(open_steps, 100, 2, 1)
-    engine.expand(2, "oak", following, SAMPLING)
-    used = engine.accounts["oak"].counters.speculated_used
+    next_round = round_of(open_steps, 100, 2, 1)
+    engine.expand(2, "oak", next_round, SAMPLING)
+    used = engine.searches["oak"].counters.speculated_used
     assert used > 0
-    for branch, step in zip(following, finish(engine)[2], strict=True):
+    for branch, step in zip(next_round, finish(engine)[2], strict=True):
         assert step == naive_step(branch, SAMPLING)
     engine.abort("oak")
     account = engine.release("oak")
@@ -167,20 +167,22 @@ def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
     engine, _ = scheduler(speculate=True)
     asked = first_round(engine, "oak")
     steps = finish(engine)[1]
-    assert engine.accounts["oak"].passes_saved == 0, "nothing was there early"
+    assert engine.searches["oak"].passes_saved == 0, "nothing was there early"
     open_steps = {
         b.node: ((*b.tokens, *s.tokens), (b.child,))
         for b, s in zip(asked, steps, strict=True)
         if s.finish is not Finish.END
     }
-    early = {(run.branch.parent, run.branch.child): run for run in engine.expansion.sequences()}
-    drawn = {place: len(run.drawn) for place, run in early.items()}
-    following = round_of(open_steps, 100, 2, 1)
-    engine.expand(2, "oak", following, SAMPLING)
+    early = {
+        (run.branch.parent, run.branch.child): run for run in engine.beam_extension.sequences()
+    }
+    drawn = {place: len(run.output) for place, run in early.items()}
+    next_round = round_of(open_steps, 100, 2, 1)
+    engine.expand(2, "oak", next_round, SAMPLING)
     lengths = [len(step.tokens) for step in finish(engine)[2]]
-    places = [(branch.parent, branch.child) for branch in following]
+    places = [(branch.parent, branch.child) for branch in next_round]
     left = [n - drawn.get(place, 0) for n, place in zip(lengths, places, strict=True)]
-    saved = engine.accounts["oak"].passes_saved
+    saved = engine.searches["oak"].passes_saved
     assert saved == max(lengths) - max(left) > 0
 
 
@@ -192,10 +194,10 @@ def test_rows_are_wasted_while_passes_saved_are_worth_them() -> None:
     assert not pays(5, 81)
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
-    engine.accounts["oak"].counters.speculated_wasted = TRIAL_TOKENS
+    engine.searches["oak"].counters.speculated_wasted = TRIAL_TOKENS
     finish(engine)
     assert early_tokens(engine) == 0
-    assert not engine.expansion.wanting()
+    assert not engine.beam_extension.wanting()
 
 
 def until_early(engine: Scheduler, tokens: int = 4) -> None:
@@ -211,13 +213,13 @@ def test_real_work_takes_the_places_in_the_next_iteration() -> None:
     engine, _ = scheduler(speculate=True, batch_limit=6)
     first_round(engine, "oak")
     until_early(engine)
-    assert any(sequence.spare for sequence in engine.batch.sequences)
+    assert any(sequence.preemptible for sequence in engine.batch.sequences)
     drawn = early_tokens(engine)
     branches = [Branch(ROOT, i, PROMPTS["tree5"], step_seed(9, (i,)), 40, i + 1) for i in range(6)]
     engine.expand(2, "elm", branches, SAMPLING)
     engine.step()
-    assert not any(sequence.spare for sequence in engine.batch.sequences)
-    assert engine.accounts["elm"].counters.prefilled_tokens >= len(PROMPTS["tree5"])
+    assert not any(sequence.preemptible for sequence in engine.batch.sequences)
+    assert engine.searches["elm"].counters.prefilled_tokens >= len(PROMPTS["tree5"])
     assert early_tokens(engine) == drawn
     engine.cache.check()
 
@@ -228,17 +230,17 @@ def test_early_kv_goes_before_any_other() -> None:
     first_round(engine, "oak")
     until_early(engine, 20)
     drawn, evicted = early_tokens(engine), engine.cache.evicted_tokens
-    sequence = next(sequence for sequence in engine.batch.sequences if not sequence.spare)
+    sequence = next(sequence for sequence in engine.batch.sequences if not sequence.preemptible)
     spare = engine.cache.pool.allocate(engine.cache.pool.available)
-    dropped = engine.batch.drop_spare(sequence, sequence.missing + 3)
+    dropped = engine.batch.drop_preemptible(sequence, sequence.missing + 3)
     assert engine.cache.reserve(sequence, sequence.missing + 3)
     engine.cache.pool.free(spare)
     assert engine.cache.evicted_tokens == evicted
     assert early_tokens(engine) == drawn
-    dropped += engine.batch.drop_spare()
+    dropped += engine.batch.drop_preemptible()
     assert dropped
-    assert not any(sequence.spare for sequence in engine.cache.sequences)
-    assert not engine.batch.drop_spare()
+    assert not any(sequence.preemptible for sequence in engine.cache.sequences)
+    assert not engine.batch.drop_preemptible()
     engine.cache.check()
 
 
@@ -255,7 +257,7 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
         engine.hint("oak", Hint(dead=tuple(range(1, 7))))
         engine.abort("oak")
     assert early_tokens(engine) == 0
-    assert engine.accounts["oak"].counters.speculated_wasted == drawn
+    assert engine.searches["oak"].counters.speculated_wasted == drawn
     engine.cache.check()
     assert not engine.cache.sequences
     engine.release("oak")
@@ -268,10 +270,10 @@ def test_nothing_is_begun_below_what_has_been_pruned() -> None:
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak", ahead=20)
     until_early(engine, 10)
-    dead = {run.branch.parent for run in engine.expansion.sequences()}
+    dead = {run.branch.parent for run in engine.beam_extension.sequences()}
     engine.hint("oak", Hint(dead=tuple(dead)))
     finish(engine)
-    assert not dead & {run.branch.parent for run in engine.expansion.sequences()}
+    assert not dead & {run.branch.parent for run in engine.beam_extension.sequences()}
     engine.release("oak")
     assert not engine.cache.sequences
     engine.check()
@@ -286,17 +288,17 @@ def test_two_searches_share_the_slack() -> None:
             for i in range(7)
         ]
         engine.expand(call, tree, branches, SAMPLING)
-    fill, shared = engine.expansion.fill_idle_places, []
+    fill, shared = engine.beam_extension.fill_idle_places, []
 
     def checked() -> list[BranchSequence]:
         begun = fill()
-        spare = [sequence for sequence in engine.batch.sequences if sequence.spare]
+        spare = [sequence for sequence in engine.batch.sequences if sequence.preemptible]
         drawing = all(isinstance(sequence, BranchSequence) for sequence in spare)
-        if drawing and engine.expansion.wanting() == {"oak", "elm"}:
+        if drawing and engine.beam_extension.wanting() == {"oak", "elm"}:
             shared.append(Counter(sequence.tree for sequence in spare))
         return begun
 
-    engine.expansion.fill_idle_places = checked  # type: ignore[method-assign]
+    engine.beam_extension.fill_idle_places = checked  # type: ignore[method-assign]
     finish(engine)
     assert any(places.total() > 3 for places in shared)
     assert all(abs(places["oak"] - places["elm"]) <= 1 for places in shared)
@@ -317,7 +319,7 @@ def test_what_differs_is_not_taken_over() -> None:
     colder = replace(SAMPLING, temperature=0.4)
     engine.expand(2, "oak", [child], colder)
     assert finish(engine)[2] == [naive_step(child, colder)]
-    assert engine.accounts["oak"].counters.speculated_used == 0
+    assert engine.searches["oak"].counters.speculated_used == 0
 
 
 async def test_a_search_aborted_while_its_slack_is_used_leaves_nothing() -> None:

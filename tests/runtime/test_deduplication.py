@@ -53,7 +53,7 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
     assert steps == [naive_step(branch, SAMPLING) for branch in twins]
     assert model.rows == computed(PROMPT, steps)
     assert model.rows < len(PROMPT) + sum(len(step.tokens) - 1 for step in steps)
-    account = engine.accounts["oak"].counters
+    account = engine.searches["oak"].counters
     assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
     ways = {step.tokens[:n] for step in steps for n in range(len(step.tokens))}
     assert account.decoded_tokens - account.deduplicated_tokens == len(ways)
@@ -112,19 +112,19 @@ def test_a_split_by_hand() -> None:
     ]
     draws = [[(token, -1.0, 0.5)] for token in (7, 9, 0, 7, 0)]
     done = sample_followers(
-        runs, draws, (7,), lambda run: Finish.STEP if run.drawn[-1] == 0 else None
+        runs, draws, (7,), lambda run: Finish.STEP if run.output[-1] == 0 else None
     )
     assert done.ended == [(runs[2], Finish.STEP), (runs[4], Finish.STEP)]
-    assert done.ways == {(7,): [runs[0], runs[3]], (9,): [runs[1]]}
-    assert (done.given, done.agreed) == ([1, 1, 1, 1, 1], [1, 0, 0, 1, 0])
-    assert done.parted((7,))
-    assert [(run.drawn, run.logprob, run.entropy) for run in runs][1] == ([9], -1.0, 0.5)
-    runs[0].following = [runs[3]]
+    assert done.groups == {(7,): [runs[0], runs[3]], (9,): [runs[1]]}
+    assert (done.counts, done.matching) == ([1, 1, 1, 1, 1], [1, 0, 0, 1, 0])
+    assert done.diverged((7,))
+    assert [(run.output, run.logprob, run.entropy) for run in runs][1] == ([9], -1.0, 0.5)
+    runs[0].followers = [runs[3]]
     assert with_followers(runs[0]) == (runs[0], runs[3])
     assert runs[0].branch.parent == ROOT
 
 
-def test_along_the_guesses_of_another_by_hand() -> None:
+def test_along_the_drafts_of_another_by_hand() -> None:
     """A branch took three tokens at once. One goes along to the end, two part at the second, one of
     them by ending its step, and one parts at the first: it was given that draw alone."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
@@ -137,12 +137,12 @@ def test_along_the_guesses_of_another_by_hand() -> None:
         [(token, -1.0, 0.5) for token in way] for way in ((7, 8, 9), (7, 5, 9), (7, 0, 9), (6,))
     ]
     done = sample_followers(
-        runs, draws, (7, 8, 9), lambda run: Finish.STEP if run.drawn[-1] == 0 else None
+        runs, draws, (7, 8, 9), lambda run: Finish.STEP if run.output[-1] == 0 else None
     )
     assert done.ended == [(runs[2], Finish.STEP)]
-    assert done.ways == {(7, 8, 9): [runs[0]], (7, 5): [runs[1]], (6,): [runs[3]]}
-    assert (done.given, done.agreed) == ([3, 2, 2, 1], [3, 1, 1, 0])
-    assert [run.drawn for run in runs] == [[7, 8, 9], [7, 5], [7, 0], [6]]
+    assert done.groups == {(7, 8, 9): [runs[0]], (7, 5): [runs[1]], (6,): [runs[3]]}
+    assert (done.counts, done.matching) == ([3, 2, 2, 1], [3, 1, 1, 0])
+    assert [run.output for run in runs] == [[7, 8, 9], [7, 5], [7, 0], [6]]
     assert [run.logprob for run in runs] == [-3.0, -2.0, -2.0, -1.0]
 
 
@@ -159,7 +159,7 @@ def test_along_the_guesses_of_another_by_hand() -> None:
     seed=st.integers(0, 3),
 )
 def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
-    """However good the guesses for the one that has the sequence, however many they are and
+    """However good the drafts for the one that has the sequence, however many they are and
     whoever's turn it is: every branch says what it would have said alone, and nothing is held
     afterwards."""
     engine, *_ = drafted(batch_limit=switches.pop("places"), **switches)
@@ -168,7 +168,7 @@ def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
     engine.check()
     engine.release("oak")
     engine.check()
-    for cache in (engine.cache, engine.speculation.drafter.cache):
+    for cache in (engine.cache, engine.speculation.draft_model.cache):
         assert cache.active_tokens == 0
 
 

@@ -150,7 +150,7 @@ def must_hold_nothing(engine: InlineWorker) -> None:
     assert usage.prm_kv_tokens_active == 0
     scheduler, scorer = engine.worker._scheduler, engine.worker._scorer
     assert scorer is not None
-    assert not scheduler.accounts
+    assert not scheduler.searches
     assert not scorer.accounts
 
 

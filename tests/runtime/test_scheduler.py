@@ -94,7 +94,7 @@ def test_forks_copy_nothing(dedup: bool) -> None:
     drawn = [(*prompt, *step.tokens[:-1]) for step in steps]
     each = len(prompt) + sum(len(step.tokens) - 1 for step in steps)
     assert model.rows == (unique_tokens(drawn) if dedup else each)
-    account = engine.accounts["oak"].counters
+    account = engine.searches["oak"].counters
     assert account.prefilled_tokens == len(prompt)
     assert account.cached_tokens == 15 * len(prompt)
     assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
@@ -214,7 +214,7 @@ class Scripted:
 )
 def test_where_a_step_ends(tokens: tuple[int, ...], ended: Finish, text: str) -> None:
     """At a stop string over any token borders, at an end token, or at the limit; stop kept."""
-    engine, _ = scheduler(draw=Scripted(*tokens, 0))
+    engine, _ = scheduler(sample=Scripted(*tokens, 0))
     engine.expand(1, "oak", [Branch(ROOT, 0, (7, 8), 0, 5, 1)], SAMPLING)
     (step,) = finish(engine)[1]
     assert step.tokens == tokens

@@ -9,8 +9,6 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
-from hypothesis import strategies as st
 
 from search.engine import EngineDown
 from server.admission import Admission, KeyQueue, QueueSlot, seconds_after_turn
@@ -25,8 +23,9 @@ CHAT = "/v1/chat/completions"
 
 def key(name: str, **limits: Any) -> ApiKey:
     """A key that may ask for anything, but for ``limits``."""
-    room = {"running": 99, "queued": 99, "width": 9, "depth": 9}
-    return ApiKey(name=name, **(room | {"prompt_tokens": 9, "tree_tokens": 9} | limits))
+    room: dict[str, Any] = {"running": 99, "queued": 99, "width": 9, "depth": 9}
+    room |= {"prompt_tokens": 9, "tree_tokens": 9} | limits
+    return ApiKey(name=name, **room)
 
 
 async def in_line(admission: Admission, owner: ApiKey) -> QueueSlot:
@@ -120,6 +119,17 @@ async def test_who_was_away_has_saved_nothing_up() -> None:
     assert await served(admission, slots) == ["bob", "ann", "bob", "ann"]
 
 
+async def test_who_leaves_the_queue_is_passed_over() -> None:
+    """The second of three goes before its turn comes: it is the third's."""
+    admission = Admission(running=1, queued=99, retry_after=1)
+    names = ("ann", "bob", "eve")
+    first, second, third = [await in_line(admission, key(name)) for name in names]
+    second.close()
+    assert admission.waiting == 1
+    assert await served(admission, [first, third]) == ["ann", "eve"]
+    assert not second.granted
+
+
 async def test_a_keys_own_trees_at_once_are_bounded() -> None:
     """The third waits although there is room; another key's goes past it."""
     admission = Admission(running=9, queued=99, retry_after=1)
@@ -149,78 +159,6 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     first.close()
     first.close()  # once is enough
     admission.take(key("eve"))
-
-
-class House:
-    """An admission, the tickets taken from it, and what grows under them."""
-
-    def __init__(self) -> None:
-        self.admission = Admission(running=2, queued=3, retry_after=1)
-        self.slots: list[QueueSlot] = []
-        self.works: dict[QueueSlot, asyncio.Task[None]] = {}
-        self.over: set[QueueSlot] = set()
-        self.growing = self.letting_go = 0
-        self._owners = [key("ann", running=1), key("bob", weight=2.0)]
-
-    async def act(self, what: str, which: int) -> None:
-        """Do something, to one of the tickets; nothing if it cannot be."""
-        if what == "take" and self.admission.open < 5:
-            self.slots.append(self.admission.take(self._owners[which % 2]))
-        elif what == "step" or not self.slots:
-            await self.step()
-            return
-        slot = self.slots[which % len(self.slots)]
-        if what in ("start", "keep") and slot not in self.works.keys() | self.over:
-            self.works[slot] = slot.start(self._grow(slot), kept=what == "keep")
-        elif what == "cancel":
-            slot.cancel()
-        elif what == "over":
-            slot.close()
-            self.over.add(slot)
-
-    async def step(self) -> None:
-        """One step of the event loop: what grows has a place."""
-        await asyncio.sleep(0)
-        assert self.growing <= self.admission.running <= 2
-        assert self.admission.running <= self.admission.open <= 5
-
-    async def _grow(self, slot: QueueSlot) -> None:
-        await slot.turn(60)
-        self.growing += 1
-        try:
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self.letting_go += 1
-            for _ in range(3):
-                await asyncio.sleep(0)
-            self.letting_go -= 1  # nothing may have cut it short
-            raise
-        finally:
-            self.growing -= 1
-
-
-ACTS = st.sampled_from(["take", "start", "keep", "step", "cancel", "over"])
-
-
-@given(st.lists(st.tuples(ACTS, st.integers(0, 9)), min_size=40, max_size=60))
-def test_no_place_is_ever_lost_or_shared(acts: list[tuple[str, int]]) -> None:
-    """Whatever is taken, started, cancelled and left at whatever step of the event loop: what grows
-    has a place as long as it takes to let go, and every place is given back once."""
-
-    async def run() -> None:
-        house = House()
-        for what, which in acts:
-            await house.act(what, which)
-        for slot in house.slots:
-            slot.close()
-        while house.admission.open:
-            await house.step()
-        assert (house.admission.running, house.growing, house.letting_go) == (0, 0, 0)
-        for queue in house.admission.queues.values():
-            assert (queue.open, queue.running, len(queue.waiting)) == (0, 0, 0)
-
-    asyncio.run(run())
 
 
 async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:

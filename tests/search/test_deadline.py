@@ -1,0 +1,58 @@
+"""A search's deadline, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from search.stop import CLOSING_SECONDS, Deadline, TooLate
+
+
+def deadline(now: float, at: float | None) -> Deadline:
+    """A deadline ``at`` a time, seen ``now``."""
+    return Deadline(lambda: now, at)
+
+
+def same(first: str, other: str) -> bool:
+    """Whether two answers are equal but for their case."""
+    return first.lower() == other.lower()
+
+
+def test_seconds_left_to_a_deadline() -> None:
+    """By hand: 2.5 before it, none after it, and what is granted on top in either case."""
+    before, after = deadline(10.0, at=12.5), deadline(13.0, at=12.5)
+    assert (before.left(), before.left(0.5)) == (2.5, 3.0)
+    assert (after.left(), after.left(0.5)) == (0.0, 0.5)
+    assert deadline(10.0, at=None).left(0.5) is None
+
+
+def test_closing_takes_little_longer_than_the_deadline() -> None:
+    """And never longer than was asked for; without a deadline as long as that."""
+    before, after = deadline(10.0, at=12.5), deadline(13.0, at=12.5)
+    assert [before.closing(most) for most in (None, 9.0, 1.0)] == [2.5 + CLOSING_SECONDS] * 2 + [
+        1.0
+    ]
+    assert [after.closing(most) for most in (None, 9.0)] == [CLOSING_SECONDS] * 2
+    assert [deadline(10.0, at=None).closing(most) for most in (None, 9.0)] == [None, 9.0]
+
+
+def test_from_its_deadline_on_a_search_is_too_late() -> None:
+    """At that very time too; never without one."""
+    deadline(12.4, at=12.5).check()
+    deadline(99.0, at=None).check()
+    with pytest.raises(TooLate):
+        deadline(12.5, at=12.5).check()
+
+
+def test_answers_are_compared_until_the_search_is_closed() -> None:
+    """A little beyond the deadline; where there is none, or nothing to compare by, as before."""
+    closed = 12.5 + CLOSING_SECONDS
+    compare = deadline(12.5, at=12.5).heed(same)
+    assert compare is not None
+    assert compare("Yes", "yes")
+    assert not compare("Yes", "no")
+    late = deadline(closed, at=12.5).heed(same)
+    assert late is not None
+    with pytest.raises(TooLate):
+        late("Yes", "yes")
+    assert deadline(99.0, at=None).heed(same) is same
+    assert deadline(10.0, at=12.5).heed(None) is None
