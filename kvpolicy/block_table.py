@@ -90,7 +90,7 @@ class BlockTable:
         alone exceed the budget.
         """
         kept = {}
-        spare: list[tuple[Ints, Ints]] = []
+        off_path: list[tuple[Ints, Ints]] = []
         weights, sizes = [np.empty(0)], [np.empty(0, dtype=np.int64)]
         needed = 0
         for tree, blocks in self._trees.items():
@@ -98,14 +98,14 @@ class BlockTable:
             kept[tree] = blocks.tokens * on_path
             needed += int(kept[tree].sum())
             rows = np.flatnonzero(~on_path & (weight > -np.inf))
-            spare.append((kept[tree], rows))
+            off_path.append((kept[tree], rows))
             weights.append(weight[rows])
             sizes.append(blocks.tokens[rows])
         if needed > budget:
             raise Infeasible(needed, budget, "active paths")
         shares = keep_within(np.concatenate(sizes), np.concatenate(weights), budget - needed)
         at = 0
-        for whole, rows in spare:
+        for whole, rows in off_path:
             whole[rows] = shares[at : at + len(rows)]
             at += len(rows)
         return kept

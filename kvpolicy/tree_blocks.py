@@ -97,11 +97,11 @@ class TreeBlocks:
 
     def chain(self, node: int) -> list[int]:
         """The blocks from the prompt's down to this one."""
-        found = []
+        chain = []
         while node >= ROOT:
-            found.append(node)
+            chain.append(node)
             node = self._parent[node]
-        return found[::-1]
+        return chain[::-1]
 
     def end_position(self, node: int) -> int:
         """Tokens from the prompt's start to the block's end."""

@@ -54,8 +54,8 @@ class Theta:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ThetaError(f"mode: {self.mode!r}; one of {', '.join(get_args(Mode))} is needed")
-        known = "".join(signal for signal in SIGNALS if signal in self.signals)
-        if set(self.sets) != set(subsets(known)):
+        fitted = "".join(signal for signal in SIGNALS if signal in self.signals)
+        if set(self.sets) != set(subsets(fitted)):
             raise ThetaError(
                 f"sets: {sorted(self.sets)}; one for every subset of some of the signals "
                 f"{SIGNALS!r} is needed, in that order of letters, the empty one included"

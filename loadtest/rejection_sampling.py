@@ -79,8 +79,8 @@ def trials(p: Floats, offer: CandidateOffer) -> tuple[list[float], Floats]:
 def choose(p: Floats, offer: CandidateOffer, seed: int, position: int) -> int:
     """The token for a position, by noise that follows from the branch's seed and the position."""
     chances, rest = trials(p, offer)
-    luck = hashes(np.array([seed ^ TRIAL], np.uint64), [position], len(chances))[0] / 2.0**32
-    for token, chance, drawn in zip(offer.candidates, chances, luck, strict=False):
+    uniform = hashes(np.array([seed ^ TRIAL], np.uint64), [position], len(chances))[0] / 2.0**32
+    for token, chance, drawn in zip(offer.candidates, chances, uniform, strict=False):
         if drawn < chance:
             return token
     noise = gumbel(np.array([seed ^ REST], np.uint64), [position], len(rest))[0]

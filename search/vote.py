@@ -159,11 +159,11 @@ def standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Standing:
 
 
 def _class(tree: Tree, rule: VoteName, answer: str, members: Sequence[Node]) -> AnswerClass:
-    reply = min(members, key=lambda node: (-_merit(tree, rule, node), node.id))
+    reply = min(members, key=lambda node: (-_vote_weight(tree, rule, node), node.id))
     return AnswerClass(answer, float(class_weight(tree, rule, members)), len(members), reply.id)
 
 
-def _merit(tree: Tree, rule: VoteName, node: Node) -> Fraction:
+def _vote_weight(tree: Tree, rule: VoteName, node: Node) -> Fraction:
     """What makes a member its class's reply."""
     if rule == "majority":
         return Fraction(round((node.reward or 0.0) * UNITS), UNITS)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,55 @@ def test_files_and_functions_stay_readable(source: Path) -> None:
         and node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
     ]
     assert not long
+
+
+def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
+    """What stands in private_words.txt: files, and the words that none of them may have."""
+    sections: list[tuple[list[Path], dict[str, str]]] = []
+    for line in (ROOT / "tests" / "private_words.txt").read_text().splitlines():
+        if line.startswith("["):
+            paths = [ROOT / name for name in line.strip("[]").split()]
+            assert all(path.exists() for path in paths), f"{line}: not all of it is there"
+            files = [f for path in paths for f in ([path] if path.is_file() else path.rglob("*"))]
+            sections.append((files, {}))
+        elif line and not line.startswith("#"):
+            word, _, instead = line.partition(": ")
+            sections[-1][1][word] = instead
+    return iter(sections)
+
+
+def names_in(file: Path) -> set[str]:
+    """A file's own name; a module's identifiers, flags and metrics; a document's code."""
+    names = {file.stem}
+    if file.suffix == ".py":
+        for node in ast.walk(ast.parse(file.read_text())):
+            names.update(
+                getattr(node, field, None) or "" for field in ("id", "attr", "arg", "name")
+            )
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.update(re.findall(r"--[a-z][\w-]+|hedgerow_\w+|HEDGEROW_\w+", node.value))
+    elif file.suffix == ".md" and file.name != "upgrading.md":
+        names.update(re.findall(r"`([^`\n]+)`", file.read_text()))
+    return names
+
+
+def words_of(name: str) -> set[str]:
+    """The words of an identifier in any case: ``DraftTree.row_of`` has draft, tree, row, of."""
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    return set(re.findall(r"[a-z]+", apart.lower()))
+
+
+def test_no_private_word_comes_back() -> None:
+    """Identifiers, files, flags, metrics and documents use the field's words; the list grows."""
+    back = [
+        f"{file.relative_to(ROOT)}: {name}: {word}; {private[word]} is the word"
+        for files, private in private_words()
+        for file in files
+        if file.suffix in {".py", ".md"}
+        for name in names_in(file)
+        for word in words_of(name) & private.keys()
+    ]
+    assert back == []
 
 
 def test_every_dependency_has_its_reason() -> None:

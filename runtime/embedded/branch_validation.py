@@ -50,13 +50,13 @@ def must_be_ids(
     field: str, tokens: Sequence[int] | NDArray[np.int64], vocab: int
 ) -> NDArray[np.int64]:
     """``tokens``, some ids of a model with ``vocab`` of them, as an array. Raises EngineError."""
-    found = ids(field, tokens)
-    if not len(found):
+    array = ids(field, tokens)
+    if not len(array):
         raise EngineError(f"{field}: empty; at least one token id is needed")
-    for token in (found.min(), found.max()):
+    for token in (array.min(), array.max()):
         if not 0 <= token < vocab:
             raise EngineError(f"{field}: token id {token}; ids from 0 to {vocab - 1} are needed")
-    return found
+    return array
 
 
 def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:

@@ -131,9 +131,9 @@ class RadixTree:
     def index_step(self, step: StepId, path: np.ndarray, above: StepId | None = None) -> None:
         """A step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
         start, cached = self.root_of(step[0]), 0
-        known = None if above is None else self.steps.end_of(above)
-        if known is not None and known.complete and known.node is not None:
-            start, cached = known.node, known.length
+        end = None if above is None else self.steps.end_of(above)
+        if end is not None and end.complete and end.node is not None:
+            start, cached = end.node, end.length
         nodes = self._split_walk(start, path[cached:])
         cached += sum(len(node.tokens) for node in nodes)
         self.steps.put(step, path.tobytes(), nodes[-1] if nodes else start, cached)
@@ -183,9 +183,9 @@ class RadixTree:
         """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
         assert not leaf.children, "a node is evicted from that is no leaf"
         assert not leaf.locks, "a node is evicted from that is being read"
-        taken = min(wanted, len(leaf.tokens))
-        slots = leaf.slots[len(leaf.slots) - taken :]
-        self._shrink(leaf, taken)
+        count = min(wanted, len(leaf.tokens))
+        slots = leaf.slots[len(leaf.slots) - count :]
+        self._truncate(leaf, count)
         return slots
 
     def is_leaf(self, node: CacheNode) -> bool:
@@ -244,18 +244,18 @@ class RadixTree:
         In an order that has each path right after those it goes on from, so that it is followed
         from where the last of them ends.
         """
-        found: set[CacheNode] = set()
+        every: set[CacheNode] = set()
         above: list[tuple[bytes, CacheNode]] = []
         for key in sorted({path.tobytes() for path in paths}):
             while above and not key.startswith(above[-1][0]):
                 above.pop()
-            known, start = above[-1] if above else (b"", self.root_of(tree))
-            nodes = self._split_walk(start, np.frombuffer(key[len(known) :], dtype=np.int64))
-            found.update(nodes)
-            cached = len(known) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
+            parent, start = above[-1] if above else (b"", self.root_of(tree))
+            nodes = self._split_walk(start, np.frombuffer(key[len(parent) :], dtype=np.int64))
+            every.update(nodes)
+            cached = len(parent) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
             if cached == len(key):
                 above.append((key, nodes[-1] if nodes else start))
-        return found
+        return every
 
     def _split(self, node: CacheNode, at: int) -> CacheNode:
         """Cut an edge after ``at`` tokens; returns the upper part. The lower one stays ``node``."""
@@ -283,7 +283,7 @@ class RadixTree:
         self.unheld += len(tokens)
         return node
 
-    def _shrink(self, node: CacheNode, count: int) -> None:
+    def _truncate(self, node: CacheNode, count: int) -> None:
         """Drop the last ``count`` tokens of an unlocked leaf, and the leaf with its last token."""
         if count == len(node.tokens):
             self._move_steps_up(node, {node})

@@ -51,11 +51,11 @@ def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
     for tree, rows in wanted:
         totals[tree] = totals.get(tree, 0) + rows
     left = _filled(totals, room)
-    given = []
+    budgets = []
     for tree, rows in wanted:
-        given.append(min(rows, left[tree]))
-        left[tree] -= given[-1]
-    return given
+        budgets.append(min(rows, left[tree]))
+        left[tree] -= budgets[-1]
+    return budgets
 
 
 def _filled(totals: Mapping[str, int], room: int) -> dict[str, int]:
@@ -76,7 +76,7 @@ ScheduleOrder = Literal["prefix", "fcfs", "random"]
 """The names of ``SCHEDULE_ORDERS``."""
 
 
-def _as_given(branches: Sequence[Branch]) -> list[int]:
+def _in_order(branches: Sequence[Branch]) -> list[int]:
     return [0] * len(branches)
 
 
@@ -94,12 +94,12 @@ def _by_seed(branches: Sequence[Branch]) -> list[int]:
 
 
 SCHEDULE_ORDERS: Mapping[ScheduleOrder, Callable[[Sequence[Branch]], list[int]]] = {
-    "prefix": _as_given,
+    "prefix": _in_order,
     "fcfs": _nth_child,
     "random": _by_seed,
 }
-"""A key for each branch, given by rising parent and child; the least goes first, of equal ones the
-one given first. ``prefix``: siblings together, their parents as they came (FlashTTS, section 4.2):
+"""A key for each branch, listed by rising parent and child; the least goes first, of equal ones the
+one listed first. ``prefix``: siblings together, their parents as they came (FlashTTS, section 4.2):
 the next path is one that shares most with the last. ``fcfs``: as a queue of copied beams gets them,
 every beam's first child, then every second one."""
 

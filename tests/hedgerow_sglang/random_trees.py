@@ -70,7 +70,7 @@ class CachedTrees:
     paths: dict[tuple[str, int], array] = field(default_factory=dict)
     parents: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def plant(self, tree: str, first: int, blocks: int, page: int) -> None:
+    def grow(self, tree: str, first: int, blocks: int, page: int) -> None:
         """Grow a tree in rounds of one block, every block under a random one."""
         prompt = array("q", [first] * (page * self.chance.randint(1, 5)))
         self.paths[tree, 0] = prompt
@@ -111,7 +111,7 @@ def random_trees(seed: int, page: int = 1) -> CachedTrees:
     trees = CachedTrees(empty_cache(page), chance)
     for number in range(chance.randint(1, 3)):
         tree, blocks = f"tree{number}", chance.randint(2, 20)
-        trees.plant(tree, number + 1, blocks, page)
+        trees.grow(tree, number + 1, blocks, page)
         values = {n: chance.randint(0, 8) / 8 for n in range(1, blocks) if chance.random() < 0.8}
         active = tuple(chance.sample(range(blocks), min(blocks, chance.randint(1, 2))))
         trees.hint(tree, 1, values=values, active=active)

@@ -19,15 +19,15 @@ NAMES = ("ash", "oak", "elm")
 
 def two_trees() -> BlockTable:
     """Ash: prompt 5, leaves 1 (value 0.9) and 2 (0.1), active 1. Oak: prompt 5, leaf 1 (0.5)."""
-    forest = BlockTable()
-    forest.add_tree("ash", 5)
-    forest.add_tree("oak", 5)
-    forest.boundary("ash", 1, 0, 10)
-    forest.boundary("ash", 2, 0, 10)
-    forest.boundary("oak", 1, 0, 10)
-    forest.transition("ash", {1: 0.9, 2: 0.1}, [1], [])
-    forest.transition("oak", {1: 0.5}, [], [])
-    return forest
+    table = BlockTable()
+    table.add_tree("ash", 5)
+    table.add_tree("oak", 5)
+    table.boundary("ash", 1, 0, 10)
+    table.boundary("ash", 2, 0, 10)
+    table.boundary("oak", 1, 0, 10)
+    table.transition("ash", {1: 0.9, 2: 0.1}, [1], [])
+    table.transition("oak", {1: 0.5}, [], [])
+    return table
 
 
 def test_one_budget_over_all_trees_by_hand() -> None:
@@ -47,40 +47,40 @@ def test_a_budget_below_the_active_paths_is_refused_with_both_sizes() -> None:
 
 def test_ranks_put_the_path_last_and_the_later_tree_first() -> None:
     """Off the path by weight; on it, or at equal weights, the later tree and the higher id go."""
-    forest = two_trees()
-    forest.transition("oak", {}, [1], [])
+    table = two_trees()
+    table.transition("oak", {}, [1], [])
     order = sorted(
-        [("ash", 1), ("ash", 2), ("oak", 1), ("oak", 9)], key=lambda b: forest.eviction_key(*b)
+        [("ash", 1), ("ash", 2), ("oak", 1), ("oak", 9)], key=lambda b: table.eviction_key(*b)
     )
     assert order == [("ash", 2), ("oak", 9), ("oak", 1), ("ash", 1)]
 
 
-def test_trees_weigh_by_the_forests_theta_and_knobs() -> None:
+def test_trees_weigh_by_the_tables_theta_and_params() -> None:
     """A prompt of which nothing is known, off the path: η 0.25 times sigmoid(ln 3) squared."""
-    forest = BlockTable(Theta("exact", {"": (math.log(3),)}), EvictionParams(off_path=0.25))
-    forest.add_tree("ash", 5)
-    assert forest.eviction_key("ash", 0)[1] == pytest.approx(0.25 * 0.75**2)
+    table = BlockTable(Theta("exact", {"": (math.log(3),)}), EvictionParams(off_path=0.25))
+    table.add_tree("ash", 5)
+    assert table.eviction_key("ash", 0)[1] == pytest.approx(0.25 * 0.75**2)
 
 
 def test_attention_reaches_a_trees_blocks() -> None:
     """A block that later tokens attend to is dearer than it was."""
-    forest = two_trees()
-    before = forest.eviction_key("ash", 2)
-    forest.add_attention("ash", 2, 9.0, 10)
-    assert forest.eviction_key("ash", 2) > before
+    table = two_trees()
+    before = table.eviction_key("ash", 2)
+    table.add_attention("ash", 2, 9.0, 10)
+    assert table.eviction_key("ash", 2) > before
 
 
 def test_what_is_over_is_forgotten() -> None:
     """A felled tree is in no plan, its blocks rank as unknown, and its name is free again."""
-    forest = two_trees()
-    forest.remove_tree("ash")
-    forest.remove_tree("ash")
-    assert "ash" not in forest
-    assert forest.eviction_key("ash", 1) == forest.eviction_key("never", 1) == (True, 0.0, 0, -1)
-    assert list(forest.pressure(20)) == ["oak"]
-    forest.add_tree("ash", 3)
+    table = two_trees()
+    table.remove_tree("ash")
+    table.remove_tree("ash")
+    assert "ash" not in table
+    assert table.eviction_key("ash", 1) == table.eviction_key("never", 1) == (True, 0.0, 0, -1)
+    assert list(table.pressure(20)) == ["oak"]
+    table.add_tree("ash", 3)
     with pytest.raises(ValueError, match="'ash' is in flight"):
-        forest.add_tree("ash", 3)
+        table.add_tree("ash", 3)
 
 
 class BlockTableMachine(RuleBasedStateMachine):
@@ -88,7 +88,7 @@ class BlockTableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.forest = BlockTable()
+        self.table = BlockTable()
         self.parents: dict[str, list[int]] = {}
         self.dead: dict[str, set[int]] = {}
         self.held: dict[str, list[int]] = {}
@@ -100,10 +100,10 @@ class BlockTableMachine(RuleBasedStateMachine):
         self.budget = budget
 
     @rule(name=st.sampled_from(NAMES), prompt=st.integers(1, 20))
-    def plant(self, name: str, prompt: int) -> None:
+    def grow(self, name: str, prompt: int) -> None:
         """A search begins, or ends and begins anew."""
-        self.forest.remove_tree(name)
-        self.forest.add_tree(name, prompt)
+        self.table.remove_tree(name)
+        self.table.add_tree(name, prompt)
         self.parents[name], self.dead[name], self.held[name] = [-1], set(), [prompt]
         self.press()
 
@@ -114,16 +114,16 @@ class BlockTableMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.parents)))
         parents, dead = self.parents[name], self.dead[name]
         leaf = data.draw(st.sampled_from([n for n in range(len(parents)) if n not in dead]))
-        self.forest.transition(name, {}, [leaf], [])
+        self.table.transition(name, {}, [leaf], [])
         values = {}
         for size in sizes:
             node = len(parents)
             parents.append(leaf)
-            self.forest.boundary(name, node, leaf, size)
+            self.table.boundary(name, node, leaf, size)
             self.held[name].append(size)
             if data.draw(st.booleans()):
                 values[node] = data.draw(st.floats(0, 1))
-        self.forest.transition(name, values, [len(parents) - 1], [])
+        self.table.transition(name, values, [len(parents) - 1], [])
         self.press()
 
     @precondition(lambda self: self.parents)
@@ -131,13 +131,13 @@ class BlockTableMachine(RuleBasedStateMachine):
     def prune(self, data: st.DataObject) -> None:
         """Some subtree without an active leaf dies."""
         name = data.draw(st.sampled_from(sorted(self.parents)))
-        parents, active = self.parents[name], self.forest[name].active
+        parents, active = self.parents[name], self.table[name].active
         top = data.draw(st.integers(0, len(parents) - 1))
-        doomed = {top}
-        doomed |= {n for n in range(top + 1, len(parents)) if self.above(name, n) & doomed}
-        if top and not doomed & set(active):
-            self.dead[name] |= doomed
-            self.forest.transition(name, {}, active, doomed)
+        removed = {top}
+        removed |= {n for n in range(top + 1, len(parents)) if self.above(name, n) & removed}
+        if top and not removed & set(active):
+            self.dead[name] |= removed
+            self.table.transition(name, {}, active, removed)
             self.press()
 
     def above(self, name: str, node: int) -> set[int]:
@@ -151,19 +151,19 @@ class BlockTableMachine(RuleBasedStateMachine):
     def press(self) -> None:
         """Apply a plan: what is kept is held, what is active and gone is computed again."""
         needed = sum(
-            int(self.forest[name].tokens[self.forest[name].weights()[1]].sum())
+            int(self.table[name].tokens[self.table[name].weights()[1]].sum())
             for name in self.parents
         )
         if needed > self.budget:
             with pytest.raises(Infeasible):
-                self.forest.pressure(self.budget)
+                self.table.pressure(self.budget)
             return
-        plan = self.forest.pressure(self.budget)
-        larger = self.forest.pressure(self.budget + 7)
+        plan = self.table.pressure(self.budget)
+        larger = self.table.pressure(self.budget + 7)
         total = sum(int(kept.sum()) for kept in plan.values())
         everything = 0
         for name, kept in plan.items():
-            blocks = self.forest[name]
+            blocks = self.table[name]
             _, on_path = blocks.weights()
             assert np.all(larger[name] >= kept), "a larger budget gave something up"
             assert np.all(kept[on_path] == blocks.tokens[on_path]), "an active block was cut"
@@ -179,18 +179,18 @@ class BlockTableMachine(RuleBasedStateMachine):
     def weights_never_rise_on_the_way_down(self) -> None:
         """Nobody is dearer than the block it stands on."""
         for name, parents in self.parents.items():
-            weights, _ = self.forest[name].weights()
+            weights, _ = self.table[name].weights()
             assert all(weights[p] >= weights[n] for n, p in enumerate(parents) if n)
 
     @invariant()
     def ranks_order_what_the_plan_keeps(self) -> None:
         """Off the path, whoever is kept less than whole ranks no higher than any who is kept."""
         for name, kept in self.held.items():
-            blocks = self.forest[name]
+            blocks = self.table[name]
             weights, on_path = blocks.weights()
             off = [n for n in np.flatnonzero(~on_path) if n < len(kept) and weights[n] > -np.inf]
-            cut = [self.forest.eviction_key(name, n) for n in off if kept[n] < blocks.tokens[n]]
-            whole = [self.forest.eviction_key(name, n) for n in off if kept[n] == blocks.tokens[n]]
+            cut = [self.table.eviction_key(name, n) for n in off if kept[n] < blocks.tokens[n]]
+            whole = [self.table.eviction_key(name, n) for n in off if kept[n] == blocks.tokens[n]]
             if cut and whole and sum(map(sum, self.held.values())) == self.budget:
                 assert max(cut) <= min(whole)
 

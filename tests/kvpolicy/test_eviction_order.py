@@ -71,13 +71,13 @@ def test_a_negative_budget_is_refused() -> None:
         {"depth_decay": math.inf},
     ],
 )
-def test_wrong_knobs_are_refused_by_name(wrong: dict[str, float]) -> None:
+def test_wrong_params_are_refused_by_name(wrong: dict[str, float]) -> None:
     """η in (0, 1], γ and λΔ not negative, λd finite."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         EvictionParams(**wrong)
 
 
-def test_knobs_may_be_as_large_or_small_as_their_ranges_say() -> None:
+def test_params_may_be_as_large_or_small_as_their_ranges_say() -> None:
     """η 1 and γ, λd, λΔ 0: the score is out of the weight, and so are path, depth and distance."""
     flat = EvictionParams(off_path=1.0, sharpness=0.0, depth_decay=0.0, distance_decay=0.0)
     static_weights = static_weight(np.array([0.8, 0.2]), ids(3, 1), flat)

@@ -145,10 +145,10 @@ def test_every_later_step_adds_to_what_a_block_has_got(
     heard: dict[int, list[float]] = {}
     attend = BlockTable.add_attention
 
-    def hear(forest: BlockTable, tree: str, node: int, mass: float, queries: int) -> None:
+    def hear(table: BlockTable, tree: str, node: int, mass: float, queries: int) -> None:
         assert queries == 1
         heard.setdefault(node, []).append(mass)
-        attend(forest, tree, node, mass, queries)
+        attend(table, tree, node, mass, queries)
 
     monkeypatch.setattr(BlockTable, "add_attention", hear)
     steps, asked, engine = grown(forward, ATTENTIVE)

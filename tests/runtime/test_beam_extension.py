@@ -148,11 +148,11 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
         if s.finish is not Finish.END
     }
     assert early_tokens(engine) > 0
-    following = round_of(open_steps, 100, 2, 1)
-    engine.expand(2, "oak", following, SAMPLING)
+    next_round = round_of(open_steps, 100, 2, 1)
+    engine.expand(2, "oak", next_round, SAMPLING)
     used = engine.searches["oak"].counters.speculated_used
     assert used > 0
-    for branch, step in zip(following, finish(engine)[2], strict=True):
+    for branch, step in zip(next_round, finish(engine)[2], strict=True):
         assert step == naive_step(branch, SAMPLING)
     engine.abort("oak")
     account = engine.release("oak")
@@ -177,10 +177,10 @@ def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
         (run.branch.parent, run.branch.child): run for run in engine.beam_extension.sequences()
     }
     drawn = {place: len(run.output) for place, run in early.items()}
-    following = round_of(open_steps, 100, 2, 1)
-    engine.expand(2, "oak", following, SAMPLING)
+    next_round = round_of(open_steps, 100, 2, 1)
+    engine.expand(2, "oak", next_round, SAMPLING)
     lengths = [len(step.tokens) for step in finish(engine)[2]]
-    places = [(branch.parent, branch.child) for branch in following]
+    places = [(branch.parent, branch.child) for branch in next_round]
     left = [n - drawn.get(place, 0) for n, place in zip(lengths, places, strict=True)]
     saved = engine.searches["oak"].passes_saved
     assert saved == max(lengths) - max(left) > 0

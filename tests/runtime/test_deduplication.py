@@ -124,7 +124,7 @@ def test_a_split_by_hand() -> None:
     assert runs[0].branch.parent == ROOT
 
 
-def test_along_the_guesses_of_another_by_hand() -> None:
+def test_along_the_drafts_of_another_by_hand() -> None:
     """A branch took three tokens at once. One goes along to the end, two part at the second, one of
     them by ending its step, and one parts at the first: it was given that draw alone."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_along_the_guesses_of_another_by_hand() -> None:
     seed=st.integers(0, 3),
 )
 def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
-    """However good the guesses for the one that has the sequence, however many they are and
+    """However good the drafts for the one that has the sequence, however many they are and
     whoever's turn it is: every branch says what it would have said alone, and nothing is held
     afterwards."""
     engine, *_ = drafted(batch_limit=switches.pop("places"), **switches)

@@ -279,12 +279,12 @@ class Growing:
 
     def __init__(self, seed: int, params: EvictionParams) -> None:
         self.draw = random.Random(seed)
-        self.radix, self.forest = RadixTree(), BlockTable(params=params)
-        self.victims = EvictionCandidates(self.radix, self.forest)
+        self.radix, self.table = RadixTree(), BlockTable(params=params)
+        self.candidates = EvictionCandidates(self.radix, self.table)
         self.paths: dict[tuple[str, int], np.ndarray] = {}
         self.slots = iter(range(100_000))
         for tree in ("ash", "oak"):
-            self.forest.add_tree(tree, 3)
+            self.table.add_tree(tree, 3)
             self.add(tree, ROOT, np.array([7, 8, 9], dtype=np.int64), None)
 
     def add(self, tree: str, node: int, path: np.ndarray, above: int | None) -> None:
@@ -294,16 +294,16 @@ class Growing:
         self.radix.reindex_steps(tree, path, 0)
         self.paths[tree, node] = path
         if above is not None:
-            self.forest.boundary(tree, node, above, len(path) - len(self.paths[tree, above]))
+            self.table.boundary(tree, node, above, len(path) - len(self.paths[tree, above]))
         self.radix.index_step((tree, node), path, None if above is None else (tree, above))
-        self.victims.add((tree, node))
+        self.candidates.add((tree, node))
 
     def round(self, tree: str) -> None:
         """The search moves to some node and draws steps of few tokens there, often alike."""
         known = [node for name, node in self.paths if name == tree]
         leaf = self.draw.choice(known)
         values = {node: self.draw.random() for node in self.draw.sample(known, len(known) // 2)}
-        self.forest.transition(tree, values, [leaf], [])
+        self.table.transition(tree, values, [leaf], [])
         for _ in range(3):
             step = self.draw.choices(range(3), k=self.draw.randrange(1, 5))
             path = np.concatenate([self.paths[tree, leaf], np.array(step, dtype=np.int64)])
@@ -311,7 +311,7 @@ class Growing:
 
     def worth(self, leaf: CacheNode) -> EvictionKey:
         """The dearest of the steps that end at a leaf, or were lifted to it."""
-        return max(self.forest.eviction_key(*mark) for mark in leaf.steps)
+        return max(self.table.eviction_key(*mark) for mark in leaf.steps)
 
 
 @pytest.mark.parametrize("params", [EvictionParams(), EvictionParams(distance_decay=0.0)])
@@ -321,13 +321,13 @@ def test_the_lowest_leaf_goes_first(params: EvictionParams) -> None:
     for turn in range(60):
         search.round(("ash", "oak")[turn % 2])
         for _ in range(search.draw.randrange(8)):
-            found = search.victims.lowest()
+            found = search.candidates.lowest()
             if found is None:
                 break
             lowest = min(search.worth(leaf) for leaf in search.radix.leaves)
             assert search.worth(found[1]) == lowest
             assert found[0] == lowest[0]
-            search.victims.evict(found[1], search.draw.randrange(1, 4))
+            search.candidates.evict(found[1], search.draw.randrange(1, 4))
             search.radix.check()
 
 
@@ -336,9 +336,9 @@ def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
     search = Growing(1, EvictionParams())
     search.round("ash")
     locked = [search.radix.lock(tree, path)[0] for (tree, _), path in search.paths.items()]
-    assert search.victims.lowest() is None
+    assert search.candidates.lowest() is None
     for node in locked:
         search.radix.unlock(node)
-    while (found := search.victims.lowest()) is not None:
-        search.victims.evict(found[1], 100)
+    while (found := search.candidates.lowest()) is not None:
+        search.candidates.evict(found[1], 100)
     assert search.radix.size == 0

@@ -191,7 +191,7 @@ def names_at(tree: RadixTree, *path: int) -> set[int]:
     return {node for _, node in tree.match("ash", ids(*path))[0].steps}
 
 
-def test_marks_stay_with_their_steps_through_splits_and_trims() -> None:
+def test_marks_stay_with_their_steps_through_splits_and_evictions() -> None:
     """A split leaves them at their ends, a trim moves them up, mending brings them back."""
     tree = steps_of_two_searches()
     assert names_at(tree, 1, 2, 3) == {1}

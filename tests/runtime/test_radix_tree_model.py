@@ -133,7 +133,7 @@ class RadixMachine(RuleBasedStateMachine):
         return tokens
 
     @rule(wanted=st.integers(1, 6))
-    def trim(self, wanted: int) -> None:
+    def evict(self, wanted: int) -> None:
         """As many unlocked tokens as asked go, tips first, what nobody holds before the rest."""
         locked = self.locked()
         free = [p for p in self.slot if not locked[p]]

@@ -54,7 +54,7 @@ def drafted(
 ) -> tuple[Scheduler, Likeness, HashModel]:
     """A scheduler with a draft that is wrong once in so many tokens."""
     draft, ticks = Likeness(wrong), count()
-    pace = DraftLength(tokens, k_config)
+    draft_length = DraftLength(tokens, k_config)
     draft_model = DraftModel(
         draft,
         context=CONTEXT,
@@ -62,12 +62,12 @@ def drafted(
         batch_limit=batch_limit,
         eos=Letters.eos,
         flops=HashModel.flops,
-        timed=pace.draft.add,
+        timed=draft_length.draft.add,
         clock=lambda: float(next(ticks)),
     )
     speculation = SpeculativeDecoder(
         draft_model,
-        pace,
+        draft_length,
         serial=serial,
         verify_batch=verify_batch,
         clock=lambda: float(next(ticks)),
@@ -116,7 +116,7 @@ def test_steps_are_what_naive_decoding_draws(settings: dict, dedup: bool) -> Non
 
 
 def test_a_draft_that_is_always_right_saves_passes() -> None:
-    """Seven right guesses and the draw after them: eight tokens a pass. Of a step of n tokens the
+    """Seven right drafts and the draw after them: eight tokens a pass. Of a step of n tokens the
     first comes from the prefix's pass; its last one is never proposed."""
     engine, *_ = drafted(wrong=10**9, tokens=7, dedup=False)
     steps = Grower(engine).round({"oak": children(PROMPTS["tree5"], 6)})["oak"]
@@ -148,13 +148,13 @@ def test_candidates_are_the_first_under_the_noise() -> None:
     while not engine.running:
         engine.step()
     (run,) = (work for work in engine.batch.sequences if isinstance(work, BranchSequence))
-    guesses = engine.speculation.draft_model.propose({run: (2, 2, 1)})[run]
+    drafts = engine.speculation.draft_model.propose({run: (2, 2, 1)})[run]
     wanted = naive_step(run.branch, SAMPLING).tokens
     drawn = len(run.output)
-    assert tuple(guesses.tokens) == wanted[drawn : drawn + 3]
-    assert [(child.at, len(child.tokens)) for child in guesses.children] == [(0, 3), (1, 2), (1, 2)]
-    assert guesses.count == 2 + 4 + 4
-    firsts = [token for token, _ in guesses.at(None, 0)]
+    assert tuple(drafts.tokens) == wanted[drawn : drawn + 3]
+    assert [(child.at, len(child.tokens)) for child in drafts.children] == [(0, 3), (1, 2), (1, 2)]
+    assert drafts.count == 2 + 4 + 4
+    firsts = [token for token, _ in drafts.at(None, 0)]
     assert (
         firsts
         == rank_candidates(
@@ -216,48 +216,48 @@ class TestPace:
     @staticmethod
     def measured(draft_seconds: float, acceptance: float) -> DraftLength:
         """Passes that take 10 and ``draft_seconds`` whatever their rows, up to a hundred rows."""
-        pace = DraftLength()
+        draft_length = DraftLength()
         for rows in (1, 8, 64, 100) * 10:
-            pace.target.add(rows, 10.0)
-            pace.draft.add(rows, draft_seconds)
+            draft_length.target.add(rows, 10.0)
+            draft_length.draft.add(rows, draft_seconds)
         for _ in range(100):
-            pace.note_verified(1000, 100, round(100 * acceptance), ended=False)
-        return pace
+            draft_length.note_verified(1000, 100, round(100 * acceptance), ended=False)
+        return draft_length
 
     def test_the_length_that_pays_most(self) -> None:
         """Acceptance 0.8, a draft of a tenth of the target's time: (1 - 0.8^6) / 0.2 / 1.5 = 2.46
         tokens a pass's time at length 5, 2.44 at 4, 2.47 at 6; 2.45 at 7."""
-        pace = self.measured(1.0, 0.8)
-        assert pace.own.value == pytest.approx(0.8, abs=0.01)
-        assert pace.yields()[5] == pytest.approx(3.69, abs=0.05)
-        assert pace.plan(1, 1, 1)[0] in (5, 6, 7)
+        draft_length = self.measured(1.0, 0.8)
+        assert draft_length.own.value == pytest.approx(0.8, abs=0.01)
+        assert draft_length.yields()[5] == pytest.approx(3.69, abs=0.05)
+        assert draft_length.plan(1, 1, 1)[0] in (5, 6, 7)
 
     def test_a_dear_or_a_wrong_draft_pauses(self) -> None:
         """Nothing is drafted but for a trial now and then, which get rarer."""
-        for pace in (self.measured(9.0, 0.8), self.measured(1.0, 0.02)):
-            plans = [pace.plan(8, 8, 8) for _ in range(500)]
+        for draft_length in (self.measured(9.0, 0.8), self.measured(1.0, 0.02)):
+            plans = [draft_length.plan(8, 8, 8) for _ in range(500)]
             trials = [i for i, plan in enumerate(plans) if plan != (0, 0)]
             assert trials == [63, 63 + 128, 63 + 128 + 256]
             assert {plans[i] for i in trials} == {(3, 4)}
-            assert pace.pauses == 1
+            assert draft_length.pauses == 1
 
-    def test_a_step_that_ends_takes_no_more_guesses(self) -> None:
+    def test_a_step_that_ends_takes_no_more_drafts(self) -> None:
         """Steps of ten tokens: the guess after the next is of use in 0.9 x 0.8 of all passes."""
-        pace = self.measured(1.0, 0.8)
+        draft_length = self.measured(1.0, 0.8)
         for _ in range(200):
-            pace.note_verified(10, 10, 8, ended=True)
-        assert pace.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
+            draft_length.note_verified(10, 10, 8, ended=True)
+        assert draft_length.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
 
     @staticmethod
-    def rounds(pace: DraftLength, kept: float, number: int) -> list[tuple[int, int]]:
+    def rounds(draft_length: DraftLength, kept: float, number: int) -> list[tuple[int, int]]:
         """The plans of so many rounds of 8 branches, of which the drafted ones take 1/``kept``
         times as long as promised: a pass of 10 seconds, and one for each drafted token."""
         plans = []
         for _ in range(number):
-            length, branches = pace.plan(8, 8, 8)
+            length, branches = draft_length.plan(8, 8, 8)
             plans.append((length, branches))
-            promised = 8 * pace.yields()[length], 10.0 + 1.0 * length
-            pace.note_round(round(promised[0]), promised[1] / (kept if length else 1.0))
+            promised = 8 * draft_length.yields()[length], 10.0 + 1.0 * length
+            draft_length.note_round(round(promised[0]), promised[1] / (kept if length else 1.0))
         return plans
 
     def test_a_promise_that_is_not_kept_pauses(self) -> None:
@@ -286,22 +286,24 @@ class TestPace:
         assert 0.7 < trust.value < 0.9
 
     def test_who_follows_counts_too(self) -> None:
-        """A branch takes 0.8 of its guesses, the two that follow it a half: at length 2 a pass
+        """A branch takes 0.8 of its drafts, the two that follow it a half: at length 2 a pass
         gives it 1 + 0.8 + 0.64 = 2.44 tokens and them 1.75 each. Where those who follow take next
         to nothing, and are many, nothing is drafted."""
-        pace = self.measured(4.0, 0.8)
+        draft_length = self.measured(4.0, 0.8)
         for _ in range(100):
-            pace.followers.test(100, 50)
-        assert pace.yields(followers=2.0)[2] == pytest.approx((2.44 + 2 * 1.75) / 3, abs=0.05)
-        assert pace.plan(1, 1, 1, followers=0.0) != (0, 0)
+            draft_length.followers.test(100, 50)
+        assert draft_length.yields(followers=2.0)[2] == pytest.approx(
+            (2.44 + 2 * 1.75) / 3, abs=0.05
+        )
+        assert draft_length.plan(1, 1, 1, followers=0.0) != (0, 0)
         for _ in range(100):
-            pace.followers.test(100, 1)
-        assert pace.plan(1, 1, 1, followers=0.0) != (0, 0)
-        assert pace.plan(1, 1, 1, followers=15.0) == (0, 0)
+            draft_length.followers.test(100, 1)
+        assert draft_length.plan(1, 1, 1, followers=0.0) != (0, 0)
+        assert draft_length.plan(1, 1, 1, followers=15.0) == (0, 0)
 
     def test_it_hears_of_those_who_follow(self) -> None:
-        """Of two guesses, both right: who follows to the end has taken two, who parts at the second
-        one of two, who parts at the first none of one. The draw after the guesses is no test."""
+        """Of two drafts, both right: who follows to the end has taken two, who parts at the second
+        one of two, who parts at the first none of one. The draw after the drafts is no test."""
         speculation, share = drafted()[0].speculation, AcceptanceRate()
         assert speculation is not None
         taken = VerifiedTokens((7, 8, 9), (0, 1, 2), None, DraftTree([7, 8]), tested=2, accepted=2)
@@ -314,14 +316,14 @@ class TestPace:
 
     def test_many_rows_cost(self) -> None:
         """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""
-        pace = DraftLength()
+        draft_length = DraftLength()
         for rows in (1, 16, 64, 256) * 10:
-            pace.target.add(rows, 1.0 * rows)
-            pace.draft.add(rows, 0.1 * rows)
-        assert pace.plan(64, 64, 64) == (0, 0)
+            draft_length.target.add(rows, 1.0 * rows)
+            draft_length.draft.add(rows, 0.1 * rows)
+        assert draft_length.plan(64, 64, 64) == (0, 0)
 
     def test_a_stray_measurement_counts_little(self) -> None:
         """A pass that took a thousand times as long moves the line by a few percent."""
-        pace = self.measured(1.0, 0.8)
-        pace.target.add(8, 10_000.0)
-        assert pace.target.at(8) < 13.0
+        draft_length = self.measured(1.0, 0.8)
+        draft_length.target.add(8, 10_000.0)
+        assert draft_length.target.at(8) < 13.0

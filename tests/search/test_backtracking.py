@@ -83,14 +83,14 @@ async def test_the_dead_stay_dead(
 ) -> None:
     """Nothing grows at or below a node that a hint called dead, and all else that is open may."""
     outcome, _ = await run(engine, policy=policy, **dials)
-    tree, buried = outcome.tree, set[int]()
+    tree, dead = outcome.tree, set[int]()
     for hint in engine.hints:
-        buried |= set(hint.dead)
+        dead |= set(hint.dead)
         for grown in hint.active:
-            assert not buried & {step.id for step in tree.chain(grown)}
+            assert not dead & {step.id for step in tree.chain(grown)}
     spec = SearchSpec.model_validate({"policy": policy, **dials})
     alive = tree.above(frontier_of(POLICIES[spec.policy](spec))(tree))
-    assert not alive & buried
+    assert not alive & dead
 
 
 @BOTH

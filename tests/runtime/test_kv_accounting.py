@@ -34,7 +34,7 @@ class Growing:
     asked: list[tuple[int, Branch]] = field(default_factory=list)
 
 
-class Forest:
+class RandomSearches:
     """Many random searches on one engine's policy and reward model, some aborted midway."""
 
     def __init__(self, seed: int, kv_tokens: int, kv_policy: KvPolicy) -> None:
@@ -140,10 +140,10 @@ class Forest:
 def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: KvPolicy) -> None:
     """With room and without: nothing is held or runs, prompts are cached, every slot is found."""
     for kv_tokens in (6000, 150):
-        forest = Forest(seed=kv_tokens, kv_tokens=kv_tokens, kv_policy=kv_policy)
-        forest.run()
-        assert forest.aborted > TREES // 4
-        for cache in (forest.policy.cache, forest.prm.cache):
+        searches = RandomSearches(seed=kv_tokens, kv_tokens=kv_tokens, kv_policy=kv_policy)
+        searches.run()
+        assert searches.aborted > TREES // 4
+        for cache in (searches.policy.cache, searches.prm.cache):
             cache.check()
             assert not cache.sequences
             assert cache.active_tokens == 0
@@ -152,6 +152,6 @@ def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: Kv
             assert 0 < cache.cached_tokens <= len(known)
             assert cache.pool.available + cache.cached_tokens == kv_tokens
             assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
-        assert (forest.policy.running, forest.policy.waiting) == (0, 0)
-        assert not forest.policy.searches
-        assert not forest.of_call
+        assert (searches.policy.running, searches.policy.waiting) == (0, 0)
+        assert not searches.policy.searches
+        assert not searches.of_call
