@@ -14,7 +14,7 @@ import numpy as np
 
 from kvpolicy.block_table import BlockTable
 from kvpolicy.eviction_order import Ints
-from kvpolicy.fit import Rows, reentry_rows
+from kvpolicy.fit import ReentryRows, reentry_rows
 from kvpolicy.value import Floats
 
 _TREE = ""
@@ -61,7 +61,7 @@ class ReentryRecorder:
         self._last_on_path |= dict.fromkeys(path.tolist(), len(self._left))
         self._left.append((left, blocks.signals(left)))
 
-    def rows(self) -> Rows:
+    def rows(self) -> ReentryRows:
         """What ``kvpolicy.fit`` is given: a block came back if it is on Path* at a later
         transition, and would have cost its tokens. The search is over."""
         tokens = self._table[_TREE].tokens
