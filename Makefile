@@ -112,6 +112,6 @@ $(SGLANG_READY): runtime/sglang/cpu/requirements.txt
 	touch $@
 
 # A copy of the plug-in, made anew when it changes: hatchling's editable installs are copies here too.
-$(PLUGIN_READY): $(SGLANG_READY) deploy/sglang-plugin/pyproject.toml $(wildcard hedgerow_sglang/*.py kvpolicy/*.py)
+$(PLUGIN_READY): $(SGLANG_READY) deploy/sglang-plugin/pyproject.toml $(wildcard hedgerow_sglang/*.py hedgerow_sglang/*/*.py kvpolicy/*.py)
 	$(SGLANG_BIN)/$(PIP) --no-deps --force-reinstall ./deploy/sglang-plugin
 	touch $@

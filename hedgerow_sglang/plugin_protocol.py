@@ -51,6 +51,11 @@ COUNTS = (
     "searches",
 )
 
+REWARD_MODELS = "hedgerow_sglang.reward_models"
+"""For ``SGLANG_EXTERNAL_MODEL_PACKAGE``: classes of reward models that SGLang lacks."""
+REWARD_CLASSES = ("Qwen2ForPrmModel", "Qwen2ForProcessRewardModel")
+"""Their names, as checkpoints have them under ``architectures``."""
+
 _WORD = 1 << 64
 _MOST = 1 << 31
 _MOST_ID = 1 << 20

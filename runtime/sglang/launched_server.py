@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -19,7 +20,7 @@ from typing import Literal
 
 import httpx
 
-from hedgerow_sglang.plugin_protocol import NAME
+from hedgerow_sglang.plugin_protocol import NAME, REWARD_CLASSES, REWARD_MODELS
 from runtime.sglang.replica import PRIORITY_UNITS
 from search.engine import EngineDown
 
@@ -106,6 +107,8 @@ class LaunchOptions:
         own = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
         if not (self.seeds or self.evicts):
             own["SGLANG_PLUGINS"] = "none"
+        if self.classifies and _architecture(self.model) in REWARD_CLASSES:
+            own["SGLANG_EXTERNAL_MODEL_PACKAGE"] = REWARD_MODELS
         if self.device == "cpu":
             own |= {
                 "SGLANG_USE_CPU_ENGINE": "1",
@@ -113,6 +116,13 @@ class LaunchOptions:
                 "PYTHONPATH": str(STUBS),
             }
         return os.environ | own
+
+
+def _architecture(model: str | Path) -> str | None:
+    """The class that a checkpoint's folder names; None if it names none."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        return json.loads((Path(model) / "config.json").read_text())["architectures"][0]
+    return None
 
 
 def split_args(text: str) -> tuple[str, ...]:

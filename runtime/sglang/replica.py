@@ -193,6 +193,7 @@ class Replica:
         """Close all connections."""
         if self._revival is not None:
             self._revival.cancel()
+            await asyncio.wait({self._revival})
         await self._client.aclose()
 
     async def _get(self, path: str) -> httpx.Response:
@@ -261,7 +262,8 @@ class Replica:
             self.failures += 1
             self._sent_again.clear()
             self._asked_at = None
-            self._revival = asyncio.create_task(self._revive())
+            if not self._client.is_closed:
+                self._revival = asyncio.create_task(self._revive())
         return ReplicaLost(f"{self.url} does not answer ({said})")
 
     async def _revive(self) -> None:

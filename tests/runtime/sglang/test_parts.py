@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.config_check import check
+from hedgerow_sglang.plugin_protocol import REWARD_MODELS
 from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
@@ -227,6 +230,26 @@ def test_settings_say_which_servers() -> None:
         load_settings({"HEDGEROW_POLICY_URLS": "a:1"})
     with pytest.raises(SettingsError, match="policy_urls: none"):
         check(load_settings({"HEDGEROW_ENGINE": "sglang"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "package"),
+    [
+        ('{"architectures": ["Qwen2ForProcessRewardModel"]}', REWARD_MODELS),
+        ('{"architectures": ["Qwen2ForPrmModel"]}', REWARD_MODELS),
+        ('{"architectures": ["Qwen2ForSequenceClassification"]}', None),
+        ("{}", None),
+        ("", None),
+    ],
+)
+def test_classes_that_sglang_lacks_are_brought_along(
+    config: str, package: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the checkpoints that need them: no other server needs our distribution beside it."""
+    monkeypatch.delenv("SGLANG_EXTERNAL_MODEL_PACKAGE", raising=False)
+    (tmp_path / "config.json").write_text(config)
+    made = LaunchOptions(tmp_path, sys.executable, classifies=True)
+    assert made.environment().get("SGLANG_EXTERNAL_MODEL_PACKAGE") == package
 
 
 def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:

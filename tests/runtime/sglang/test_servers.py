@@ -38,8 +38,7 @@ from search.spec import SearchSpec
 from search.tree import Finish
 from server.settings import BUNDLED
 from tests.runtime.sglang.support import KV_TOKENS, ROOT, START_SECONDS, SharedServers, stock
-from tests.runtime.test_reward_models import QUESTION, QWEN, QWEN_SPECIALS, trajectory
-from tests.runtime.tiny_models import make_reward_model
+from tests.runtime.test_reward_models import CASES, QUESTION, trajectory
 
 pytestmark = [
     pytest.mark.slow,
@@ -319,40 +318,29 @@ async def test_rewards_without_a_reward_model(yard: SharedServers) -> None:
         await judging.close()
 
 
-async def test_a_classifiers_rewards_are_the_embedded_engines(
-    yard: SharedServers, tmp_path: Path
+@pytest.mark.parametrize("form", ["qwen2.5-math-prm", "skywork"])
+async def test_public_reward_models_give_their_own_rewards(
+    form: str, yard: SharedServers, tmp_path: Path
 ) -> None:
-    """Two outputs of a head of its own at every step's tag; its tokenizer is not the policy's."""
-
-    def made(kind: str) -> Path:
-        head = {"score.weight": (2, 64), "score.bias": (2,)}
-        return make_reward_model(
-            tmp_path / kind, head, kind, seed=6, specials=QWEN_SPECIALS, template=QWEN
-        )
-
-    form = tmp_path / "form.json"
-    form.write_text(json.dumps({"extends": "qwen2.5-math-prm", "head": ["score"]}))
-    scored = prompt_of(QUESTION), QUESTION, [trajectory(n) for n in (1, 2, 3)]
-    served = made("Qwen2ForSequenceClassification")
+    """Checkpoints of classes that SGLang lacks, by the classes that we bring along: what their own
+    code computes of the whole conversation, read a step at a time beside another tokenizer."""
+    case = CASES[form]
+    prm = case.make(tmp_path)
     (policy,) = await yard.have("policy")
-    reward = LaunchedServer(replace(stock(), model=served, classifies=True, kv_tokens=2_000))
+    reward = LaunchedServer(replace(stock(), model=prm, classifies=True, kv_tokens=2_000))
     try:
         reward.start()
         await reward.ready(START_SECONDS)
-        changes = {"prm": served, "reward_format": str(form)}
+        changes = {"prm": prm, "reward_format": form}
         ours = await SglangEngine.start(options([policy], [reward], **changes))
-        rewards = await ours.score("oak", *scored)
+        rewards = await ours.score(
+            "oak", prompt_of(QUESTION), QUESTION, [trajectory(n) for n in (1, 2, 3)]
+        )
         await ours.close()
     finally:
         await asyncio.to_thread(reward.stop)
-    local = EngineOptions(POLICY, made("Qwen2ForTokenClassification"), str(form), threads=1)
-    embedded = await EmbeddedEngine.start(local)
-    try:
-        wanted = await embedded.score("oak", *scored)
-    finally:
-        await embedded.close()
-    assert rewards == pytest.approx(wanted, abs=1e-3)
-    assert max(wanted) - min(wanted) > 0.02
+    assert rewards == pytest.approx(case.expected(prm), rel=2e-3)
+    assert len({f"{reward:.1g}" for reward in rewards}) > 1
 
 
 async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
