@@ -77,13 +77,13 @@ def losses(theta: Theta, rows: ReentryRows) -> dict[str, float]:
     """
     whole = np.all([~np.isnan(rows.signal(name)) for name in theta.signals], axis=0)
     whole = np.broadcast_to(whole, rows.target.shape)
-    weight, found = rows.weight[whole], {}
+    weight, entropies = rows.weight[whole], {}
     for name, (bias, *slopes) in theta.sets.items() if weight.sum() > 0 else ():
         columns = [rows.signal(signal)[whole] for signal in name]
         logit = sum(map(np.multiply, slopes, columns), np.full(len(weight), bias))
-        unsaid = np.logaddexp(0.0, logit) - rows.target[whole] * logit
-        found[name] = float(weight @ unsaid / weight.sum())
-    return found
+        entropy = np.logaddexp(0.0, logit) - rows.target[whole] * logit
+        entropies[name] = float(weight @ entropy / weight.sum())
+    return entropies
 
 
 def fit(rows: ReentryRows, mode: Mode, source: Mapping[str, Any] | None = None) -> Theta:
