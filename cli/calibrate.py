@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from cli.evaluation import Evaluation, Graded, evaluate
@@ -75,8 +75,8 @@ async def calibrate(wanted: Calibration, settings: Settings, as_json: bool) -> d
 async def record(wanted: Calibration, settings: Settings) -> tuple[list[ReentryRows], str]:
     """The rows of every search, in the questions' order, and the engine's fingerprint."""
     recorded: list[ReentryRows] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         async with running(settings, attention=True) as parts:
             vocab = ModelConfig.from_checkpoint(settings.policy_model).vocab
             recorder = Recorder(parts.engine, vocab)
