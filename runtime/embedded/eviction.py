@@ -277,11 +277,11 @@ class EvictionCandidates:
         """What no search wants. Few leaves are such, so they are only looked for if need be."""
         if not (self._radix.unheld or self._unvalued):
             return None
-        strays = [n for n in self._radix.leaves if not (n.locks or (n.holders and n.steps))]
-        self._unvalued = any(node.holders for node in strays)
-        if not strays:
+        unvalued = [n for n in self._radix.leaves if not (n.locks or (n.holders and n.steps))]
+        self._unvalued = any(node.holders for node in unvalued)
+        if not unvalued:
             return None
-        return False, min(strays, key=lambda node: (bool(node.holders), node.stamp, node.serial))
+        return False, min(unvalued, key=lambda node: (bool(node.holders), node.stamp, node.serial))
 
     def _valued_leaf(self) -> tuple[bool, CacheNode] | None:
         """The first leaf in order, which stays the first until it is evicted or read."""
