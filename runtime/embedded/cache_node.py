@@ -95,9 +95,9 @@ class StepIndex:
         return None if end is None else end.node
 
     def filed(self, tree: str) -> np.ndarray:
-        """The steps of a search that are filed at a node, int64, rising."""
+        """The steps of a search that are filed at a node, int64."""
         ends = self._ends.get(tree, {}).items()
-        return np.array(sorted(n for n, end in ends if end.node is not None), dtype=np.int64)
+        return np.array([n for n, end in ends if end.node is not None], dtype=np.int64)
 
     def put(self, step: StepId, path: bytes, node: CacheNode, cached: int) -> None:
         """File a step at the node where the first ``cached`` tokens of its path end."""
