@@ -56,9 +56,6 @@ class CacheNode:
         self.steps: set[StepId] = set()
 
 
-NO_STEPS = np.empty(0, dtype=np.int64)
-
-
 @dataclass(slots=True)
 class StepEnd:
     """A step's ``path`` (int64 token ids as bytes) and the ``node`` at which what is cached of it
