@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -46,6 +47,15 @@ def fail(message: str, code: int) -> NoReturn:
     """End the command with one line and an exit code."""
     typer.echo(f"hedgerow: {message}", err=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def refused(kinds: type[Exception] | tuple[type[Exception], ...], flag: str = "") -> Iterator[None]:
+    """End the command where what was asked for cannot be."""
+    try:
+        yield
+    except kinds as error:
+        fail(f"{flag}{error}", WRONG_USE)
 
 
 class Switch(StrEnum):
@@ -141,10 +151,8 @@ class ServeCommand(EngineCommand):
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Those of the environment; the command line wins."""
-    try:
+    with refused(SettingsError):
         return load_settings(**given)
-    except SettingsError as error:
-        fail(str(error), WRONG_USE)
 
 
 def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, list[str]]:
@@ -156,10 +164,8 @@ def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, li
         return TASKS[name], TASKS[name].questions(split.value, limit, seed)
     if not name.endswith(SUFFIX):
         fail(f"--task {name}: known are {', '.join(TASKS)}, or a file {SUFFIX}", WRONG_USE)
-    try:
+    with refused(DatasetError, "--task "):
         own = read_dataset(Path(name))
-    except DatasetError as error:
-        fail(f"--task {error}", WRONG_USE)
     return own, own.questions(limit)
 
 
@@ -206,16 +212,6 @@ def tree_log_at(path: Path | None) -> TreeLog:
         return TreeLog(path)
     except OSError as error:
         fail(f"--trees {path}: {error.strerror}", WRONG_USE)
-
-
-def check_plot(path: Path) -> None:
-    """Whether a plot can be written there: before hours of work, not after."""
-    from cli.accuracy_plot import check_path
-
-    try:
-        check_path(path)
-    except ValueError as error:
-        fail(f"--plot {error}", WRONG_USE)
 
 
 def parts(text: str) -> list[str]:

@@ -9,8 +9,6 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from cli.arguments import option_of
-from runtime.reward_format import reward_format
-from runtime.text import PROFILES
 from server.api_keys import ApiKeys
 from server.assemble import further_models
 from server.setting_types import EVERY_WAY
@@ -24,13 +22,9 @@ def check(settings: Settings) -> dict[str, Any]:
     """
     from server.assemble import engine_options, model_flops, server_options, sglang_options
 
-    if settings.profile not in PROFILES:
-        known = ", ".join(PROFILES)
-        raise SettingsError(f"HEDGEROW_PROFILE = {settings.profile!r}: known are {known}")
     keys = ApiKeys.load(settings)
     try:
         for model in (settings, *further_models(settings)):
-            reward_format(model.reward_format)
             if model.engine == "embedded":
                 engine_options(model)
             elif model.launch:

@@ -13,14 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from cli.custom_dataset import CustomDataset
@@ -262,14 +255,8 @@ async def run_evaluation(
     if wanted.share and (settings.reward_model is None or not form.needs_model):
         wanted = replace(wanted, share=False)
         console.print("drawing nothing once for several searches: rewards come with the draws")
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    ) as progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
         runs = len(wanted.questions) * len(wanted.seeds) * len(wanted.specs)
         bar = progress.add_task(wanted.task.name, total=runs)
 

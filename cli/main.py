@@ -22,9 +22,9 @@ from cli.arguments import (
     TaskSplit,
     Trees,
     Url,
-    check_plot,
     fail,
     parts,
+    refused,
     run_to_end,
     settings_of,
     spec_of,
@@ -64,11 +64,7 @@ def hedgerow(
 
 
 @app.command(cls=ServeCommand)
-def serve(
-    context: typer.Context,
-    *,
-    trees: Trees = None,
-) -> None:
+def serve(context: typer.Context, *, trees: Trees = None) -> None:
     """Serve OpenAI's API and /v1/search."""
     from server.lifecycle import serve as run
 
@@ -130,7 +126,10 @@ def evaluate(
     from cli.evaluation import Evaluation, run_evaluation
 
     if plot is not None:
-        check_plot(plot)
+        from cli.accuracy_plot import check_path
+
+        with refused(ValueError, "--plot "):  # before hours of work, not after
+            check_path(plot)
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
     settings = settings_of(context.obj)
@@ -186,10 +185,8 @@ def replay(
     """Grow recorded trees again; exit 1 if any of them differs."""
     from cli.replay import RecordError, read_records, replay_all
 
-    try:
+    with refused(RecordError):
         records = read_records(response)
-    except RecordError as error:
-        fail(str(error), WRONG_USE)
     settings = settings_of(context.obj)
     console = Console(stderr=as_json)
     found = run_to_end(replay_all(records, settings, console, url))
@@ -224,11 +221,9 @@ def plan(
     from kvpolicy.roofline import SplitLoad
 
     settings = settings_of(context.obj)
-    try:
+    with refused((ValueError, OSError)):
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
         found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
-    except (ValueError, OSError) as error:
-        fail(str(error), WRONG_USE)
     if as_json:
         print(json.dumps(found))
         return
@@ -253,10 +248,8 @@ def check(as_json: Json = False) -> None:
     from cli.config_check import check as run
 
     settings = settings_of({})
-    try:
+    with refused(SettingsError):
         found = run(settings)
-    except SettingsError as error:
-        fail(str(error), WRONG_USE)
     if as_json:
         print(json.dumps(found))
         return

@@ -40,7 +40,6 @@ from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, Usa
 from search.events import Event
 from search.outcome import Outcome
 from server.prometheus_metrics import Metrics
-from server.request_models import IgnoredFields
 from server.settings import BUNDLED
 from server.streams import event as framed
 from server.tracing import Tracing
@@ -180,7 +179,7 @@ class WatchedSearch:
 
     async def again(self, side: str | None, times: int) -> float:
         """Seconds a search, of so many, watched by a side or by nothing."""
-        metrics, encoded = Metrics(IgnoredFields()), Encoded()
+        metrics, encoded = Metrics(), Encoded()
         traces = Tracing(BatchSpanProcessor(encoded), "sprig", "")
         run = traces.searching(search) if side in ("traces", "all") else search
         numbers = count()

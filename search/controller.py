@@ -17,6 +17,7 @@ from search.engine import (
     Engine,
     EngineError,
     KvFull,
+    KvMoved,
     PrefixTooLong,
     RewardMissing,
     TellsKv,
@@ -134,6 +135,7 @@ async def search(
         spelled=AnswerClasses(answer_of),
         until=until,
         kv_events=None if listen is None else KvEvents(tree, listen),
+        kv_moved=engine.kv_moved if isinstance(engine, TellsKv) else None,
     )
     emit(Started(tree_id, spec.policy, spec.width, spec.seed, problem.prompt))
     stop, cost, answers = await run.to_the_end()
@@ -171,6 +173,7 @@ class _SearchLoop:
     spelled: AnswerClasses
     until: Deadline
     kv_events: KvEvents | None
+    kv_moved: Callable[[str], KvMoved | None] | None
     embeddings: Embeddings | None = field(init=False)
     tally: Tally = field(init=False)
     start: float = field(init=False)
@@ -245,9 +248,9 @@ class _SearchLoop:
 
     def tell_kv(self, plan: Round) -> None:
         """Tell who watches what became of the KV in this round."""
-        if self.kv_events is None or not isinstance(self.engine, TellsKv):
+        if self.kv_events is None or self.kv_moved is None:
             return
-        moved = self.engine.kv_moved(self.tree_id)
+        moved = self.kv_moved(self.tree_id)
         if moved is not None:
             self.kv_events.round(self.builder.round, moved, self.tally.kv.tokens(plan.expand))
 
@@ -285,7 +288,7 @@ class _SearchLoop:
         """The policy's next round, timed."""
         policy, tree = self.policy, self.builder.tree
         before, fell_back = self.until.clock(), False
-        if isinstance(policy, EmbeddingPolicy) and self.embeddings is not None:
+        if self.embeddings is not None and isinstance(policy, EmbeddingPolicy):
             fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
             planned = policy.uncompared if fell_back else policy.plan
             plan = await asyncio.to_thread(planned, tree)
@@ -299,7 +302,7 @@ class _SearchLoop:
 
     async def embed(self) -> None:
         """Put the embeddings that the policy will ask for on the nodes. Raises TooLate."""
-        if not isinstance(self.policy, EmbeddingPolicy) or self.embeddings is None:
+        if self.embeddings is None or not isinstance(self.policy, EmbeddingPolicy):
             return
         nodes = self.policy.to_embed(self.builder.tree)
         unknown = self.embeddings.unknown(nodes)

@@ -59,7 +59,7 @@ class QueueSlot:
 
         It is cancelled when the request is over, unless it is to be ``kept``.
         """
-        assert self._work is None, "a ticket is for one tree"
+        assert self._work is None, "a slot is for one tree"
         assert not self._closed, "the place has been given back"
         task = asyncio.create_task(work)
         self._work, self._kept = task, kept
@@ -68,7 +68,7 @@ class QueueSlot:
 
     async def turn(self, seconds: float) -> None:
         """Wait until the tree may grow. Raises ApiError (504) after so many seconds."""
-        assert self._turn is None, "a ticket is for one tree"
+        assert self._turn is None, "a slot is for one tree"
         self._turn = asyncio.get_running_loop().create_future()
         began = time.monotonic()
         self._admission.wait(self, self._queue)
@@ -81,8 +81,8 @@ class QueueSlot:
             self._admission.waited(time.monotonic() - began)
 
     def grant(self) -> None:
-        """Called by the admission: it is this ticket's turn."""
-        assert self._turn is not None, "a ticket that does not wait is granted nothing"
+        """Called by the admission: it is this slot's turn."""
+        assert self._turn is not None, "a slot that does not wait is granted nothing"
         self.granted = True
         if not self._turn.done():  # who waited may be on the way out
             self._turn.set_result(None)
@@ -122,7 +122,7 @@ class Admission:
         most_bytes: int = 1 << 62,
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """``waited`` is told how many seconds each ticket waited, granted in the end or not."""
+        """``waited`` is told how many seconds each slot waited, granted in the end or not."""
         self.waited = waited
         self._most_running = running
         self._most_open = running + queued
@@ -137,7 +137,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Tickets whose tree may not grow yet."""
+        """Slots whose tree may not grow yet."""
         return self.open - self.running
 
     def take(self, key: ApiKey, size: int = 0) -> QueueSlot:
@@ -161,14 +161,14 @@ class Admission:
         return QueueSlot(self, queue, self._numbers, size)
 
     def wait(self, slot: QueueSlot, queue: KeyQueue) -> None:
-        """Put a ticket in its key's line."""
+        """Put a slot in its key's line."""
         if not queue.waiting:
             queue.next_start = max(queue.next_start, self._now)
         queue.waiting.append(slot)
         self._serve()
 
     def leave(self, slot: QueueSlot, queue: KeyQueue) -> None:
-        """A ticket is given back, wherever it was."""
+        """A slot is given back, wherever it was."""
         self.open -= 1
         self.bytes -= slot.size
         queue.open -= 1
@@ -205,7 +205,7 @@ def waited_too_long(seconds: float) -> ApiError:
 
 
 async def seconds_after_turn(slot: QueueSlot | None, seconds: float) -> float:
-    """Wait for the ticket's turn; what is then left of ``seconds``. No ticket: no queue."""
+    """Wait for the slot's turn; what is then left of ``seconds``. No slot: no queue."""
     if slot is None:
         return seconds
     began = time.monotonic()

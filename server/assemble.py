@@ -70,9 +70,6 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
     ``attention``: the embedded engine tells what steps attend to with them. Raises
     SettingsError naming the key for a checkpoint, format or profile that cannot be used.
     """
-    if settings.profile not in PROFILES:
-        known = ", ".join(PROFILES)
-        raise SettingsError(f"HEDGEROW_PROFILE = {settings.profile!r}: known are {known}")
     for name in ("policy_model", "reward_model"):
         path = getattr(settings, name)
         if path is not None and not (path / "config.json").is_file():

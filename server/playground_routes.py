@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
 
 from models.tasks import TASKS
 from search.spec import PolicyName, SearchSpec
-from server.api_errors import ApiError
 from server.service import Service, own_version
 
 FOLDER = Path(__file__).parent / "playground"
-PAGE = "index.html"
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -37,23 +28,24 @@ EXAMPLES = 3
 """Questions of each bundled task that are offered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file as it is sent: its bytes, headers and entity tag."""
+class Pages(StaticFiles):
+    """The files, each with the headers that allow it nothing from elsewhere."""
 
-    body: bytes
-    headers: dict[str, str]
-    tag: str
+    def file_response(self, *args: Any, **more: Any) -> Response:
+        """The file, or 304 to a browser that has it."""
+        response = super().file_response(*args, **more)
+        response.headers.update(HEADERS)
+        return response
 
 
 def page_routes(service: Service) -> APIRouter:
     """The routes, bound to a service; they are open, for the page asks for the key itself."""
     router = APIRouter(include_in_schema=False)
-    assets = read_assets(FOLDER)
+    pages = Pages(directory=FOLDER)
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def page(request: Request) -> Response:
-        return _send(assets[PAGE], request)
+        return await pages.get_response("index.html", request.scope)
 
     @router.get("/playground/facts.json")
     async def known() -> Response:
@@ -61,23 +53,9 @@ def page_routes(service: Service) -> APIRouter:
 
     @router.api_route("/playground/{name}", methods=["GET", "HEAD"])
     async def asset(name: str, request: Request) -> Response:
-        if name not in assets:
-            raise ApiError(404, "not_found", "the playground has no such file")
-        return _send(assets[name], request)
+        return await pages.get_response(name, request.scope)
 
     return router
-
-
-@cache
-def read_assets(folder: Path) -> dict[str, Asset]:
-    """Every file of the playground by its name."""
-    found = {}
-    for path in sorted(folder.iterdir()):
-        body = path.read_bytes()
-        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        headers = HEADERS | {"content-type": TYPES[path.suffix], "etag": tag}
-        found[path.name] = Asset(body, headers, tag)
-    return found
 
 
 def page_facts(service: Service) -> dict[str, Any]:
@@ -99,11 +77,3 @@ def page_facts(service: Service) -> dict[str, Any]:
 def example_questions() -> dict[str, list[str]]:
     """A few questions of each bundled task."""
     return {name: task.questions("dev", EXAMPLES) for name, task in TASKS.items()}
-
-
-def _send(asset: Asset, request: Request) -> Response:
-    """The file, or 304 to a browser that has it."""
-    known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
-    if asset.tag in known or f"W/{asset.tag}" in known:
-        return Response(status_code=304, headers=asset.headers)
-    return Response(asset.body, headers=asset.headers)

@@ -26,7 +26,6 @@ from prometheus_client.registry import Collector
 from search.counters import EngineCounters
 from search.engine import Usage
 from search.outcome import Outcome
-from server.request_models import IgnoredFields
 
 WAITS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
@@ -40,10 +39,10 @@ disable_created_metrics()  # a second series for each counter and bucket that no
 class Metrics:
     """The series of one server, in a registry of its own."""
 
-    def __init__(self, ignored: IgnoredFields) -> None:
+    def __init__(self) -> None:
         """Nothing is served yet."""
         self.registry = CollectorRegistry()
-        self.engines = EngineSeries(ignored)
+        self.engines = EngineSeries()
         self.registry.register(self.engines)
         self._info = self._gauge("info", "What is served, and by what.", *ABOUT)
         self.searches = self._count("searches", "Searches that ended.", "policy", "stop_reason")
@@ -77,6 +76,7 @@ class Metrics:
         self.tasks = self._gauge("asyncio_tasks", "Tasks of the server's event loop.")
         self.requests_in_flight = self._gauge("requests_in_flight", "Requests being answered.")
         self.key_tokens = self._count("key_tokens", "Tokens used by each key.", "key", "kind")
+        self.ignored = self._count("ignored_fields", "Unknown request fields ignored.")
         self.refusals = self._count("refusals", "Requests turned away at the gate.", "code")
         self.arriving = self._gauge("requests_arriving", "Requests whose bodies are on their way.")
         self.queue = self._gauge("requests_waiting", "Requests that wait for their turn.")
@@ -144,13 +144,10 @@ class Metrics:
 class EngineSeries(Collector):
     """Series read off the last report of every engine, by the model that it serves."""
 
-    def __init__(
-        self, ignored: IgnoredFields, counters: type[EngineCounters] = EngineCounters
-    ) -> None:
+    def __init__(self, counters: type[EngineCounters] = EngineCounters) -> None:
         self._counters = counters
         self._reports: dict[str, Usage] = {}
         self._up: dict[str, float] = {}
-        self._ignored = ignored
 
     def heard(self, served: str, usage: Usage | None) -> None:
         """Take in what a model's engine answered this scrape, None if it did not."""
@@ -163,9 +160,6 @@ class EngineSeries(Collector):
         up = {(served,): up for served, up in self._up.items()}
         what = "1 when the engine answered this scrape."
         yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
-        yield CounterMetricFamily(
-            "hedgerow_ignored_fields", "Unknown request fields ignored.", value=self._ignored.total
-        )
         for kind, name, what, labels, values in READINGS:
             found = {
                 (served, *of): value

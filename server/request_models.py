@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, Literal
 
+from prometheus_client import Counter
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
+    TypeAdapter,
     WithJsonSchema,
     model_validator,
 )
@@ -35,35 +37,26 @@ MOST_MESSAGES = 1 << 14
 MOST = 2**31 - 1
 """Of anything that is counted."""
 
-_CONTENT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "null"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                "required": ["type", "text"],
-            },
-        },
-    ]
+
+def _schema(kind: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema()
+
+
+def _or_null(kind: Any) -> dict[str, Any]:
+    return _schema(kind | None)
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
 }
-_NOTHING_CALLED = {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]}
-_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
-_STOP_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        _STOP,
-        {"type": "null"},
-        {"type": "array", "items": _STOP, "maxItems": MOST_STOPS},
-    ]
-}
-_PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 1},
-    ]
-}
+_CONTENT_SCHEMA = _or_null(str | list[Annotated[Any, WithJsonSchema(_TEXT_PART)]])
+_NOTHING_CALLED = _or_null(Annotated[list[Any], Field(max_length=0)])
+_Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+_STOP_SCHEMA = _or_null(_Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)])
+_Prompt = Annotated[str, Field(min_length=1)]
+_PROMPT_SCHEMA = _schema(_Prompt | Annotated[list[_Prompt], Field(max_length=1)])
 
 
 def _whole(value: object) -> object:
@@ -224,13 +217,13 @@ class BranchRequest(BaseModel):
 class IgnoredFields:
     """Remembers which unknown fields were ignored, so that each is logged once."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Counter) -> None:
         self._logged: set[str] = set()
-        self.total = 0
+        self._count = count
 
     def note(self, names: set[str]) -> None:
         """Count unknown top-level fields and log the names that are new."""
-        self.total += len(names)
+        self._count.inc(len(names))
         for name in sorted(names):
             short = name[:LONGEST_NAME_LOGGED]
             if short not in self._logged and len(self._logged) < MOST_NAMES_LOGGED:

@@ -67,7 +67,7 @@ class SearchRunner:
     def start(
         self, work: Coroutine[Any, Any, T], slot: QueueSlot, *, kept: bool = False
     ) -> asyncio.Task[T]:
-        """Run ``work`` as the task that has the ticket's place; cancelling that frees its tree.
+        """Run ``work`` as the task that has the slot's place; cancelling that frees its tree.
 
         It outlives its request only if it is to be ``kept``.
         """
@@ -119,7 +119,7 @@ class SearchRunner:
         return len(self._running)
 
     def cancelled(self) -> Deleted | Stopped:
-        """Why a task of this forest was cancelled, if not by its own client."""
+        """Why a task of this runner was cancelled, if not by its own client."""
         return Stopped() if self._closing else Deleted()
 
     async def search(

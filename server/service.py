@@ -1,10 +1,13 @@
-"""What every route shares, put together once."""
+"""What every route shares, put together once; its tokenizer bears one user at a time."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -23,11 +26,58 @@ from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
 from server.search_runner import SearchRunner
 from server.settings import Settings
-from server.tokenizing import Tokenizing
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
+    pass
     from server.tracing import Tracing
+
+LONG = 1 << 15
+"""Characters from which a text is long; one of them takes tens of milliseconds."""
+
+
+class Tokenizing:
+    """A tokenizer bears one user at a time, in a thread beside the event loop.
+
+    Long texts have one of their own and go one after the other; what they needed is given back.
+    """
+
+    def __init__(self) -> None:
+        self._short = asyncio.Lock()
+        self._long = asyncio.Lock()
+        self._other: Text | None = None
+
+    async def run(self, text: Text, size: int, encode: Callable[[Text], list[int]]) -> list[int]:
+        """What ``encode`` makes of a text of so many characters."""
+        if size < LONG:
+            return await _beside(self._short, lambda: encode(text))
+        return await _beside(self._long, lambda: self._encode_long(text, encode))
+
+    def _encode_long(self, text: Text, encode: Callable[[Text], list[int]]) -> list[int]:
+        if self._other is None:
+            self._other = text.another()
+        try:
+            return encode(self._other)
+        finally:
+            give_back()
+
+
+async def _beside(lock: asyncio.Lock, work: Callable[[], list[int]]) -> list[int]:
+    async with lock:
+        thread = asyncio.create_task(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(thread)
+        finally:  # whoever leaves meanwhile does not let the next one in beside the thread
+            await asyncio.wait({thread})
+            if not thread.cancelled():
+                thread.exception()  # where nobody waits for the ids, nobody hears of an error
+
+
+def give_back() -> None:
+    """Return freed memory to the system, where the C library can: it keeps it otherwise."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
 
 DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
 """Another version of these may break ties of an optimum, or class answers, differently."""
@@ -119,10 +169,7 @@ def create_service(
 
     Raises SettingsError for API keys that cannot be read.
     """
-    ignored = IgnoredFields()
-    metrics = Metrics(ignored)
-    can = engine.capabilities
-    metrics.serves(settings.model, can.engine, own_version(), can.kernel)
+    metrics = Metrics()
     keys = ApiKeys.load(settings)
     admission = Admission(
         settings.max_running,
@@ -137,7 +184,7 @@ def create_service(
         runner=_runner(engine, metrics, settings, traces),
         text=text,
         metrics=metrics,
-        ignored=ignored,
+        ignored=IgnoredFields(metrics.ignored),
         store=SearchStore(settings, time.monotonic),
         trees=trees or TreeLog(None),
         keys=keys,
@@ -152,8 +199,6 @@ def add_model(
     service: Service, settings: Settings, engine: Engine, text: Text, delimiter: str = "\n\n"
 ) -> None:
     """Let a service serve one more model, ``settings.model``, beside its own."""
-    can = engine.capabilities
-    service.metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     service.others[settings.model] = replace(
         service,
         settings=settings,
@@ -169,6 +214,8 @@ def add_model(
 def _runner(
     engine: Engine, metrics: Metrics, settings: Settings, traces: Tracing | None
 ) -> SearchRunner:
+    can = engine.capabilities
+    metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     if traces is None:
         return SearchRunner(engine, metrics, settings.answers)
     grow, reply = traces.searching(search), traces.completing(complete)

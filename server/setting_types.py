@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 
 EMBEDDED = "--engine embedded"
@@ -74,6 +75,12 @@ def _format(name: str) -> str:
     return name
 
 
+def _profile(name: str) -> str:
+    if name not in PROFILES:
+        raise ValueError(f"known are {', '.join(PROFILES)}")
+    return name
+
+
 def _by_commas(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -89,6 +96,7 @@ def _url(value: str) -> str:
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 FormatName = Annotated[str, AfterValidator(_format)]
+ProfileName = Annotated[str, AfterValidator(_profile)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_by_commas)]
 DraftWidths = Annotated[
     tuple[Annotated[int, Field(ge=1, le=4)], ...],

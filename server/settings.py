@@ -33,6 +33,7 @@ from server.setting_types import (
     OptionalFile,
     OptionalPath,
     OptionalSecret,
+    ProfileName,
     Shares,
     Urls,
     setting,
@@ -91,7 +92,7 @@ class ModelSettings(_Settings):
     reward_format: FormatName = setting(
         "math-shepherd", "how rewards are read: a name, or a .json file"
     )
-    profile: str = setting("sprig", "how the policy model writes, such as llama")
+    profile: ProfileName = setting("sprig", "how the policy model writes, such as llama")
     answers: AnswerRule = setting("auto", "how replies' answers are compared")
 
     kv_tokens: int = setting(

@@ -36,7 +36,7 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> byte
 
 
 class EventStream(StreamingResponse):
-    """Sends events as they come, until it is cancelled: the gate sees to that."""
+    """Sends events as they come, until it is cancelled: the middleware sees to that."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=HEADERS)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 log = logging.getLogger("hedgerow.trees")
@@ -46,12 +45,7 @@ class TreeLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._lines.put(None)
             self._writer.join(CLOSE_SECONDS)

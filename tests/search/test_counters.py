@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 
 from search.counters import Counters, EngineCounters, combined, counter
 from search.engine import Usage
-from server.prometheus_metrics import EngineSeries, IgnoredFields
+from server.prometheus_metrics import EngineSeries
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ def test_a_counter_is_one_declaration() -> None:
     both = first + MoreCounters(decoded_tokens=4, merged_tokens=5, longest_prefix=3)
     assert both == MoreCounters(decoded_tokens=5, merged_tokens=7, longest_prefix=9)
     assert asdict(both)["merged_tokens"] == 7
-    series = EngineSeries(IgnoredFields(), MoreCounters)
+    series = EngineSeries(MoreCounters)
     series.heard("sprig", Usage(totals=both))
     found = {family.name: family for family in series.collect()}
     for name, kind, value in (

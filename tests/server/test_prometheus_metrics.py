@@ -11,7 +11,6 @@ import pytest
 
 from search.counters import EngineCounters
 from server.prometheus_metrics import Metrics
-from server.request_models import IgnoredFields
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question
 
@@ -76,7 +75,7 @@ async def test_what_the_engine_gave_up_is_told_by_model_and_state(
 
 def test_a_server_says_what_it_is() -> None:
     """Version, model and engine as labels of one series that is always 1."""
-    metrics = Metrics(IgnoredFields())
+    metrics = Metrics()
     metrics.serves("sprig", "embedded", "1.2", "torch")
     line = 'hedgerow_info{engine="embedded",kernel="torch",model="sprig",version="1.2"} 1.0'
     assert line in metrics.text().decode()

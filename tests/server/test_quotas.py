@@ -14,7 +14,6 @@ from server.api_errors import ApiError
 from server.api_keys import ApiKey
 from server.limits import DAY, Quotas
 from server.prometheus_metrics import Metrics
-from server.request_models import IgnoredFields
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question
 
@@ -27,7 +26,7 @@ def test_a_days_tokens_come_back_at_midnight() -> None:
     """10 a day: 4 + 6 spend them; the header says how long it is to midnight UTC; a reply that drew
     nothing costs nothing."""
     now = 5 * DAY - 100.0
-    quotas = Quotas(["ann"], Metrics(IgnoredFields()), lambda: now)
+    quotas = Quotas(["ann"], Metrics(), lambda: now)
     ann = ApiKey(name="ann", tokens_a_day=10, **ROOM)
     with quotas.booking(ann, 4, searched=False):
         pass
@@ -52,7 +51,7 @@ def test_a_days_tokens_come_back_at_midnight() -> None:
 def test_a_clock_that_is_set_back_gives_no_day_twice() -> None:
     """Over midnight and back: what was used that day stays used."""
     now = 5 * DAY + 10.0
-    quotas = Quotas(["ann"], Metrics(IgnoredFields()), lambda: now)
+    quotas = Quotas(["ann"], Metrics(), lambda: now)
     ann = ApiKey(name="ann", tokens_a_day=10, **ROOM)
     with quotas.booking(ann, 4, searched=True) as spent:
         spent.completion = 6

@@ -11,9 +11,8 @@ import pytest
 
 from search.engine import PrefixTooLong
 from server.app import create_app
-from server.service import create_service
+from server.service import LONG, Tokenizing, create_service
 from server.settings import Settings
-from server.tokenizing import LONG, Tokenizing
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText, question
 
