@@ -22,8 +22,8 @@ def validate_branches(
 ) -> list[NDArray[np.int64]]:
     """The prefix of each branch, as an array; those of the same tuple are one.
 
-    Raises EngineError for a branch or a sampling that nothing can be decoded by. ``vocab``: token ids
-    are below it; ``rooms``: what a prefix and its step must fit, by name.
+    Raises EngineError for a branch or a sampling that nothing can be decoded by. ``vocab``: token
+    ids are below it; ``rooms``: what a prefix and its step must fit, by name.
     """
     _check_sampling(sampling)
     prefixes: dict[int, NDArray[np.int64]] = {}
