@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from cli.solve import SHORT_DIGEST, SearchClient, grower
+from cli.solve import SHORT_DIGEST, SearchClient, search_client
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 from search.tree_json import from_json
@@ -124,7 +124,7 @@ async def replay_all(
 ) -> list[dict[str, Any]]:
     """Replay record after record, printing a line for each; a row for each."""
     rows = []
-    async with grower(settings, url, console) as grow:
+    async with search_client(settings, url, console) as grow:
         for number, record in enumerate(records, 1):
             row = await replay(record, grow)
             verdict = "same tree" if row["same"] else "another tree"
