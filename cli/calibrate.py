@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from cli.evaluation import Evaluation, Graded, evaluate
-from kvpolicy.fit import Rows, fit, losses, together
+from kvpolicy.fit import ReentryRows, fit, losses, together
 from kvpolicy.reentry import ReentryRecorder
 from kvpolicy.value import Theta, confidence_of_entropy, save_theta
 from runtime.embedded.model.config import ModelConfig
@@ -72,9 +72,9 @@ async def calibrate(wanted: Calibration, settings: Settings, as_json: bool) -> d
     return {"out": str(wanted.out), "theta": theta.as_dict(), "loss": unsaid}
 
 
-async def record(wanted: Calibration, settings: Settings) -> tuple[list[Rows], str]:
+async def record(wanted: Calibration, settings: Settings) -> tuple[list[ReentryRows], str]:
     """The rows of every search, in the questions' order, and the engine's fingerprint."""
-    recorded: list[Rows] = []
+    recorded: list[ReentryRows] = []
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         async with running(settings, attention=True) as parts:
@@ -117,7 +117,7 @@ def _check(wanted: Calibration, settings: Settings) -> None:
 
 
 def _source(
-    wanted: Calibration, recorded: Sequence[Rows], rows: Rows, fingerprint: str
+    wanted: Calibration, recorded: Sequence[ReentryRows], rows: ReentryRows, fingerprint: str
 ) -> dict[str, Any]:
     """What θ was fitted to, for people and for doing it again."""
     shape = wanted.specs[0]
@@ -136,7 +136,7 @@ def _source(
     }
 
 
-def _table(theta: Theta, unsaid: dict[str, float], rows: Rows) -> Table:
+def _table(theta: Theta, unsaid: dict[str, float], rows: ReentryRows) -> Table:
     title = f"{len(rows.target)} rows, {rows.target.mean():.1%} came back; loss in nats a row"
     table = Table("signals", "bias", *"vua", "loss", title=title)
     for name, (bias, *slopes) in theta.sets.items():
@@ -155,9 +155,9 @@ class Recorder(PassedOn):
         super().__init__(engine)
         self._vocab = vocab
         self._searches: dict[str, ReentryRecorder] = {}
-        self._recorded: dict[str, Rows] = {}
+        self._recorded: dict[str, ReentryRows] = {}
 
-    def take(self) -> list[Rows]:
+    def take(self) -> list[ReentryRows]:
         """The rows of each search that has ended since the last call, by their trees' names."""
         recorded, self._recorded = self._recorded, {}
         return [recorded[name] for name in sorted(recorded, key=lambda name: (len(name), name))]

@@ -17,7 +17,7 @@ _CLOSE = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReentryRows:
     """Recorded blocks, all fields (n,); a missing signal is NaN.
 
     ``target`` in [0, 1] is what the score should be; ``weight`` >= 0 is how much the row counts.
@@ -46,30 +46,30 @@ class Rows:
         return {"v": self.v, "u": self.u, "a": self.a}[name]
 
 
-def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Floats) -> Rows:
+def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Floats) -> ReentryRows:
     """Exact mode: each row a block off the path at some event.
 
     ``reentered``: 1 where it came back onto the path later, else 0; ``tokens``: what it would cost
     to compute again. A block is worth its chance of re-entry, and costly ones count for more.
     """
-    return Rows(v, u, a, reentered, tokens)
+    return ReentryRows(v, u, a, reentered, tokens)
 
 
-def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> Rows:
+def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> ReentryRows:
     """Extractive mode: each row a closed block of a full-retention trajectory.
 
     ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
     """
-    return Rows(v, u, a, np.maximum(drop, 0.0), np.ones(len(drop)))
+    return ReentryRows(v, u, a, np.maximum(drop, 0.0), np.ones(len(drop)))
 
 
-def together(parts: Sequence[Rows]) -> Rows:
+def together(parts: Sequence[ReentryRows]) -> ReentryRows:
     """The rows of several recordings, at least one, in this order."""
     names = ("v", "u", "a", "target", "weight")
-    return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return ReentryRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def losses(theta: Theta, rows: Rows) -> dict[str, float]:
+def losses(theta: Theta, rows: ReentryRows) -> dict[str, float]:
     """What each set leaves unsaid of the target: weighted mean cross-entropy a row, in nats.
 
     Over the rows that have all of the estimator's signals, so that sets can be compared; the empty
@@ -77,16 +77,16 @@ def losses(theta: Theta, rows: Rows) -> dict[str, float]:
     """
     whole = np.all([~np.isnan(rows.signal(name)) for name in theta.signals], axis=0)
     whole = np.broadcast_to(whole, rows.target.shape)
-    weight, found = rows.weight[whole], {}
+    weight, entropies = rows.weight[whole], {}
     for name, (bias, *slopes) in theta.sets.items() if weight.sum() > 0 else ():
         columns = [rows.signal(signal)[whole] for signal in name]
         logit = sum(map(np.multiply, slopes, columns), np.full(len(weight), bias))
-        unsaid = np.logaddexp(0.0, logit) - rows.target[whole] * logit
-        found[name] = float(weight @ unsaid / weight.sum())
-    return found
+        entropy = np.logaddexp(0.0, logit) - rows.target[whole] * logit
+        entropies[name] = float(weight @ entropy / weight.sum())
+    return entropies
 
 
-def fit(rows: Rows, mode: Mode, source: Mapping[str, Any] | None = None) -> Theta:
+def fit(rows: ReentryRows, mode: Mode, source: Mapping[str, Any] | None = None) -> Theta:
     """θ for every subset of the signals that some row has.
 
     A subset is fitted to the rows that have all of it. Raises ValueError if there are none.

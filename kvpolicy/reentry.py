@@ -14,7 +14,7 @@ import numpy as np
 
 from kvpolicy.block_table import BlockTable
 from kvpolicy.eviction_order import Ints
-from kvpolicy.fit import Rows, reentry_rows
+from kvpolicy.fit import ReentryRows, reentry_rows
 from kvpolicy.value import Floats
 
 _TREE = ""
@@ -61,15 +61,15 @@ class ReentryRecorder:
         self._last_on_path |= dict.fromkeys(path.tolist(), len(self._left))
         self._left.append((left, blocks.signals(left)))
 
-    def rows(self) -> Rows:
+    def rows(self) -> ReentryRows:
         """What ``kvpolicy.fit`` is given: a block came back if it is on Path* at a later
         transition, and would have cost its tokens. The search is over."""
         tokens = self._table[_TREE].tokens
-        signals, came, cost = [np.empty((3, 0))], [np.empty(0)], [np.empty(0)]
-        for number, (left, known) in enumerate(self._left):
+        signals, reentered, cost = [np.empty((3, 0))], [np.empty(0)], [np.empty(0)]
+        for number, (left, before) in enumerate(self._left):
             last = [self._last_on_path.get(node, -1) for node in left.tolist()]
-            signals.append(known)
-            came.append((np.array(last, dtype=np.int64) > number).astype(np.float64))
+            signals.append(before)
+            reentered.append((np.array(last, dtype=np.int64) > number).astype(np.float64))
             cost.append(tokens[left].astype(np.float64))
         v, u, a = np.concatenate(signals, axis=1)
-        return reentry_rows(v, u, a, np.concatenate(came), np.concatenate(cost))
+        return reentry_rows(v, u, a, np.concatenate(reentered), np.concatenate(cost))

@@ -131,14 +131,14 @@ def roofline(
     best = None
     for batch in range(1, load.sequences + 1):
         held = batch * load.stored * verifier.kv_bytes
-        found = _split(generator, verifier, device, load, budget, held, batch, keeps)
-        if found is None:
+        split = _split(generator, verifier, device, load, budget, held, batch, keeps)
+        if split is None:
             break
-        if best is None or found.seconds < best.seconds or (keeps and _costs_nothing(found, best)):
-            best = found
+        if best is None or split.seconds < best.seconds or (keeps and _costs_nothing(split, best)):
+            best = split
     if best is None:
         raise TooLittleMemory(_needed(generator, verifier, load, budget))
-    return _sharing_the_rest(best, generator, verifier, load, budget)
+    return _with_rest_shared(best, generator, verifier, load, budget)
 
 
 def even(
@@ -148,10 +148,10 @@ def even(
     TooLittleMemory."""
     half = budget // 2
     batch = min(load.sequences, half // (load.stored * verifier.kv_bytes))
-    found = _split(generator, verifier, device, load, budget, half, batch) if batch else None
-    if found is None:
+    split = _split(generator, verifier, device, load, budget, half, batch) if batch else None
+    if split is None:
         raise TooLittleMemory(_needed(generator, verifier, load, budget))
-    return found
+    return split
 
 
 def offloaded(
@@ -170,11 +170,11 @@ def offloaded(
         return None
     held = batch * load.stored * verifier.kv_bytes
     # beside a verifier that is not there: the generator's rest is the whole budget
-    found = _split(generator, verifier, device, load, budget + held, held, batch, keeps)
-    if found is None:
+    split = _split(generator, verifier, device, load, budget + held, held, batch, keeps)
+    if split is None:
         return None
-    drawing = found.generator_batch * load.grown * generator.kv_bytes
-    return found.seconds + 2 * (held + drawing) / device.host_bandwidth
+    waves = split.generator_batch * load.grown * generator.kv_bytes
+    return split.seconds + 2 * (held + waves) / device.host_bandwidth
 
 
 def prefill_seconds(
@@ -214,17 +214,17 @@ def _split(
     kept = shared + (batch / n * max(0, load.stored - load.new) if keeps else 0.0)
     prefill, prefill_bound = prefill_seconds(verifier, device, batch, load.length, kept)
     decode, decode_bound = decode_seconds(generator, device, decoding, load.length + load.new / 2)
-    reading, drawing = n / batch, n / decoding
+    passes, waves = n / batch, n / decoding
     if not keeps:
-        reading, drawing = math.ceil(reading), math.ceil(drawing)
-    again = (drawing - 1) * prefill_seconds(generator, device, decoding, load.length, shared)[0]
+        passes, waves = math.ceil(passes), math.ceil(waves)
+    again = (waves - 1) * prefill_seconds(generator, device, decoding, load.length, shared)[0]
     return KvSplit(
         verifier_batch=batch,
         generator_batch=decoding,
         verifier_bytes=verifier_bytes,
         generator_bytes=rest,
-        prefill_seconds=reading * prefill,
-        decode_seconds=drawing * load.new * decode + (again if keeps else 0.0),
+        prefill_seconds=passes * prefill,
+        decode_seconds=waves * load.new * decode + (again if keeps else 0.0),
         prefill_bound=prefill_bound,
         decode_bound=decode_bound,
     )
@@ -236,15 +236,15 @@ def _costs_nothing(more: KvSplit, best: KvSplit) -> bool:
     return same and more.generator_batch == best.generator_batch
 
 
-def _sharing_the_rest(
+def _with_rest_shared(
     split: KvSplit, generator: ModelCosts, verifier: ModelCosts, load: SplitLoad, budget: int
 ) -> KvSplit:
     """The split with the bytes that neither batch needs shared as the needed ones are, if both have
     room for every sequence."""
     if min(split.verifier_batch, split.generator_batch) < load.sequences:
         return split
-    reads, draws = load.stored * verifier.kv_bytes, load.grown * generator.kv_bytes
-    verifier_bytes = budget * reads // (reads + draws)
+    verifying, generating = load.stored * verifier.kv_bytes, load.grown * generator.kv_bytes
+    verifier_bytes = budget * verifying // (verifying + generating)
     return replace(split, verifier_bytes=verifier_bytes, generator_bytes=budget - verifier_bytes)
 
 
@@ -254,6 +254,7 @@ def _slower(flops: float, traffic: float, device: DevicePeaks) -> tuple[float, s
 
 
 def _needed(generator: ModelCosts, verifier: ModelCosts, load: SplitLoad, budget: int) -> str:
-    reads = load.stored * verifier.kv_bytes
-    draws = load.grown * generator.kv_bytes
-    return f"budget: {budget} bytes; one sequence needs {reads} to verify and {draws} to generate"
+    verifying = load.stored * verifier.kv_bytes
+    generating = load.grown * generator.kv_bytes
+    needed = f"{verifying} to verify and {generating} to generate"
+    return f"budget: {budget} bytes; one sequence needs {needed}"

@@ -56,9 +56,6 @@ class CacheNode:
         self.steps: set[StepId] = set()
 
 
-NO_STEPS = np.empty(0, dtype=np.int64)
-
-
 @dataclass(slots=True)
 class StepEnd:
     """A step's ``path`` (int64 token ids as bytes) and the ``node`` at which what is cached of it
@@ -95,9 +92,9 @@ class StepIndex:
         return None if end is None else end.node
 
     def filed(self, tree: str) -> np.ndarray:
-        """The steps of a search that are filed at a node, int64, rising."""
+        """The steps of a search that are filed at a node, int64."""
         ends = self._ends.get(tree, {}).items()
-        return np.array(sorted(n for n, end in ends if end.node is not None), dtype=np.int64)
+        return np.array([n for n, end in ends if end.node is not None], dtype=np.int64)
 
     def put(self, step: StepId, path: bytes, node: CacheNode, cached: int) -> None:
         """File a step at the node where the first ``cached`` tokens of its path end."""

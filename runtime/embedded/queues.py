@@ -43,8 +43,8 @@ class SequenceQueues:
     @property
     def running(self) -> list[BranchSequence]:
         """The branches that rounds have asked for and that have a sequence, oldest first."""
-        asked = [one for one in self._batch.sequences if not one.preemptible]
-        return [one for one in asked if isinstance(one, BranchSequence)]
+        rounds = [one for one in self._batch.sequences if not one.preemptible]
+        return [one for one in rounds if isinstance(one, BranchSequence)]
 
     def enqueue(self, seq: BranchSequence) -> None:
         """Let a branch wait."""

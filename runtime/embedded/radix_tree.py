@@ -183,9 +183,9 @@ class RadixTree:
         """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
         assert not leaf.children, "a node is evicted from that is no leaf"
         assert not leaf.locks, "a node is evicted from that is being read"
-        count = min(wanted, len(leaf.tokens))
-        slots = leaf.slots[len(leaf.slots) - count :]
-        self._truncate(leaf, count)
+        tokens = min(wanted, len(leaf.tokens))
+        slots = leaf.slots[len(leaf.slots) - tokens :]
+        self._truncate(leaf, tokens)
         return slots
 
     def is_leaf(self, node: CacheNode) -> bool:

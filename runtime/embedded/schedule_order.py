@@ -25,18 +25,18 @@ def fair_order(
     Next is always the oldest of the tree that has the fewest places, those given here included;
     of equal ones the tree whose work is older. ``running``: places a tree has already.
     """
-    lines: dict[str, deque[T]] = {}
+    queues: dict[str, deque[T]] = {}
     for work in waiting:
-        lines.setdefault(tree_of(work), deque()).append(work)
-    if len(lines) < 2:
+        queues.setdefault(tree_of(work), deque()).append(work)
+    if len(queues) < 2:
         return waiting
-    heap = [(running.get(tree, 0), age, tree) for age, tree in enumerate(lines)]
+    heap = [(running.get(tree, 0), age, tree) for age, tree in enumerate(queues)]
     heapify(heap)
     order = []
     while heap:
         places, age, tree = heappop(heap)
-        order.append(lines[tree].popleft())
-        if lines[tree]:
+        order.append(queues[tree].popleft())
+        if queues[tree]:
             heappush(heap, (places + 1, age, tree))
     return order
 
@@ -61,14 +61,14 @@ def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
 def _filled(totals: Mapping[str, int], room: int) -> dict[str, int]:
     """Equal parts of ``room``, none more than its total."""
     part = dict.fromkeys(totals, 0)
-    hungry = [tree for tree in totals if totals[tree]]
-    while hungry and room:
-        each = max(1, room // len(hungry))
-        for tree in hungry:
+    unmet = [tree for tree in totals if totals[tree]]
+    while unmet and room:
+        each = max(1, room // len(unmet))
+        for tree in unmet:
             more = min(totals[tree] - part[tree], each, room)
             part[tree] += more
             room -= more
-        hungry = [tree for tree in hungry if part[tree] < totals[tree]]
+        unmet = [tree for tree in unmet if part[tree] < totals[tree]]
     return part
 
 

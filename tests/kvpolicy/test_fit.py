@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvpolicy.fit import RIDGE, Rows, accuracy_rows, fit, logistic, reentry_rows
+from kvpolicy.fit import RIDGE, ReentryRows, accuracy_rows, fit, logistic, reentry_rows
 
 NONE = np.full(4, np.nan)
 
@@ -104,7 +104,7 @@ def test_wrong_rows_are_refused_by_name(change: dict, named: str) -> None:
     """A column of another length, or a value that cannot be."""
     columns = {name: np.array([0.5, 0.5]) for name in ("v", "u", "a", "target", "weight")}
     with pytest.raises(ValueError, match=named):
-        Rows(**(columns | change))
+        ReentryRows(**(columns | change))
 
 
 def test_signals_never_seen_together_are_refused() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec
 
 import httpx2
 import pytest
@@ -24,12 +25,25 @@ from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, encode
 
+P = ParamSpec("P")
+
 BASE = "http://hedgerow"
 
 
 def question(text: str = "What is it?") -> list[ChatCompletionMessageParam]:
     """Messages with one question."""
     return [{"role": "user", "content": text}]
+
+
+def in_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Coroutine[Any, Any, None]]:
+    """A test that waits for what never comes fails, after five seconds."""
+
+    @wraps(test)
+    async def bounded(*args: P.args, **kwargs: P.kwargs) -> None:
+        async with asyncio.timeout(5):
+            await test(*args, **kwargs)
+
+    return bounded
 
 
 def saying(reply: str) -> Callable[[Branch], str]:

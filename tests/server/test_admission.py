@@ -15,7 +15,7 @@ from server.admission import Admission, KeyQueue, QueueSlot, seconds_after_turn
 from server.api_errors import ApiError
 from server.api_keys import ApiKey
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import Call, question
+from tests.server.conftest import Call, in_time, question
 
 BODY: dict[str, Any] = {"model": "sprig", "messages": question()}
 CHAT = "/v1/chat/completions"
@@ -161,6 +161,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     admission.take(key("eve"))
 
 
+@in_time
 async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
     """Both in one step of the event loop: who leaves is cancelled, and the next has the place."""
     admission = Admission(running=1, queued=9, retry_after=1)
@@ -182,6 +183,7 @@ async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
     assert admission.open == 0
 
 
+@in_time
 async def test_work_that_lets_go_is_not_cut_short() -> None:
     """Cancelled by an operator and again as its client leaves: it lets go once, and to the end."""
     admission = Admission(running=9, queued=9, retry_after=1)
@@ -206,6 +208,7 @@ async def test_work_that_lets_go_is_not_cut_short() -> None:
     assert let_go == ["tree", "engine"]
 
 
+@in_time
 async def test_a_fault_of_what_a_client_left_behind_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -232,6 +235,7 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
     assert record.exc_info[0] is ZeroDivisionError
 
 
+@in_time
 async def test_a_fault_that_somebody_hears_of_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -252,6 +256,7 @@ async def test_a_fault_that_somebody_hears_of_is_not_logged(
     assert caplog.records == []
 
 
+@in_time
 async def test_how_long_each_waited_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: the first goes at once, the second 3 seconds later, the third gives up at once."""
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
@@ -289,6 +294,7 @@ async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("settings", [{"max_running": 1, "max_queued": 1}], indirect=True)
+@in_time
 async def test_overload_is_refused_before_anything_is_spent(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
@@ -314,6 +320,7 @@ async def test_overload_is_refused_before_anything_is_spent(
 
 @pytest.mark.parametrize("settings", [{"max_running": 1}], indirect=True)
 @pytest.mark.parametrize("stream", [False, True])
+@in_time
 async def test_who_leaves_the_queue_gives_the_place_back(
     app: FastAPI, engine: ScriptedEngine, stream: bool
 ) -> None:
@@ -333,6 +340,7 @@ async def test_who_leaves_the_queue_gives_the_place_back(
 
 
 @pytest.mark.parametrize("settings", [{"max_running": 1}], indirect=True)
+@in_time
 async def test_the_deadline_counts_the_queue(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:

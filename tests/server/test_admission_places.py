@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from server.admission import Admission, QueueSlot
 from server.api_keys import ApiKey
+from tests.server.conftest import in_time
 
 ROOM: dict[str, Any] = {"queued": 9, "width": 9, "depth": 9, "prompt_tokens": 9, "tree_tokens": 9}
 
@@ -74,6 +75,7 @@ def test_no_place_is_ever_lost_or_shared(acts: list[tuple[str, int]]) -> None:
     """Whatever is taken, started, cancelled and left at whatever step of the event loop: what grows
     has a place as long as it takes to let go, and every place is given back once."""
 
+    @in_time
     async def run() -> None:
         house = House()
         for what, which in acts:
