@@ -113,6 +113,11 @@ class SearchRunner:
             raise self.cancelled()
         yield WorkDone(task.result())
 
+    @property
+    def under_way(self) -> int:
+        """How many trees are being grown."""
+        return len(self._running)
+
     def cancelled(self) -> Deleted | Stopped:
         """Why a task of this runner was cancelled, if not by its own client."""
         return Stopped() if self._closing else Deleted()
