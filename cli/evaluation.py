@@ -19,9 +19,8 @@ from rich.table import Table
 from cli.custom_dataset import CustomDataset
 from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint
-from runtime.flops import Flops, no_flops
+from runtime.accounting import Flops, no_flops
+from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.controller import Problem, search
@@ -75,7 +74,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class TrialScore:
     """What a row needs of a trial; the tree is let go."""
 
     correct: bool
@@ -102,7 +101,7 @@ async def evaluate(
     for engine in list(engines) * wanted.at_once:
         rooms.put_nowait(engine)
 
-    async def one(number: int, seed: int, question: str) -> list[Score]:
+    async def one(number: int, seed: int, question: str) -> list[TrialScore]:
         engine = await rooms.get()
         shared = SharedSamples(engine, *flops) if wanted.share else engine
         scores = await _question(wanted, shared, text, f"eval-{number}", seed, question, done)
@@ -129,12 +128,12 @@ async def _question(
     run_seed: int,
     question: str,
     done: Callable[[Trial], None],
-) -> list[Score]:
+) -> list[TrialScore]:
     """All specs on one question, in the specs' order; ``name`` begins the trees' ids."""
     prompt = tuple(text.encode_chat([{"role": "user", "content": question}]))
     problem = Problem(prompt, question, wanted.delimiter)
     seed = item_seed(run_seed, question)
-    scores: dict[int, Score] = {}
+    scores: dict[int, TrialScore] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
         rule, of = wanted.specs[i].answers or wanted.answers, wanted.task.answer
         bundled = rule == "auto" and not isinstance(wanted.task, CustomDataset)
@@ -150,7 +149,7 @@ async def _question(
             context_tokens=context_for(wanted.specs[i], engine.capabilities),
         )
         trial = judge(wanted.task, question, outcome)
-        scores[i] = Score(trial.correct, trial.any_correct, outcome.stats, outcome.digest)
+        scores[i] = TrialScore(trial.correct, trial.any_correct, outcome.stats, outcome.digest)
         done(trial)
     return [scores[i] for i in range(len(wanted.specs))]
 
@@ -165,7 +164,7 @@ def judge(task: Graded, question: str, outcome: Outcome) -> Trial:
     return Trial(question, outcome, correct, any(right.values()))
 
 
-def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[Score]) -> dict[str, Any]:
+def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> dict[str, Any]:
     """The published keys. Counts, costs and seconds are sums over questions, peaks the largest.
 
     With several seeds ``seed`` lists them, sums are over seeds too, and ``n`` still counts the

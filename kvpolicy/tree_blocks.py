@@ -8,6 +8,7 @@ by level in NumPy, so an update is O(n) with few calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,36 +27,6 @@ _FIRST = 64
 _VALUE, _CONFIDENCE, _ATTENTION = range(len(SIGNALS))
 
 
-class Level:
-    """The blocks of one depth and their parents; grows at its end."""
-
-    __slots__ = ("_parents", "_rows", "_size")
-
-    def __init__(self) -> None:
-        self._rows = np.empty(_FIRST, dtype=np.int64)
-        self._parents = np.empty(_FIRST, dtype=np.int64)
-        self._size = 0
-
-    def append(self, row: int, parent: int) -> None:
-        """Add a block."""
-        if self._size == len(self._rows):
-            self._rows = np.concatenate([self._rows, self._rows])
-            self._parents = np.concatenate([self._parents, self._parents])
-        self._rows[self._size] = row
-        self._parents[self._size] = parent
-        self._size += 1
-
-    @property
-    def rows(self) -> Ints:
-        """Block ids, in order of arrival."""
-        return self._rows[: self._size]
-
-    @property
-    def parents(self) -> Ints:
-        """Their parents' ids."""
-        return self._parents[: self._size]
-
-
 class TreeBlocks:
     """The blocks of one tree. Row i of every array is block i."""
 
@@ -65,9 +36,10 @@ class TreeBlocks:
         self._params = params
         self._parent: list[int] = []
         self._live_children: list[int] = []
-        self._levels: list[Level] = []
         self._tokens = np.zeros(_FIRST, dtype=np.int64)
         self._depth = np.zeros(_FIRST, dtype=np.int64)
+        self._above = np.zeros(_FIRST, dtype=np.int64)
+        """Parents once more, for steps over all blocks at once."""
         self._open_leaf = np.zeros(_FIRST, dtype=np.bool_)
         self._foreseen = np.zeros(_FIRST, dtype=np.bool_)
         self._scored = np.zeros(_FIRST, dtype=np.bool_)
@@ -131,7 +103,7 @@ class TreeBlocks:
         self._make_room(node)
         depth = 0 if node == ROOT else int(self._depth[parent]) + 1
         self._parent[node] = parent
-        self._tokens[node], self._depth[node] = tokens, depth
+        self._tokens[node], self._depth[node], self._above[node] = tokens, depth, parent
         self._open_leaf[node] = True
         if node != ROOT:
             self._live_children[parent] += 1
@@ -139,9 +111,6 @@ class TreeBlocks:
             self._signals[_VALUE, node] = self._signals[_VALUE, parent]
         if confidence is not None:
             self._signals[_CONFIDENCE, node] = confidence
-        if depth == len(self._levels):
-            self._levels.append(Level())
-        self._levels[depth].append(node, parent)
         if self._weighed is not None and self._on_path(parent):
             self._joined[node] = self._weight_below_path(node)
         else:
@@ -238,8 +207,8 @@ class TreeBlocks:
             rows = slice(len(weight))
             leafless = np.where(self._tokens[rows] > 0, -np.inf, np.inf)
             weight = np.where(self._open_leaf[rows] | self._foreseen[rows], weight, leafless)
-            for level in reversed(self._levels[1:]):
-                np.maximum.at(weight, level.parents, weight[level.rows])
+            for below, parents in reversed(self._levels()):
+                np.maximum.at(weight, parents, weight[below])
             self._weighed = weight, on_path
         return self._weighed
 
@@ -296,10 +265,17 @@ class TreeBlocks:
         beyond = np.full(rows, rows)
         beyond[path] = np.array(list(near.values())) - depth[path]
         on_path[path] = True
-        for level in self._levels[1:]:
-            below = level.rows
-            beyond[below] = np.minimum(beyond[below], beyond[level.parents])
+        for below, parents in self._levels():
+            beyond[below] = np.minimum(beyond[below], beyond[parents])
         return beyond + depth, on_path
+
+    def _levels(self) -> list[tuple[Ints, Ints]]:
+        """The blocks of each depth below the prompt and their parents, by rising depth."""
+        blocks = np.flatnonzero(self.tokens)[1:]
+        by_depth = blocks[np.argsort(self._depth[blocks], kind="stable")]
+        ends = np.cumsum(np.bincount(self._depth[blocks])[1:])
+        parents = self._above[by_depth]
+        return [(by_depth[a:b], parents[a:b]) for a, b in pairwise((0, *ends.tolist()))]
 
     def _path(self) -> set[int]:
         """Path*."""
@@ -367,7 +343,7 @@ class TreeBlocks:
         if node < room:
             return
         more = max(room, node + 1 - room)
-        for name in ("_tokens", "_depth", "_open_leaf", "_foreseen", "_scored"):
+        for name in ("_tokens", "_depth", "_above", "_open_leaf", "_foreseen", "_scored"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
         missing = np.full((len(SIGNALS), more), np.nan)

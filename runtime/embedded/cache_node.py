@@ -56,15 +56,12 @@ class CacheNode:
         self.steps: set[StepId] = set()
 
 
-NO_STEPS = np.empty(0, dtype=np.int64)
-
-
 @dataclass(slots=True)
 class StepEnd:
     """A step's ``path`` (int64 token ids as bytes) and the ``node`` at which what is cached of it
     ends, None if a whole step stands for it. ``complete``: all of the path is cached;
-    ``evicted``: some of it was, and is no more; ``changed``: more or less is cached than was last
-    told."""
+    ``evicted``: some of it was, and is no more; ``changed``: more or less is cached than at the
+    last ``take_changed``."""
 
     path: bytes
     node: CacheNode | None
@@ -95,9 +92,9 @@ class StepIndex:
         return None if end is None else end.node
 
     def filed(self, tree: str) -> np.ndarray:
-        """The steps of a search that are filed at a node, int64, rising."""
+        """The steps of a search that are filed at a node, int64."""
         ends = self._ends.get(tree, {}).items()
-        return np.array(sorted(n for n, end in ends if end.node is not None), dtype=np.int64)
+        return np.array([n for n, end in ends if end.node is not None], dtype=np.int64)
 
     def put(self, step: StepId, path: bytes, node: CacheNode, cached: int) -> None:
         """File a step at the node where the first ``cached`` tokens of its path end."""
@@ -160,7 +157,7 @@ class StepIndex:
         return {number: end.path for number, end in changed.items()}
 
     def check(self, nodes: Iterable[CacheNode]) -> None:
-        """Raise AssertionError unless steps are filed where they are said to be."""
+        """Raise AssertionError unless steps are filed where the index has them."""
         ends = {(t, n): end for t, numbers in self._ends.items() for n, end in numbers.items()}
         filed = {step: end.node for step, end in ends.items() if end.node is not None}
         assert {step: n for n in nodes for step in n.steps} == filed, "steps"

@@ -18,8 +18,8 @@ import numpy as np
 
 from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.eviction_order import EvictionParams
-from kvpolicy.value import UNFITTED, Floats, Theta, attention_shares
-from runtime.embedded.cache_node import EMPTY, NO_STEPS, CacheNode, StepId
+from kvpolicy.value import UNFITTED, Theta, attention_shares
+from runtime.embedded.cache_node import EMPTY, CacheNode, StepId
 from runtime.embedded.radix_tree import RadixTree
 from search.engine import Hint
 from search.tree import ROOT
@@ -44,7 +44,7 @@ class ValueParams(NamedTuple):
 
     Where nothing has been fitted the search's own value decides alone: what the other signals weigh
     against it is not known, and a wrong weight is worse than none. ``attends``: attention is read
-    and told with the steps although the coefficients do not ask for it.
+    and reported with the steps although the coefficients do not ask for it.
     """
 
     theta: Theta = UNFITTED.only("v")
@@ -225,17 +225,15 @@ class EvictionCandidates:
     """Unlocked leaves of a radix tree in the order in which they go.
 
     First what nobody holds, by age, and what is held but no step ends at; then by the dearest of
-    the steps that end there.
+    the steps that end there. The order of steps is made once for what a search's move has weighed.
+    Until the next move it is only added to: by steps that end, and by what becomes a leaf.
     """
 
     def __init__(self, radix: RadixTree, table: BlockTable) -> None:
         self._radix = radix
         self._table = table
         self._trees: list[str] = []
-        self._tree = self._step = NO_STEPS
-        self._key = _NO_KEYS
-        self._remaining = 0
-        self._added: list[tuple[EvictionKey, StepId]] = []
+        self._heap: list[tuple[EvictionKey, StepId]] = []
         self._unvalued = True
         """Whether there may be a held leaf at which no step ends."""
 
@@ -248,7 +246,7 @@ class EvictionCandidates:
     def add(self, step: StepId) -> None:
         """A step has ended, or was preempted: it may be a leaf."""
         if self._current:
-            heapq.heappush(self._added, (self._table.eviction_key(*step), step))
+            heapq.heappush(self._heap, (self._table.eviction_key(*step), step))
 
     def lowest(self) -> tuple[bool, CacheNode] | None:
         """Whether a search is about to read it, and the leaf that is to go next; None if none may.
@@ -269,9 +267,11 @@ class EvictionCandidates:
         above = leaf.parent
         slots = self._radix.evict_tip(leaf, wanted)
         if above is not None and self._radix.is_leaf(above) and above.steps:
-            step = max(above.steps, key=lambda step: self._table.eviction_key(*step))
-            heapq.heappush(self._added, (self._table.eviction_key(*step), step))
+            heapq.heappush(self._heap, self._dearest(above))
         return slots
+
+    def _dearest(self, node: CacheNode) -> tuple[EvictionKey, StepId]:
+        return max((self._table.eviction_key(*step), step) for step in node.steps)
 
     def _unvalued_leaf(self) -> tuple[bool, CacheNode] | None:
         """What no search wants. Few leaves are such, so they are only looked for if need be."""
@@ -285,59 +285,25 @@ class EvictionCandidates:
 
     def _valued_leaf(self) -> tuple[bool, CacheNode] | None:
         """The first leaf in order, which stays the first until it is evicted or read."""
-        while (entry := self._first()) is not None:
-            rank, step = entry
+        while self._heap:
+            key, step = self._heap[0]
             node = self._radix.steps.node_of(step)
             if node is None or node.locks or not self._radix.is_leaf(node):
-                self._skip(entry)
-                continue
-            if len(node.steps) > 1:
-                dearest = max((self._table.eviction_key(*other), other) for other in node.steps)
-                if dearest[0] > rank:
-                    self._skip(entry)
-                    heapq.heappush(self._added, dearest)
-                    continue
-            return rank[0], node
+                heapq.heappop(self._heap)
+            elif len(node.steps) > 1 and (dearest := self._dearest(node))[0] > key:
+                heapq.heapreplace(self._heap, dearest)
+            else:
+                return key[0], node
         return None
 
-    def _first(self) -> tuple[EvictionKey, StepId] | None:
-        """The next step, of those ordered at once and those added since."""
-        added = self._added[0] if self._added else None
-        if not self._remaining:
-            return added
-        at = self._remaining - 1
-        tree, step = self._trees[self._tree[at]], int(self._step[at])
-        rank = self._table.eviction_key_at(tree, step, float(self._key[at]))
-        return added if added is not None and added[0] <= rank else (rank, (tree, step))
-
-    def _skip(self, entry: tuple[EvictionKey, StepId]) -> None:
-        """Take out what ``_first`` gave."""
-        if self._added and self._added[0] is entry:
-            heapq.heappop(self._added)
-        else:
-            self._remaining -= 1
-
     def _order(self) -> None:
-        """Order all steps by ``BlockTable.eviction_key``, the lowest last.
-
-        Among equals the later search and the higher id go first: so they are put in that order
-        before a sort that keeps it.
-        """
-        self._added.clear()
-        self._trees = list(self._table)
-        steps, trees, keys = [NO_STEPS], [NO_STEPS], [_NO_KEYS]
-        for index, name in reversed(list(enumerate(self._trees))):
-            mine = self._radix.steps.filed(name)
-            steps.append(mine[::-1])
-            trees.append(np.full(len(mine), index))
-            keys.append(self._table[name].weights_of(mine)[::-1])
-        all_keys = np.concatenate(keys)
-        order = np.argsort(all_keys, kind="stable")[::-1]
-        self._key = all_keys[order]
-        self._step = np.concatenate(steps)[order]
-        self._tree = np.concatenate(trees)[order]
-        self._remaining = len(order)
+        """Order all steps by ``BlockTable.eviction_key``."""
+        table = self._table
+        self._trees, self._heap = list(table), []
+        for tree in self._trees:
+            nodes = self._radix.steps.filed(tree)
+            weights = table[tree].weights_of(nodes).tolist()
+            for node, weight in zip(nodes.tolist(), weights, strict=True):
+                self._heap.append((table.eviction_key_at(tree, node, weight), (tree, node)))
+        heapq.heapify(self._heap)
         self._unvalued = True
-
-
-_NO_KEYS: Floats = np.empty(0, dtype=np.float64)
