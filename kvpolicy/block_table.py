@@ -86,7 +86,7 @@ class BlockTable:
 
         On an active path the search is about to need a block whatever its value: there the later
         tree and the higher id, whose turn comes last, go first. A node without a block is a step
-        still being drawn: it counts as on its path.
+        still being decoded: it counts as on its path.
         """
         blocks = self._trees.get(tree)
         if blocks is None or node not in blocks:

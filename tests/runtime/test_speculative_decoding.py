@@ -62,7 +62,7 @@ def drafted(
         batch_limit=batch_limit,
         eos=Letters.eos,
         flops=HashModel.flops,
-        timed=draft_length.draft.add,
+        pass_time=draft_length.draft,
         clock=lambda: float(next(ticks)),
     )
     speculation = SpeculativeDecoder(
