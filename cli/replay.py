@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from cli.solve import SHORT_DIGEST, SearchClient, grower
+from cli.solve import SHORT_DIGEST, SearchClient, search_client
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 from search.tree_json import from_json
@@ -34,21 +34,6 @@ class Record:
     tree: Tree | None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A replay: both digests, and the first node that differs where that can be told."""
-
-    recorded: str
-    replayed: str
-    same_configuration: bool
-    difference: str | None
-
-    @property
-    def same(self) -> bool:
-        """Whether the same tree grew."""
-        return self.recorded == self.replayed
-
-
 def read_records(path: Path) -> list[Record]:
     """The searches of a file: one response, or a line each as ``--trees`` writes them.
 
@@ -67,18 +52,20 @@ def read_records(path: Path) -> list[Record]:
     return [_record(document, path) for document in documents]
 
 
-async def replay(record: Record, grow: SearchClient) -> Comparison:
-    """Grow the recorded search again. Raises ClientError when that fails."""
+async def replay(record: Record, grow: SearchClient) -> dict[str, Any]:
+    """Grow the recorded search again: both digests, and the first node that differs where that can
+    be told. Raises ClientError when that fails."""
     document = await grow(record.request, lambda _: None)
-    difference = None
-    if document["tree_digest"] != record.digest and record.tree is not None:
+    same, difference = document["tree_digest"] == record.digest, None
+    if not same and record.tree is not None:
         difference = first_difference(record.tree, from_json(document["tree"]))
-    return Comparison(
-        recorded=record.digest,
-        replayed=document["tree_digest"],
-        same_configuration=record.fingerprint in (None, document["system_fingerprint"]),
-        difference=difference,
-    )
+    return {
+        "recorded": record.digest,
+        "replayed": document["tree_digest"],
+        "same_configuration": record.fingerprint in (None, document["system_fingerprint"]),
+        "difference": difference,
+        "same": same,
+    }
 
 
 def first_difference(recorded: Tree, replayed: Tree) -> str:
@@ -137,16 +124,16 @@ async def replay_all(
 ) -> list[dict[str, Any]]:
     """Replay record after record, printing a line for each; a row for each."""
     rows = []
-    async with grower(settings, url, console) as grow:
+    async with search_client(settings, url, console) as grow:
         for number, record in enumerate(records, 1):
-            found = await replay(record, grow)
-            verdict = "same tree" if found.same else "another tree"
-            console.print(f"{number}: {verdict}, {found.replayed[:SHORT_DIGEST]}", highlight=False)
-            if not found.same:
-                console.print(f"   recorded {found.recorded[:SHORT_DIGEST]}", highlight=False)
-                difference = found.difference or "unknown, no tree was recorded"
+            row = await replay(record, grow)
+            verdict = "same tree" if row["same"] else "another tree"
+            console.print(f"{number}: {verdict}, {row['replayed'][:SHORT_DIGEST]}", highlight=False)
+            if not row["same"]:
+                console.print(f"   recorded {row['recorded'][:SHORT_DIGEST]}", highlight=False)
+                difference = row["difference"] or "unknown, no tree was recorded"
                 console.print(f"   first difference: {difference}", markup=False)
-                if not found.same_configuration:
+                if not row["same_configuration"]:
                     console.print("   the configuration differs: see system_fingerprint")
-            rows.append(asdict(found) | {"same": found.same})
+            rows.append(row)
     return rows

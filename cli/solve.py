@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,25 +108,20 @@ OTHER_COLUMNS = 28
 
 
 @asynccontextmanager
-async def grower(
+async def search_client(
     settings: Settings, url: str | None, console: Console, trees: TreeLog | None = None
 ) -> AsyncIterator[SearchClient]:
-    """A grower on the server at ``url``, or on an engine started for it."""
+    """What runs searches: the server at ``url``, or an engine started for it."""
     if url is not None:
         yield remote(url)
         return
     from server.assemble import running
     from server.service import create_service
 
-    with console.status("loading the models"):
-        parts = running(settings)
-        started = await parts.__aenter__()
-    try:
-        yield local(
-            create_service(settings, started.engine, started.text, started.delimiter, trees)
-        )
-    finally:
-        await parts.__aexit__(None, None, None)
+    async with AsyncExitStack() as started:
+        with console.status("loading the models"):
+            model = await started.enter_async_context(running(settings))
+        yield local(create_service(settings, model.engine, model.text, model.delimiter, trees))
 
 
 async def solve(
@@ -143,7 +138,7 @@ async def solve(
     ``picture``: an SVG file for the tree as it stands at the end.
     """
     request = SearchRequest(question=question, search=spec)
-    async with grower(settings, url, console, trees if url is None else None) as grow:
+    async with search_client(settings, url, console, trees if url is None else None) as grow:
         with LiveTree(console, question) as drawing:
             document = await grow(request, drawing.hear)
     if url is not None:

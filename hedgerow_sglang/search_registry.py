@@ -71,7 +71,7 @@ class SearchRegistry:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
-        self._block_table = BlockTable(theta, EVICTION_PARAMS)
+        self.block_table = BlockTable(theta, EVICTION_PARAMS)
         self._searches: dict[str, _Search] = {}
         self._turns = 0
 
@@ -85,14 +85,14 @@ class SearchRegistry:
             return dead_paths
         search = self._searches.get(note.tree)
         if search is None:
-            self._block_table.add_tree(note.tree, note.prompt)
-            self._block_table.transition(note.tree, {}, [ROOT], ())
+            self.block_table.add_tree(note.tree, note.prompt)
+            self.block_table.transition(note.tree, {}, [ROOT], ())
             search = self._searches[note.tree] = _Search(note.prompt)
         if note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
             hint = note.values, note.active, note.dead, note.outlook
-            self._block_table.transition(note.tree, *hint)
+            self.block_table.transition(note.tree, *hint)
             dead_paths += self._remove(search, note.dead)
             self._forget_silent()
         search.heard = self._turns
@@ -127,23 +127,19 @@ class SearchRegistry:
         path = search.paths.get(above)
         if path is None or tokens[: len(path)] != path:
             above = ROOT
-        blocks = self._block_table[note.tree]
+        blocks = self.block_table[note.tree]
         own = max(1, len(tokens) - len(search.paths[above]))
-        self._block_table.boundary(note.tree, note.node, above, own)
+        self.block_table.boundary(note.tree, note.node, above, own)
         if blocks.alive(note.node) and note.node not in search.paths:
             self._add(search, note.node, above, tokens)
 
     def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
         """Every block that may be visited again, of each search parents first."""
-        rank = self._block_table.eviction_key
+        rank = self.block_table.eviction_key
         for tree, search in self._searches.items():
             for node, tokens in search.paths.items():
                 above = search.parents[node]
                 yield search.namespace, HeldBlock(tree, node, above, tokens, rank(tree, node))
-
-    def pressure(self, budget: int) -> dict[str, list[int]]:
-        """What kvpolicy's exact mode would keep of every block; see ``BlockTable.pressure``."""
-        return {tree: kept.tolist() for tree, kept in self._block_table.pressure(budget).items()}
 
     def clear(self) -> None:
         """Nothing is cached any more; searches go on with what they draw from now on."""
@@ -168,7 +164,7 @@ class SearchRegistry:
 
     def _end_search(self, tree: str) -> list[DeadPath]:
         search = self._searches.pop(tree, None)
-        self._block_table.remove_tree(tree)
+        self.block_table.remove_tree(tree)
         return [] if search is None else self._remove(search, list(search.paths))
 
     def _forget_silent(self) -> None:

@@ -1,8 +1,9 @@
 """All searches' blocks under one budget: what happens to them, and which are evicted first.
 
 Three events and nothing else cause work: a *boundary* (a block closes), a *transition* (a search's
-active leaves change) and *pressure* (memory runs short). Blocks that several trees have in common
-are the cache's to recognise; it gives such a block the highest of its keys.
+active leaves change) and *pressure* (memory runs short, and the caller evicts by ``eviction_key``).
+Blocks that several trees have in common are the cache's to recognise; it gives such a block the
+highest of its keys.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
-from kvpolicy.eviction_order import EvictionParams, Infeasible, Ints, keep_within
+from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.tree_blocks import TreeBlocks
 from kvpolicy.value import UNFITTED, Theta
 
@@ -82,40 +81,12 @@ class BlockTable:
         blocks.mark_dead(dead)
         blocks.set_active(active)
 
-    def pressure(self, budget: int) -> dict[str, Ints]:
-        """Tokens to keep of every block, by tree and row, so that they are at most ``budget``.
-
-        Blocks on active paths stay whole, dead ones go, the others are kept in order of weight,
-        parents first, and the last one is cut at its tail. Raises Infeasible if the active paths
-        alone exceed the budget.
-        """
-        kept = {}
-        off_path: list[tuple[Ints, Ints]] = []
-        weights, sizes = [np.empty(0)], [np.empty(0, dtype=np.int64)]
-        needed = 0
-        for tree, blocks in self._trees.items():
-            weight, on_path = blocks.weights()
-            kept[tree] = blocks.tokens * on_path
-            needed += int(kept[tree].sum())
-            rows = np.flatnonzero(~on_path & (weight > -np.inf))
-            off_path.append((kept[tree], rows))
-            weights.append(weight[rows])
-            sizes.append(blocks.tokens[rows])
-        if needed > budget:
-            raise Infeasible(needed, budget, "active paths")
-        shares = keep_within(np.concatenate(sizes), np.concatenate(weights), budget - needed)
-        at = 0
-        for whole, rows in off_path:
-            whole[rows] = shares[at : at + len(rows)]
-            at += len(rows)
-        return kept
-
     def eviction_key(self, tree: str, node: int) -> EvictionKey:
         """Of blocks that may be evicted, the one with the lowest key goes first.
 
         On an active path the search is about to need a block whatever its value: there the later
         tree and the higher id, whose turn comes last, go first. A node without a block is a step
-        still being drawn: it counts as on its path.
+        still being decoded: it counts as on its path.
         """
         blocks = self._trees.get(tree)
         if blocks is None or node not in blocks:

@@ -64,20 +64,3 @@ def eviction_weights(
     if params.distance_decay:
         weights *= np.exp(-params.distance_decay * distance)
     return weights
-
-
-def keep_within(tokens: Ints, weight: Floats, budget: int) -> Ints:
-    """Tokens kept of each block (n,), counted from its start; they add up to the budget or to all.
-
-    Blocks are kept whole by falling weight, equal weights by rising index, and the last one is cut
-    at its tail. Where weights do not increase down the tree and parents stand before children, what
-    is kept is prefix-closed; a larger budget keeps a superset. Raises ValueError below 0.
-    """
-    if budget < 0:
-        raise ValueError(f"budget: {budget}; 0 or more is needed")
-    order = np.argsort(-weight, kind="stable")
-    sizes = tokens[order]
-    before = np.cumsum(sizes) - sizes
-    kept = np.empty_like(tokens)
-    kept[order] = np.minimum(np.maximum(budget - before, 0), sizes)
-    return kept

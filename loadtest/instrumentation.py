@@ -181,7 +181,7 @@ class WatchedSearch:
         """Seconds a search, of so many, watched by a side or by nothing."""
         metrics, encoded = Metrics(), Encoded()
         traces = Tracing(BatchSpanProcessor(encoded), "sprig", "")
-        run = traces.searching(search) if side in ("traces", "all") else search
+        run = traces.search if side in ("traces", "all") else search
         numbers = count()
 
         def frame(event: Event) -> None:

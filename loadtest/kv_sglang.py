@@ -29,8 +29,7 @@ from loadtest.report import say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from loadtest.sglang_drawing import Drawing, drawing_in
 from loadtest.watched import WatchedEngine
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint
+from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.text import Text
 
 ON_SGLANG = ("lru", "priority", "arborkv")

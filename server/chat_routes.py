@@ -16,7 +16,6 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
-from server.limits import ReplyTokens
 from server.middleware import forget_body
 from server.plain_completion import PlainCompletion, PlainReply
 from server.replies import CompletedReply, ReplyFormat, reply_format, search_document
@@ -82,64 +81,70 @@ async def _work(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
-    seconds = await seconds_after_turn(slot, parsed.seconds)
-    searched = parsed.spec is not None
-    with service.quotas.booking(parsed.key, len(parsed.problem.prompt), searched=searched) as spent:
-        if searched:
-            reply = CompletedReply(parsed, await _search(parsed, service, seconds, spent, tell))
-        else:
-            reply = CompletedReply(parsed, await _draw(parsed, service, seconds, spent, tell))
-            spent.completion = reply.usage["completion_tokens"]
-    return reply
+    if parsed.spec is None:
+        return CompletedReply(parsed, await _draw(parsed, service, slot, tell))
+    listen = (lambda _: None) if tell is None else _certain(parsed, parsed.spec, tell)
+    outcome = await search_in_turn(parsed, service, slot, listen)
+    if service.trees.wanted:
+        await service.log_tree(search_document(parsed, outcome, service.fingerprint))
+    return CompletedReply(parsed, outcome)
 
 
 async def _draw(
-    parsed: ParsedRequest, service: Service, seconds: float, spent: ReplyTokens, tell: Tell | None
+    parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> Sequence[PlainReply]:
     """Plain replies, side by side. Until they are done they cost whole pieces."""
+    seconds = await seconds_after_turn(slot, parsed.seconds)
+    prompt = len(parsed.problem.prompt)
+    with service.quotas.booking(parsed.key, prompt, searched=False) as spent:
 
-    def draw(wanted: PlainCompletion) -> asyncio.Task[PlainReply]:
-        tree = f"{parsed.tree}.{wanted.draw}" if wanted.draw else parsed.tree
-        timed = replace(wanted, seconds=seconds)
+        def draw(wanted: PlainCompletion) -> asyncio.Task[PlainReply]:
+            tree = f"{parsed.tree}.{wanted.draw}" if wanted.draw else parsed.tree
+            timed = replace(wanted, seconds=seconds)
 
-        def hear(text: str) -> None:
-            spent.completion += wanted.piece
-            if tell is not None:
-                tell(Certain(wanted.draw, text))
+            def hear(text: str) -> None:
+                spent.completion += wanted.piece
+                if tell is not None:
+                    tell(Certain(wanted.draw, text))
 
-        return asyncio.create_task(service.runner.complete(tree, timed, hear))
+            return asyncio.create_task(service.runner.complete(tree, timed, hear))
 
-    tasks = [draw(wanted) for wanted in parsed.completions]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [draw(wanted) for wanted in parsed.completions]
+        try:
+            replies = await asyncio.gather(*tasks)
+            spent.completion = sum(reply.tokens for reply in replies)
+            return replies
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _search(
-    parsed: ParsedRequest, service: Service, seconds: float, spent: ReplyTokens, tell: Tell | None
+async def search_in_turn(
+    parsed: ParsedRequest,
+    service: Service,
+    slot: QueueSlot | None,
+    listen: Callable[[Event], None],
 ) -> Outcome:
+    """Search when it is its turn, and book what it comes to; no slot: no queue."""
     assert parsed.spec is not None, "a plain reply needs no search"
-    certain = None if tell is None else _certain(parsed, parsed.spec, tell)
+    seconds = await seconds_after_turn(slot, parsed.seconds)
+    prompt = len(parsed.problem.prompt)
+    with service.quotas.booking(parsed.key, prompt, searched=True) as spent:
 
-    def hear(event: Event) -> None:
-        spent.hear(event)
-        if certain is not None:
-            certain(event)
+        def hear(event: Event) -> None:
+            spent.hear(event)
+            listen(event)
 
-    outcome = await service.runner.search(
-        parsed.tree,
-        parsed.problem,
-        parsed.spec,
-        seconds=seconds,
-        listen=hear,
-        in_reasoning=bool(parsed.in_reasoning),
-    )
-    if service.trees.wanted:
-        await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    return outcome
+        return await service.runner.search(
+            parsed.tree,
+            parsed.problem,
+            parsed.spec,
+            seconds=seconds,
+            listen=hear,
+            continuation=parsed.continuation,
+            in_reasoning=bool(parsed.in_reasoning),
+        )
 
 
 def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:

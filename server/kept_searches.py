@@ -118,16 +118,14 @@ class SearchStore:
         search = self._kept.get(search_id)
         return search if search is not None and search.owner == owner else None
 
-    def remove(self, search_id: str) -> KeptSearch | None:
-        """Forget a search and cancel it if it runs; None if there is no such search."""
+    def remove(self, search_id: str) -> None:
+        """Forget a search, if there is such a one, and cancel it if it runs."""
         self._forget()
         search = self._kept.pop(search_id, None)
-        if search is None:
-            return None
-        self._bytes -= search.size
-        if search.task is not None:
-            search.task.cancel()
-        return search
+        if search is not None:
+            self._bytes -= search.size
+            if search.task is not None:
+                search.task.cancel()
 
     def _forget(self) -> None:
         """Drop finished searches that are too old, too many or too large together."""

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from search.events import Event
-from server.admission import QueueSlot, seconds_after_turn
+from server.admission import QueueSlot
 from server.api_errors import (
     NO_RETRY,
     ApiError,
@@ -23,6 +23,7 @@ from server.api_errors import (
     nothing_finished,
     translate,
 )
+from server.chat_routes import search_in_turn
 from server.kept_searches import HEARTBEAT, EventLog, KeptSearch
 from server.limits import most_tokens
 from server.middleware import forget_body
@@ -116,28 +117,11 @@ async def grow(
     event_log: EventLog | None = None,
 ) -> dict[str, Any]:
     """Search when it is its turn, and keep the document under the search's id."""
-    assert parsed.spec is not None, "a plain reply is not searched"
     service.store.begin(
         parsed.id, parsed.key.name, parsed.created, slot or asyncio.current_task(), event_log
     )
     try:
-        seconds = await seconds_after_turn(slot, parsed.seconds)
-        prompt = len(parsed.problem.prompt)
-        with service.quotas.booking(parsed.key, prompt, searched=True) as spent:
-
-            def hear(event: Event) -> None:
-                spent.hear(event)
-                tell(event)
-
-            outcome = await service.runner.search(
-                parsed.tree,
-                parsed.problem,
-                parsed.spec,
-                seconds=seconds,
-                listen=hear,
-                continuation=parsed.continuation,
-                in_reasoning=bool(parsed.in_reasoning),
-            )
+        outcome = await search_in_turn(parsed, service, slot, tell)
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, outcome.spec.policy)
         document = search_document(parsed, outcome, service.fingerprint)

@@ -14,13 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from runtime.text import Text
-from search.controller import search
 from search.engine import Engine
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
 from server.limits import Quotas, TypicalCost
-from server.plain_completion import complete
 from server.prometheus_metrics import Metrics
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
@@ -218,5 +216,4 @@ def _runner(
     metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     if traces is None:
         return SearchRunner(engine, metrics, settings.answers)
-    grow, reply = traces.searching(search), traces.completing(complete)
-    return SearchRunner(engine, metrics, settings.answers, grow, reply)
+    return SearchRunner(engine, metrics, settings.answers, traces.search, traces.complete)

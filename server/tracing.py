@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from opentelemetry import propagate
@@ -35,21 +36,19 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.passed_on import PassedOn
-from search.controller import Problem
+from search.controller import Problem, search
 from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory, Usage
 from search.events import Event, Evicted, Pruned, Rehydrated, Selected
 from search.outcome import Outcome
 from search.spec import SearchSpec
-from server.plain_completion import PlainCompletion, PlainReply
+from server.plain_completion import PlainCompletion, PlainReply, complete
 
 OTLP_PATH = "/v1/traces"
 UNTRACED = frozenset({"/health", "/ready", "/metrics"})
 SERVER_ERROR = 500
+NANOSECONDS = 1e9
 MOST_EVENTS = 1 << 20
 """Of a span: every step of a large tree. By itself OpenTelemetry drops all but the last 128."""
-
-Search = Callable[..., Awaitable[Outcome]]
-Complete = Callable[..., Awaitable[PlainReply]]
 
 
 def by_otlp(endpoint: str) -> BatchSpanProcessor:
@@ -70,85 +69,70 @@ class Tracing:
         self._provider.add_span_processor(processor)
         self._model = model
         self.tracer = self._provider.get_tracer("hedgerow", version)
+        self.requests = partial(TracedRequests, tracer=self.tracer)
 
     async def close(self) -> None:
         """Send what is left."""
         await asyncio.to_thread(self._provider.shutdown)
 
-    def requests(self, app: ASGIApp) -> TracedRequests:
-        """An app, traced."""
-        return TracedRequests(app, self.tracer)
-
-    def searching(self, search: Search) -> Search:
+    async def search(
+        self,
+        problem: Problem,
+        spec: SearchSpec,
+        engine: Engine,
+        *,
+        listen: Callable[[Event], None] | None = None,
+        **more: Any,
+    ) -> Outcome:
         """``search.controller.search``, traced."""
+        asked = self._asked(problem.prompt, spec, spec.trajectory_tokens) | {
+            "hedgerow.search.policy": spec.policy,
+            "hedgerow.search.width": spec.width,
+        }
+        with self.tracer.start_as_current_span(f"chat {self._model}", attributes=asked) as span:
+            traced = TracedEngine(engine, self.tracer, span, self._model)
 
-        async def traced(
-            problem: Problem,
-            spec: SearchSpec,
-            engine: Engine,
-            *,
-            listen: Callable[[Event], None] | None = None,
-            **more: Any,
-        ) -> Outcome:
-            with self.tracer.start_as_current_span(f"chat {self._model}") as span:
-                span.set_attributes(self._asked(problem, spec))
-                traced = TracedEngine(engine, self.tracer, span, self._model)
+            def hear(event: Event) -> None:
+                traced.hear(event)
+                if listen is not None:
+                    listen(event)
 
-                def hear(event: Event) -> None:
-                    traced.hear(event)
-                    if listen is not None:
-                        listen(event)
+            try:
+                outcome = await search(problem, spec, traced, listen=hear, **more)
+            finally:
+                traced.end()
+            span.set_attributes(_answered(outcome))
+            return outcome
 
-                try:
-                    outcome = await search(problem, spec, traced, listen=hear, **more)
-                finally:
-                    traced.end()
-                span.set_attributes(_answered(outcome))
-                return outcome
-
-        return traced
-
-    def completing(self, complete: Complete) -> Complete:
+    async def complete(
+        self,
+        wanted: PlainCompletion,
+        engine: Engine,
+        tree_id: str,
+        on_text: Callable[[str], None],
+    ) -> PlainReply:
         """``server.plain_completion.complete``, traced."""
+        asked = self._asked(wanted.prompt, wanted, wanted.limit)
+        with self.tracer.start_as_current_span(f"chat {self._model}", attributes=asked) as span:
+            traced = TracedEngine(engine, self.tracer, span, self._model)
+            reply = await complete(wanted, traced, tree_id, on_text)
+            span.set_attribute("gen_ai.response.finish_reasons", (reply.finish_reason,))
+            span.set_attribute("gen_ai.usage.output_tokens", reply.tokens)
+            return reply
 
-        async def traced(
-            wanted: PlainCompletion, engine: Engine, tree_id: str, on_text: Callable[[str], None]
-        ) -> PlainReply:
-            with self.tracer.start_as_current_span(f"chat {self._model}") as span:
-                span.set_attributes(
-                    self._about(wanted.prompt)
-                    | {
-                        "gen_ai.request.max_tokens": wanted.limit,
-                        "gen_ai.request.seed": wanted.seed,
-                        "gen_ai.request.temperature": wanted.temperature,
-                        "gen_ai.request.top_p": wanted.top_p,
-                    }
-                )
-                traced = TracedEngine(engine, self.tracer, span, self._model)
-                reply = await complete(wanted, traced, tree_id, on_text)
-                span.set_attribute("gen_ai.response.finish_reasons", (reply.finish_reason,))
-                span.set_attribute("gen_ai.usage.output_tokens", reply.tokens)
-                return reply
-
-        return traced
-
-    def _about(self, prompt: tuple[int, ...]) -> dict[str, Any]:
+    def _asked(
+        self, prompt: tuple[int, ...], how: SearchSpec | PlainCompletion, limit: int
+    ) -> dict[str, Any]:
         return {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "hedgerow",
             "gen_ai.request.model": self._model,
             "gen_ai.response.model": self._model,
             "gen_ai.usage.input_tokens": len(prompt),
-        }
-
-    def _asked(self, problem: Problem, spec: SearchSpec) -> dict[str, Any]:
-        return self._about(problem.prompt) | {
-            "gen_ai.request.seed": spec.seed or 0,
-            "gen_ai.request.temperature": spec.temperature,
-            "gen_ai.request.top_p": spec.top_p,
-            "gen_ai.request.max_tokens": spec.trajectory_tokens,
-            "hedgerow.search.policy": spec.policy,
-            "hedgerow.search.width": spec.width,
+            "gen_ai.request.seed": how.seed or 0,
+            "gen_ai.request.temperature": how.temperature,
+            "gen_ai.request.top_p": how.top_p,
+            "gen_ai.request.max_tokens": limit,
         }
 
 
@@ -183,7 +167,11 @@ class TracedRequests:
 
             async def send_noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    _note_response(span, message)
+                    status, headers = message["status"], Headers(raw=message["headers"])
+                    span.set_attribute("http.response.status_code", status)
+                    span.set_attribute("hedgerow.request_id", headers["x-request-id"])
+                    if status >= SERVER_ERROR:
+                        span.set_status(StatusCode.ERROR)
                 await send(message)
 
             try:
@@ -193,17 +181,6 @@ class TracedRequests:
                 if route is not None:
                     span.update_name(f"{method} {route}")
                     span.set_attribute("http.route", route)
-
-
-def _note_response(span: Span, message: Message) -> None:
-    status = message["status"]
-    span.set_attribute("http.response.status_code", status)
-    span.set_attribute("hedgerow.request_id", Headers(raw=message["headers"])["x-request-id"])
-    if status >= SERVER_ERROR:
-        span.set_status(StatusCode.ERROR)
-
-
-NANOSECONDS = 1e9
 
 
 class TracedEngine(PassedOn):

@@ -129,9 +129,10 @@ class BeamExtension:
         paused = {tree for tree, seqs in self._paused.items() if seqs}
         return paused | {tree for tree, queue in self._children.items() if queue}
 
-    def pause_all(self) -> None:
-        """A round waits: take all extensions out of the batch. They keep their slots."""
-        for sequence in [sequence for sequence in self._batch.sequences if sequence.preemptible]:
+    def pause_all(self, tree: str | None = None) -> None:
+        """Take all extensions, or one search's, out of the batch. They keep their slots."""
+        running = [one for one in self._batch.sequences if one.preemptible]
+        for sequence in [one for one in running if tree in (None, one.tree)]:
             self._pause(sequence)
 
     def prefix(self, tree: str, node: int, tokens: np.ndarray) -> SharedPrefix | None:
@@ -160,12 +161,7 @@ class BeamExtension:
         """A round has begun: what it did not ask for runs no further, and what has not begun will
         not begin."""
         self._children.pop(tree, None)
-        for sequence in [
-            sequence
-            for sequence in self._batch.sequences
-            if sequence.preemptible and sequence.tree == tree
-        ]:
-            self._pause(sequence)
+        self.pause_all(tree)
         self._paused.pop(tree, None)
         beams = self._beams.get(tree, {})
         for node in [node for node, beam in beams.items() if not beam.children]:
@@ -216,13 +212,9 @@ class BeamExtension:
 
     def _pause_last(self, tree: str) -> bool:
         """Pause a search's least likely extension; False if it has none in the batch."""
-        for sequence in reversed(self._batch.sequences):
-            if (
-                sequence.preemptible
-                and sequence.tree == tree
-                and isinstance(sequence, BranchSequence)
-            ):
-                self._pause(sequence)
+        for one in reversed(self._batch.sequences):
+            if one.preemptible and one.tree == tree and isinstance(one, BranchSequence):
+                self._pause(one)
                 return True
         return False
 

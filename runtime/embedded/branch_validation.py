@@ -22,8 +22,8 @@ def validate_branches(
 ) -> list[NDArray[np.int64]]:
     """The prefix of each branch, as an array; those of the same tuple are one.
 
-    Raises EngineError for a branch or a sampling that nothing can be drawn by. ``vocab``: token ids
-    are below it; ``rooms``: what a prefix and its step must fit, by name.
+    Raises EngineError for a branch or a sampling that nothing can be decoded by. ``vocab``: token
+    ids are below it; ``rooms``: what a prefix and its step must fit, by name.
     """
     _check_sampling(sampling)
     prefixes: dict[int, NDArray[np.int64]] = {}
@@ -94,7 +94,7 @@ def _check_branch(branch: Branch, sampling: Sampling) -> None:
 
 
 def _check_ahead(ahead: Ahead) -> None:
-    """Children may be begun early: their seeds follow from 32-bit places on a path."""
+    """Beam extension may begin children: their seeds follow from 32-bit places on a path."""
     if not isinstance(ahead, Ahead):
         raise EngineError(f"ahead: {type(ahead).__name__}; Ahead is needed")
     whole("ahead.seed", ahead.seed, 0, SEEDS)

@@ -60,8 +60,8 @@ class CacheNode:
 class StepEnd:
     """A step's ``path`` (int64 token ids as bytes) and the ``node`` at which what is cached of it
     ends, None if a whole step stands for it. ``complete``: all of the path is cached;
-    ``evicted``: some of it was, and is no more; ``changed``: more or less is cached than was last
-    told."""
+    ``evicted``: some of it was, and is no more; ``changed``: more or less is cached than at the
+    last ``take_changed``."""
 
     path: bytes
     node: CacheNode | None
@@ -157,7 +157,7 @@ class StepIndex:
         return {number: end.path for number, end in changed.items()}
 
     def check(self, nodes: Iterable[CacheNode]) -> None:
-        """Raise AssertionError unless steps are filed where they are said to be."""
+        """Raise AssertionError unless steps are filed where the index has them."""
         ends = {(t, n): end for t, numbers in self._ends.items() for n, end in numbers.items()}
         filed = {step: end.node for step, end in ends.items() if end.node is not None}
         assert {step: n for n in nodes for step in n.steps} == filed, "steps"

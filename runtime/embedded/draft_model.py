@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.batch import Advance, Batch, Forwards
+from runtime.embedded.draft_length import PassTime
 from runtime.embedded.draft_tree import DraftChain, DraftTree
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
@@ -38,19 +39,19 @@ class DraftModel:
         batch_limit: int,
         eos: frozenset[int],
         flops: Callable[[int, int, int], float],
-        timed: Callable[[int, float], None],
+        pass_time: PassTime,
         clock: Callable[[], float],
     ) -> None:
         """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
-        drafts. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``timed`` hears of
-        each pass: its rows and its seconds by ``clock``."""
+        drafts. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``pass_time``:
+        what each pass takes by ``clock`` is added to it."""
         self.cache = PrefixCache(kv_tokens)
         self._batch = Batch(forward, self.cache, limit=2 * batch_limit, rows=PREFILL_ROWS)
         self._longest = min(context, kv_tokens)
         self._eos = eos
         self._flops = flops
         self._spent: defaultdict[str, float] = defaultdict(float)
-        self._timed = timed
+        self._pass_time = pass_time
         self._clock = clock
         self._since = 0.0
         self._sequences: dict[BranchSequence, TokenSequence] = {}
@@ -171,7 +172,7 @@ class DraftModel:
         for advance in advances:
             self._spent[advance.sequence.tree] += pass_flops(advance, self._flops)
         before, self._since = self._since, self._clock()
-        self._timed(sum(advance.all_rows for advance in advances), self._since - before)
+        self._pass_time.add(sum(advance.all_rows for advance in advances), self._since - before)
 
     def _pass(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
         """A pass over all sequences but those ``held`` back. What is preempted gets no draft."""

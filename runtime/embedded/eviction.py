@@ -44,7 +44,7 @@ class ValueParams(NamedTuple):
 
     Where nothing has been fitted the search's own value decides alone: what the other signals weigh
     against it is not known, and a wrong weight is worse than none. ``attends``: attention is read
-    and told with the steps although the coefficients do not ask for it.
+    and reported with the steps although the coefficients do not ask for it.
     """
 
     theta: Theta = UNFITTED.only("v")

@@ -61,7 +61,7 @@ class SequenceQueues:
         """Let waiting branches in, the trees in turn, as far as places and memory go.
 
         Returns those that have a sequence now and whose prefix's logits are known; others may
-        follow them. For want of memory the KV of all beam extensions goes first.
+        follow them. Where memory is short the KV of all beam extensions goes first.
         """
         admitted: dict[DedupKey | BranchSequence, BranchSequence] = {}
         held_back, closed = [], False

@@ -180,7 +180,7 @@ class Scheduler:
             self.speculation.draft_model.cache.check(self.searches)
 
     def take_out_of_kv(self) -> list[int]:
-        """The calls that got no answer since the last time, for want of KV."""
+        """The calls that got no answer since the last time, since KV ran out."""
         calls, self._out_of_kv = self._out_of_kv, []
         return calls
 

@@ -138,7 +138,7 @@ def load_speculative_decoder(
         batch_limit=options.batch_limit,
         eos=policy.eos,
         flops=forward.config.flops,
-        timed=draft_length.draft.add,
+        pass_time=draft_length.draft,
         clock=clock,
     )
     return SpeculativeDecoder(

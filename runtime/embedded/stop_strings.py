@@ -1,4 +1,4 @@
-"""Finds stop strings in drawn tokens.
+"""Finds stop strings in decoded tokens.
 
 Which tokens may complete one of them stands in a table, made in time linear in their bytes and the
 vocabulary's, and kept while it is among the last ones used.

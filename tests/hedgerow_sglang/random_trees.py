@@ -27,6 +27,7 @@ from hedgerow_sglang.plugin_protocol import Note
 from hedgerow_sglang.search_cache import SearchCache
 from hedgerow_sglang.search_registry import CacheNamespace
 from kvpolicy.eviction_order import Infeasible
+from tests.kvpolicy.pressure import kept_tokens
 
 HERE = CacheNamespace()
 
@@ -121,7 +122,7 @@ def random_trees(seed: int, page: int = 1) -> CachedTrees:
 def on_active_paths(trees: CachedTrees) -> int:
     """Tokens that kvpolicy gives up at no budget."""
     try:
-        trees.cache.searches.pressure(0)
+        kept_tokens(trees.cache.searches.block_table, 0)
     except Infeasible as error:
         return error.needed
     return 0
@@ -135,7 +136,7 @@ def same_decisions(seed: int) -> int:
     budgets = sorted(trees.chance.sample(budgets, min(4, len(budgets))), reverse=True)
     for budget in budgets:
         cache.evict(EvictParams(num_tokens=cache.total_size() - budget))
-        expected = cache.searches.pressure(budget)
+        expected = kept_tokens(cache.searches.block_table, budget)
         for tree, node in trees.paths:
             assert trees.kept(tree, node) == expected[tree][node], (seed, budget, tree, node)
         assert cache.evictable_size() == cache.total_size() == budget, (seed, budget)

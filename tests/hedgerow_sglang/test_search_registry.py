@@ -6,6 +6,7 @@ from array import array
 
 from hedgerow_sglang.plugin_protocol import Note
 from hedgerow_sglang.search_registry import SILENT_TURNS, CacheNamespace, SearchRegistry
+from tests.kvpolicy.pressure import kept_tokens
 
 PROMPT = 2
 HERE = CacheNamespace()
@@ -35,10 +36,16 @@ def order(searches: SearchRegistry) -> list[int]:
     return [block.node for block in sorted(held, key=lambda block: block.rank)]
 
 
+def kept_by(searches: SearchRegistry, budget: int) -> dict[str, list[int]]:
+    """Tokens of every block that kvpolicy's order keeps in a budget."""
+    kept = kept_tokens(searches.block_table, budget)
+    return {tree: tokens.tolist() for tree, tokens in kept.items()}
+
+
 def test_the_order_is_kvpolicys() -> None:
     """Block 1 is off the path; the prompt and block 2 are on it, the higher id goes first."""
     assert order(grown()) == [1, 2, 0]
-    assert grown().pressure(5) == {"ash": [2, 1, 2]}
+    assert kept_by(grown(), 5) == {"ash": [2, 1, 2]}
 
 
 def test_a_step_without_a_reward_has_its_parents_value() -> None:
@@ -93,7 +100,7 @@ def test_a_search_that_comes_from_another_server_hangs_below_its_prompt() -> Non
     searches.complete_step(Note("ash", PROMPT, 13, 2, turn=2), ids(9, 9, 3, 3, 6), HERE)
     above = {block.node: block.parent for _, block in searches.held()}
     assert (above[12], above[13]) == (0, 0)
-    assert searches.pressure(100) == {"ash": [2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3]}
+    assert kept_by(searches, 100) == {"ash": [2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3]}
 
 
 def test_what_was_read_before() -> None:

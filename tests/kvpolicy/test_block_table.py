@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvpolicy.block_table import BlockTable
 from kvpolicy.eviction_order import EvictionParams, Infeasible
 from kvpolicy.value import Theta
+from tests.kvpolicy.pressure import kept_tokens
 
 NAMES = ("ash", "oak", "elm")
 
@@ -32,16 +33,16 @@ def two_trees() -> BlockTable:
 
 def test_one_budget_over_all_trees_by_hand() -> None:
     """Active: ash's prompt and leaf 1, 15 tokens. Then oak's prompt, of its leaf what fits."""
-    plan = two_trees().pressure(24)
+    plan = kept_tokens(two_trees(), 24)
     assert plan["ash"].tolist() == [5, 10, 0]
     assert plan["oak"].tolist() == [5, 4]
-    assert not two_trees().pressure(15)["oak"].any()
+    assert not kept_tokens(two_trees(), 15)["oak"].any()
 
 
 def test_a_budget_below_the_active_paths_is_refused_with_both_sizes() -> None:
     """The caller runs them in waves then."""
     with pytest.raises(Infeasible, match=r"budget: 14 tokens; active paths need 15") as refused:
-        two_trees().pressure(14)
+        kept_tokens(two_trees(), 14)
     assert (refused.value.needed, refused.value.budget) == (15, 14)
 
 
@@ -77,7 +78,7 @@ def test_what_is_over_is_forgotten() -> None:
     table.remove_tree("ash")
     assert "ash" not in table
     assert table.eviction_key("ash", 1) == table.eviction_key("never", 1) == (True, 0.0, 0, -1)
-    assert list(table.pressure(20)) == ["oak"]
+    assert list(kept_tokens(table, 20)) == ["oak"]
     table.add_tree("ash", 3)
     with pytest.raises(ValueError, match="'ash' is in flight"):
         table.add_tree("ash", 3)
@@ -156,10 +157,10 @@ class BlockTableMachine(RuleBasedStateMachine):
         )
         if needed > self.budget:
             with pytest.raises(Infeasible):
-                self.table.pressure(self.budget)
+                kept_tokens(self.table, self.budget)
             return
-        plan = self.table.pressure(self.budget)
-        larger = self.table.pressure(self.budget + 7)
+        plan = kept_tokens(self.table, self.budget)
+        larger = kept_tokens(self.table, self.budget + 7)
         total = sum(int(kept.sum()) for kept in plan.values())
         everything = 0
         for name, kept in plan.items():

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpolicy.eviction_order import EvictionParams, eviction_weights, keep_within, static_weight
+from kvpolicy.eviction_order import EvictionParams, eviction_weights, static_weight
+from tests.kvpolicy.pressure import keep_within
 
 
 def ids(*numbers: int) -> np.ndarray:
@@ -51,12 +52,6 @@ def test_budgets_are_used_and_never_exceeded_and_larger_ones_keep_a_superset(
     kept = keep_within(tokens, weight, budget)
     assert kept.sum() == min(budget, tokens.sum())
     assert np.all(keep_within(tokens, weight, budget + more) >= kept)
-
-
-def test_a_negative_budget_is_refused() -> None:
-    """With the field, the value and what is allowed."""
-    with pytest.raises(ValueError, match="budget: -1; 0 or more"):
-        keep_within(ids(1), np.array([1.0]), -1)
 
 
 @pytest.mark.parametrize(

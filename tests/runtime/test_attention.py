@@ -8,14 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.model.attention import Attention
+from runtime.embedded.model.attention import Attention, NativeAttention, Tiling, tiled
+from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace, cut
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import native
-from runtime.embedded.model.native_attention import NativeAttention
-from runtime.embedded.model.plan import BLOCK, BatchPlan, Span, build_plan
-from runtime.embedded.model.tiles import Tiling, tiled
 from tests.runtime.kernels import KERNELS
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16

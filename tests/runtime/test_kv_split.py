@@ -11,8 +11,7 @@ import pytest
 from kvpolicy.roofline import DevicePeaks, SplitLoad, TooLittleMemory
 from loadtest.in_process import InProcess, ModelsInProcess
 from runtime.embedded.kv_split import SharedKv, split_pools
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint
+from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.embedded.options import EngineOptions
 from search.controller import Problem, search
 from search.spec import SearchSpec

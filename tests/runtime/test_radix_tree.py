@@ -31,7 +31,7 @@ def test_a_split_copies_nothing() -> None:
     tree.check()
 
 
-def test_trimming_takes_unheld_then_oldest_tips_token_by_token() -> None:
+def test_eviction_takes_unheld_then_oldest_tips_token_by_token() -> None:
     """What nobody holds goes first; then the tip used longest ago; only as much as is wanted."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 1, 1), ids(0, 1, 2), "ash")
@@ -118,7 +118,7 @@ def test_a_search_that_is_over_is_forgotten() -> None:
     assert "elm" not in str(vars(tree))
 
 
-def test_a_locked_path_is_never_trimmed() -> None:
+def test_a_locked_path_is_never_evicted() -> None:
     """Under any pressure the locked prefix stays; what hangs below it may go."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")

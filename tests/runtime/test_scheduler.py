@@ -36,7 +36,7 @@ def reference() -> list:
     return Grower(scheduler()[0]).grow({"tree3": PROMPTS["tree3"]}, 3, 6)["tree3"]
 
 
-def test_steps_are_what_naive_decoding_draws(reference: list) -> None:
+def test_steps_are_what_naive_decoding_samples(reference: list) -> None:
     """Sharing and batching change nothing: every step equals the one drawn alone from nothing."""
     assert len(reference) > 12
     for branch, step in reference:

@@ -62,7 +62,7 @@ def drafted(
         batch_limit=batch_limit,
         eos=Letters.eos,
         flops=HashModel.flops,
-        timed=draft_length.draft.add,
+        pass_time=draft_length.draft,
         clock=lambda: float(next(ticks)),
     )
     speculation = SpeculativeDecoder(
@@ -100,7 +100,7 @@ def drafted(
     ],
     ids=str,
 )
-def test_steps_are_what_naive_decoding_draws(settings: dict, dedup: bool) -> None:
+def test_steps_are_what_naive_decoding_samples(settings: dict, dedup: bool) -> None:
     """Serial or scheduled, a good draft or a bad one, little memory or much: every step is the one
     drawn alone from nothing, log-probability and entropy included, and the books are right."""
     engine, *_ = drafted(**settings, dedup=dedup)
@@ -210,7 +210,7 @@ def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
         assert cache.active_tokens == 0
 
 
-class TestPace:
+class TestDraftLength:
     """How far to draft."""
 
     @staticmethod

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.embedded.model.batch_plan import BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import (
     Rotation,
@@ -22,14 +23,10 @@ from runtime.embedded.model.kernels import (
     normalise,
     product,
 )
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import Kernel, Native
-from runtime.embedded.model.native_check import chosen
-from runtime.embedded.model.native_rows import NativeRows
-from runtime.embedded.model.plan import BatchPlan, Span, build_plan
-from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
+from runtime.embedded.model.rows import NativeRows, TorchRows
+from runtime.embedded.model.selfcheck import Tiles, check_tiles, chosen, plain_tiles
 from runtime.embedded.model.threads import ThreadTuner
-from runtime.embedded.model.torch_rows import TorchRows
 from runtime.embedded.model.weights import Layer, Weights
 
 __all__ = ["Forward", "Span"]

@@ -1,9 +1,10 @@
-"""Which query rows meet which key blocks: built once for a forward, used by every layer.
+"""Which query rows meet which key blocks, and the store in which the keys and values lie by slot.
 
-Keys are cut into blocks of ``BLOCK`` by absolute position. A row at position p attends to the
-blocks 0 .. p // BLOCK (from the window's start on, where there is one). An *item* is one row with
-one of its blocks. Rows are sorted by falling number of blocks and items by (column, row): the items
-of a column are then the first rows in order.
+A plan is built once for a forward and used by every layer. Keys are cut into blocks of ``BLOCK`` by
+absolute position. A row at position p attends to the blocks 0 .. p // BLOCK (from the window's
+start on, where there is one). An *item* is one row with one of its blocks. Rows are sorted by
+falling number of blocks and items by (column, row): the items of a column are then the first rows
+in order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.embedded.model.config import ModelConfig, middle_layer
 
 BLOCK = 32
 
@@ -184,3 +189,100 @@ def _items(rows: QueryRows, blocks: _Blocks, columns: Ints, window: int | None) 
     high = rows.positions[row] - index * BLOCK
     low = np.full_like(high, -1) if window is None else high - window
     return Items(row, blocks.of[blocks.start[rows.span[row]] + index], low, high)
+
+
+class AttentionSlice:
+    """The slice of attention that says what later tokens pay to a block (ArborKV, section 4, a).
+
+    One layer, the middle one, where attention goes by what is said more than by how near it is; of
+    it the first key head with the query heads that share it, whose weights are averaged. Its keys
+    are cached anyway. Its queries are kept by slot, a copy of what a pass has computed: nothing
+    goes back, so no bit of the model's output can depend on it.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        """``rows``: slots of the store, its padding included."""
+        self.layer = middle_layer(config.layers) - 1
+        self._heads = config.group
+        self._window = config.sliding_window
+        self._queries = torch.empty(rows, config.group * config.head_dim)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the queries."""
+        return self._queries.nbytes
+
+    def note(self, slots: Tensor, query: Tensor) -> None:
+        """Keep the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""
+        self._queries.index_copy_(0, slots, query[:, : self._heads].flatten(1))
+
+    def weights(self, keys: Tensor, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The softmax (n,) of the last token's query over the keys of its path, heads averaged.
+
+        ``keys``: the layer's, as in ``KVStore``; beyond a sliding window they get 0.
+        """
+        since = 0 if self._window is None else max(0, len(slots) - self._window)
+        seen = keys.numpy()[slots[since:]]
+        scores = seen @ self._queries.numpy()[slots[-1]].reshape(self._heads, -1).T
+        weights = np.exp(scores - scores.max(0), dtype=np.float64)
+        weights /= weights.sum(0)
+        found = np.zeros(len(slots))
+        found[since:] = weights.mean(1)
+        return found
+
+
+class KVStore:
+    """Float32 keys and values of ``slots`` tokens for every layer.
+
+    ``keys[layer]`` and ``values[layer]`` are (kv_heads x rows, head_dim) with row
+    ``head * rows + slot``, so that a head's keys of a block are gathered as whole rows;
+    ``both[layer]`` is the one after the other, so that a token's are written at once. The slot
+    ``padding`` = ``slots`` stays zero and fills blocks that end early.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int) -> None:
+        """``slots``: tokens to hold, at least 1."""
+        if slots < 1:
+            raise ValueError(f"slots: {slots}; at least 1 is needed")
+        self._config = config
+        self.kv_heads = config.kv_heads
+        self.slots = self.padding = slots
+        self.rows = slots + 1
+        self.both = [self._empty() for _ in range(config.layers)]
+        self.keys, self.values = self._parted()
+        self.slice: AttentionSlice | None = None
+
+    def watch(self) -> None:
+        """From now on keep what ``attention`` needs; the passes compute what they would."""
+        if self.slice is None:
+            self.slice = AttentionSlice(self._config, self.rows)
+
+    def attention(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What the token in the last of a path's ``slots`` (n,) pays to each of them: (n,).
+
+        Of the slice that is watched, and adding up to 1; the tokens were computed while it was.
+        """
+        assert self.slice is not None, "nobody watches this store"
+        return self.slice.weights(self.keys[self.slice.layer], slots)
+
+    def index(self, slots: Tensor) -> Tensor:
+        """Rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), heads fastest."""
+        heads = torch.arange(2 * self.kv_heads) * self.rows
+        return (slots[:, None] + heads).flatten()
+
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        watched = 0 if self.slice is None else self.slice.nbytes
+        return sum(layer.nbytes for layer in self.both) + watched
+
+    def _empty(self) -> Tensor:
+        """A layer without tokens. What is written before it is read is not touched here: memory
+        that no token has lain in is none of the machine's yet."""
+        made = torch.empty(2 * self.kv_heads * self.rows, self._config.head_dim)
+        made.view(2 * self.kv_heads, self.rows, -1)[:, self.padding] = 0.0
+        return made
+
+    def _parted(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer."""
+        each = self.kv_heads * self.rows
+        return [layer[:each] for layer in self.both], [layer[each:] for layer in self.both]
