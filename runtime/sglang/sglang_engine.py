@@ -16,7 +16,7 @@ from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
-from runtime.reward_format import RewardFormat, reward_format
+from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics
 from runtime.sglang.launched_server import BY_PRIORITY
@@ -288,7 +288,7 @@ class SglangEngine:
             top=options.top,
             speculate=options.speculate,
         )
-        self._scorer = self._make_scorer(self._form)
+        self._scorer = self._make_scorer()
         self._capabilities = Capabilities(
             engine="sglang",
             models={"policy": str(options.policy)}
@@ -302,9 +302,9 @@ class SglangEngine:
             score_tokens=self._overhead(),
         )
 
-    def _make_scorer(self, form: RewardFormat) -> PrmScorer | PolicyJudge | LikelihoodScorer:
-        if form.reads == "judge":
-            return PolicyJudge(self._sampler, Judge(form, self._text))
+    def _make_scorer(self) -> PrmScorer | PolicyJudge | LikelihoodScorer:
+        if self._form.reads == "judge":
+            return PolicyJudge(self._sampler, Judge(self._form, self._text))
         if self._prm is None or self._reward_request is None:
             return LikelihoodScorer(self._sampler)
         return PrmScorer(
