@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from runtime.embedded.engine_loop import scheduler_for
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.reward_scorer import load_reward_model, scorer_for
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.scorer_loading import load_reward_model, scorer_for
-from runtime.embedded.worker import scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_reader import overhead_of
 from runtime.text import Text

@@ -17,7 +17,7 @@ from typing import Any
 from loadtest.listed import listed
 from loadtest.report import publish, say
 from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
-from runtime.embedded.engine import EmbeddedEngine
+from runtime.embedded.embedded_engine import EmbeddedEngine
 from search.counters import Counters
 from search.digest import combined_digest
 from search.outcome import Outcome

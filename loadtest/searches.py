@@ -12,7 +12,7 @@ from typing import TypeVar
 from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
 from models.tasks import TASKS
-from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import Engine

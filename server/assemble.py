@@ -14,7 +14,7 @@ from typing import Any
 
 from kvpolicy.roofline import SplitLoad
 from runtime.accounting import Flops, no_flops
-from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format

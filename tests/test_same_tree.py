@@ -15,7 +15,7 @@ from itertools import cycle
 import pytest
 
 from models.tasks import TASKS
-from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.eviction import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search

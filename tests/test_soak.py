@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from models.tasks import TASKS
-from runtime.embedded.engine import EmbeddedEngine
+from runtime.embedded.embedded_engine import EmbeddedEngine
 from search.controller import Problem, search
 from search.events import Event
 from search.spec import SearchSpec

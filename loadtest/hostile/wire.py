@@ -1,4 +1,4 @@
-"""Faults on the wires between a server and SGLang: a stub of it, or SGLang itself."""
+"""CallErrors on the wires between a server and SGLang: a stub of it, or SGLang itself."""
 
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from runtime.embedded.branch_validation import must_be_ids
 from runtime.embedded.model.batch_plan import KVStore, Span
 from runtime.embedded.model.config import middle_layer
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.step_embedder import StepEmbedder, Words
+from runtime.embedded.tracked_search import TrackedSearch
+from runtime.embedded.validation import must_be_ids
 from search.engine import EngineError
 
 
@@ -59,3 +62,30 @@ class HiddenStates:
         if self._store is None or self._slots < slots:
             self._store, self._slots = self._forward.new_store(slots), slots
         return self._store
+
+
+def load_embedder(
+    options: EngineOptions, policy: Forward, searches: Mapping[str, TrackedSearch]
+) -> StepEmbedder | None:
+    """What ``options.embedder`` names; None for what needs no model of this process.
+
+    ``searches``: of the searches in flight, to which reading hidden states is charged.
+    """
+    if options.embedder == "hidden":
+        hidden = HiddenStates(policy, options.embedder_layer)
+
+        def charge(tree: str, steps: Sequence[Words]) -> None:
+            search = searches.get(tree)
+            if search is not None:
+                search.counters.flops += hidden.flops([step.tokens for step in steps])
+                search.counters.model_calls += 1
+
+        return StepEmbedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
+    if options.embedder == "encoder" and options.encoder is not None:
+        from runtime.embedders.encoder import Encoder
+
+        encoder = Encoder(options.encoder)
+        return StepEmbedder(
+            lambda steps: encoder.embed_texts([step.text for step in steps]), lambda *_: None
+        )
+    return None

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.reward_scorer import ScoreResult
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.tracked_search import total_of
 from runtime.judge import Judge
+from runtime.reward_format import reward_format
+from runtime.text import Text
 from search.counters import Counters
 from search.engine import Branch, Hint, PrefixTooLong, Trajectory
 
@@ -102,3 +105,21 @@ def cost_of_judging(counters: Counters) -> Counters:
         flops=counters.flops,
         unparsed_verdicts=counters.unparsed_verdicts,
     )
+
+
+def load_judge(
+    options: EngineOptions, scheduler: Scheduler
+) -> tuple[JudgeScorer, tuple[int, int]] | None:
+    """The policy as judge and the format's overhead, if the format asks for one."""
+    form = reward_format(options.reward_format)
+    if form.reads != "judge":
+        return None
+    text = Text(options.policy)
+    judge = Judge(form, text)
+    once, each = judge.overhead()
+    if once >= text.context:
+        raise ValueError(
+            f"reward_format {form.name!r}: template and verdict_tokens take {once} tokens; the "
+            f"context of {text.checkpoint} holds {text.context}"
+        )
+    return JudgeScorer(scheduler, judge), (once, each)

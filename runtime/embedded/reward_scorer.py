@@ -14,15 +14,19 @@ import numpy as np
 import torch
 
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal
-from runtime.embedded.branch_validation import must_be_ids, must_fit
+from runtime.embedded.call_errors import CallErrors
 from runtime.embedded.draft_tree import DraftTree
-from runtime.embedded.faults import Faults
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.schedule_order import fair_order
 from runtime.embedded.sequence import Order, TokenSequence
 from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
-from runtime.reward_format import Spelt
-from runtime.reward_reader import Reader
+from runtime.embedded.validation import must_be_ids, must_fit
+from runtime.reward_format import Spelt, reward_format
+from runtime.reward_reader import Reader, overhead_of
+from runtime.text import Text
 from search.counters import Counters
 from search.engine import Hint, Trajectory
 
@@ -96,7 +100,7 @@ class RewardScorer:
         self._spelt: dict[str, Spelt] = {}
         self._ahead: dict[str, dict[int, np.ndarray]] = {}
         self._arrivals = 0
-        self.faults = Faults()
+        self.faults = CallErrors()
         """Searches whose calls get no answer: they are to be aborted and released."""
 
     @property
@@ -296,3 +300,51 @@ class RewardScorer:
 
 def _order(reading: ScoreSequence) -> Order:
     return reading.order
+
+
+def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] | None:
+    """The reward model and the format's overhead, if the format reads one and there is one.
+
+    Raises what is wrong with it: RewardMissing for a tag, a verdict or a head, ValueError else.
+    """
+    found = load_reward_model(options)
+    if found is None:
+        return None
+    forward, reader = found
+    return scorer_for(options, forward, forward.config, reader), overhead_of(reader.paths)
+
+
+def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
+    """The model and what reads its rewards; None and errors as ``load_scorer``."""
+    form = reward_format(options.reward_format)
+    if options.prm is None or not form.needs_model:
+        return None
+    reader = Reader.of(form, Text(options.prm), Text(options.policy))
+    head = not form.reads_hidden
+    how, threads = options.arithmetic, options.pass_threads
+    return Forward(options.prm, threads=threads, head=head, **how), reader
+
+
+def scorer_for(
+    options: EngineOptions, model: Forwards, config: ModelConfig, reader: Reader
+) -> RewardScorer:
+    """A scorer on a reward model with this configuration, nothing to read as yet.
+
+    Raises ValueError without a reward model.
+    """
+    if options.prm is None:
+        raise ValueError("prm: None; a reward model is needed")
+    head = not reward_format(options.reward_format).reads_hidden
+
+    def flops(tokens: int, context_sum: int, logits: int) -> float:
+        return config.flops(tokens, context_sum, logits if head else 0)
+
+    return RewardScorer(
+        model,
+        reader,
+        context=Text(options.prm).context,
+        vocab=config.vocab,
+        kv_tokens=options.prm_kv_tokens,
+        batch_limit=options.batch_limit,
+        flops=flops,
+    )

@@ -16,7 +16,7 @@ import torch
 from kvpolicy.value import confidence_of_entropy
 from runtime.embedded.batch import Advance, Batch, Forwards
 from runtime.embedded.beam_extension import BeamExtension
-from runtime.embedded.branch_validation import validate_branches
+from runtime.embedded.call_errors import CallErrors
 from runtime.embedded.deduplication import (
     FollowerTokens,
     SampleFunction,
@@ -26,7 +26,6 @@ from runtime.embedded.deduplication import (
     with_followers,
 )
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
-from runtime.embedded.faults import Faults
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.queues import SequenceQueues
 from runtime.embedded.schedule_order import ScheduleOrder, ranks
@@ -39,6 +38,7 @@ from runtime.embedded.sequence import (
 )
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
+from runtime.embedded.validation import validate_branches
 from runtime.text import Text
 from search.counters import Counters
 from search.engine import Branch, Hint, KvMoved, Sampling
@@ -78,7 +78,7 @@ class Scheduler:
         self.batch = Batch(forward, self.cache, limit=batch_limit, rows=PREFILL_ROWS)
         self.searches: dict[str, TrackedSearch] = {}
         self.preemptions = 0
-        self.faults = Faults()
+        self.faults = CallErrors()
         """Searches whose calls get no answer: they are to be aborted and released."""
         self.speculation = speculation
         self._sample = sample

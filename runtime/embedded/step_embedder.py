@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from runtime.embedded.faults import Faults
+from runtime.embedded.call_errors import CallErrors
 
 PIECE_TOKENS = 256
 """Tokens of steps embedded in one iteration; a longer step is a piece of its own."""
@@ -51,7 +51,7 @@ class StepEmbedder:
         self._embed = embed
         self._charge = charge
         self._calls: list[EmbedCall] = []
-        self.faults = Faults()
+        self.faults = CallErrors()
         """The calls that get no vectors, and why."""
 
     @property

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from runtime.embedded import messages
-from runtime.embedded.engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.embedders.lexical import embed_texts
@@ -23,6 +23,7 @@ from search.counters import Counters
 from search.digest import node_seed
 from search.engine import (
     Branch,
+    CallFault,
     EngineDown,
     EngineError,
     Hint,
@@ -253,6 +254,19 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
     await engine.health()
     assert engine.pid == pid
     assert (await engine.usage()).totals.call_errors == 4
+
+
+async def test_what_cannot_be_sent_is_its_own_calls_error(
+    engine: EmbeddedEngine, reference: Grown
+) -> None:
+    """Nothing of the call waits for an answer, and others' go over the pipe as before."""
+    with pytest.raises(CallFault, match="cannot be sent"):
+        await engine.expand("elm", [Branch(ROOT, 0, (1,), lambda: 1, LIMIT, 1)], SAMPLING)  # type: ignore[arg-type]
+    with pytest.raises(CallFault, match="cannot be sent"):
+        engine.hint("elm", lambda: 1)  # type: ignore[arg-type]
+    await engine.health()
+    assert await grow(engine, "sent", 3) == reference
+    await engine.release("sent")
 
 
 async def test_embeddings_depend_on_the_last_step_alone(

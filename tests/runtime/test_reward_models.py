@@ -19,10 +19,9 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
-from runtime.embedded.engine import EmbeddedEngine
+from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.reward_scorer import RewardScorer
-from runtime.embedded.scorer_loading import load_scorer
+from runtime.embedded.reward_scorer import RewardScorer, load_scorer
 from search.engine import Branch, RewardMissing, Sampling, Trajectory
 from search.tree import ROOT
 from tests.runtime.tiny_models import make_checkpoint, make_reward_model, make_tokenizer

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from runtime.embedded.engine_loop import EngineLoop
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -21,9 +22,8 @@ from runtime.embedded.messages import (
     ToEngine,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.outlet import Outlet
+from runtime.embedded.pipe import EngineEnd
 from runtime.embedded.step_embedder import Words
-from runtime.embedded.worker import Worker
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
@@ -60,7 +60,7 @@ class InlineWorker:
 
     def __init__(self, options: EngineOptions) -> None:
         self.pipe = LocalPipe()
-        self.worker = Worker(cast(Outlet, self.pipe), options)
+        self.worker = EngineLoop(cast(EngineEnd, self.pipe), options)
         self.on_turn: Callable[[], None] = lambda: None
         self._calls = OURS
         self._turning: asyncio.Task[None] | None = None

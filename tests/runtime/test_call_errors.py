@@ -43,7 +43,7 @@ from search.engine import (
 )
 from search.spec import SearchSpec
 from search.tree import ROOT
-from tests.runtime.inline_worker import InlineWorker
+from tests.runtime.inline_engine_loop import InlineWorker
 from tests.runtime.tiny_models import make_checkpoint
 
 SPEC = SearchSpec(

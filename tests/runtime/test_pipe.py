@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 import pytest
 
 from runtime.embedded.messages import Said
-from runtime.embedded.outlet import LogLines, Outlet
+from runtime.embedded.pipe import EngineEnd, LogLines
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def log() -> logging.Logger:
 def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
     """Level, logger and text; arguments filled in."""
     ours, theirs = Pipe()
-    log.addHandler(LogLines(Outlet(theirs)))
+    log.addHandler(LogLines(EngineEnd(theirs)))
     log.info("%d threads", 2)
     try:
         raise ValueError("no book")
@@ -37,7 +37,7 @@ def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
 def test_a_line_that_nobody_hears_is_dropped(log: logging.Logger) -> None:
     """The engine's loop learns from its own next word that the server is gone."""
     ours, theirs = Pipe()
-    outlet = Outlet(theirs)
+    outlet = EngineEnd(theirs)
     log.addHandler(LogLines(outlet))
     ours.close()
     log.info("still here")

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 
 from runtime.embedded.batch import Forwards
-from runtime.embedded.checks import check, each
-from runtime.embedded.faults import Fault, Faults
+from runtime.embedded.call_errors import CallError, CallErrors
+from runtime.embedded.engine_usage import usage_of
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.judge_scorer import owner
+from runtime.embedded.hidden_states import load_embedder
+from runtime.embedded.judge_scorer import load_judge, owner
 from runtime.embedded.kv_split import SharedKv, split_pools
 from runtime.embedded.messages import (
     Abort,
@@ -39,12 +40,12 @@ from runtime.embedded.messages import (
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.outlet import Outlet
-from runtime.embedded.report import usage_of
+from runtime.embedded.pipe import EngineEnd
+from runtime.embedded.reward_scorer import load_scorer
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.scorer_loading import load_embedder, load_judge, load_scorer
 from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.speculative_decoding import load_speculative_decoder
+from runtime.embedded.validation import check, each
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.counters import Counters, combined
@@ -73,11 +74,11 @@ FORESEEN = (PrefixTooLong, KvFull, RewardMissing, EmbeddingMissing)
 """What a sound call may meet. Nothing has begun then, or the search is to go on without."""
 
 
-def run(pipe: Outlet, options: EngineOptions) -> None:
+def run(pipe: EngineEnd, options: EngineOptions) -> None:
     """The process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's process decides when to end
     try:
-        worker = Worker(pipe, options)
+        worker = EngineLoop(pipe, options)
     except (EngineError, ValueError, OSError) as error:
         pipe.send(Refused(error))
         return
@@ -87,10 +88,10 @@ def run(pipe: Outlet, options: EngineOptions) -> None:
         worker.serve()
 
 
-class Worker:
+class EngineLoop:
     """Both models, and the loop."""
 
-    def __init__(self, pipe: Outlet, options: EngineOptions) -> None:
+    def __init__(self, pipe: EngineEnd, options: EngineOptions) -> None:
         """Loads the models. Raises what is wrong with the options."""
         self._format = reward_format(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
@@ -107,7 +108,7 @@ class Worker:
         self._embedder = load_embedder(options, forward, self._scheduler.searches)
         self._reported = 0.0
         self._kv_accounting_errors = self._call_errors = 0
-        self._faults = Faults()
+        self._faults = CallErrors()
         self._unchecked = False
         self._capabilities = Capabilities(
             engine="embedded",
@@ -223,7 +224,7 @@ class Worker:
             case Ping(call):
                 self._answer(call, None)
 
-    def _let_go_of(self, faults: Faults) -> None:
+    def _let_go_of(self, faults: CallErrors) -> None:
         """Answer calls with their errors. Unless it is one that a sound call may meet, all that is
         held for its tree is let go of, and the tree's other calls fail with it.
 
@@ -240,7 +241,7 @@ class Worker:
             for call in sorted(calls):
                 self._send(Failed(call, error, self._usage()))
 
-    def _blame(self, fault: Fault) -> list[int]:
+    def _blame(self, fault: CallError) -> list[int]:
         """Count and log a fault and let go of its tree; the calls that get no answer."""
         self._call_errors += 1
         name = fault.tree and owner(fault.tree)

@@ -1,7 +1,8 @@
-"""The server's end of the pipe to one engine process.
+"""The pipe between the server and one engine process, an end on each side.
 
-Two threads read and write, so that the event loop never waits for the pipe, however busy the
-process is.
+On the server's side two threads read and write, so that the event loop never waits for the pipe,
+however busy the process is. The process's log lines go through it too: how they are to look, and
+where they go, the server's process knows.
 """
 
 from __future__ import annotations
@@ -15,16 +16,58 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 from queue import SimpleQueue
 
-from runtime.embedded.messages import FromEngine, Hinted, Stop, ToEngine
+from runtime.embedded.messages import FromEngine, Hinted, Said, Stop, ToEngine
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.outlet import LogLines, Outlet
+from search.engine import CallFault
+
+_FORM = logging.Formatter()
+
+
+class EngineEnd:
+    """A pipe that one thread reads and any thread may write to."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._sending = threading.Lock()
+
+    def send(self, message: FromEngine) -> None:
+        """Raises OSError when nobody is left to hear."""
+        with self._sending:
+            self._pipe.send(message)
+
+    def recv(self) -> ToEngine:
+        """Waits for a message. Raises EOFError or OSError when none will come."""
+        return self._pipe.recv()
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether there is a message, after waiting so long for one."""
+        return self._pipe.poll(seconds)
+
+
+class LogLines(logging.Handler):
+    """Hands this process's log lines to the server's."""
+
+    def __init__(self, outlet: EngineEnd) -> None:
+        super().__init__()
+        self._outlet = outlet
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line, with its traceback if it has one; dropped when nobody is left to hear."""
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + _FORM.formatException(record.exc_info)
+        with contextlib.suppress(OSError):
+            self._outlet.send(Said(record.levelno, record.name, text))
+
 
 STOP_SECONDS = 5.0
 
 
-class Link:
+class ClientEnd:
     """A running engine process. ``hear`` is called in the event loop with every message, and with
     None once when the process is gone."""
 
@@ -42,16 +85,21 @@ class Link:
         theirs.close()
         self._hear = hear
         self._loop = asyncio.get_running_loop()
-        self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self._outbox: SimpleQueue[memoryview | None] = SimpleQueue()
         self._asked_at: float | None = None
         for target in (self._read, self._write):
             threading.Thread(target=target, name="hedgerow-engine-pipe", daemon=True).start()
 
     def send(self, message: ToEngine) -> None:
-        """Put a message on its way; never waits."""
+        """Put a message on its way; never waits. Raises CallFault for one that holds what cannot
+        be sent."""
+        try:
+            data = ForkingPickler.dumps(message)
+        except (PicklingError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
+            raise CallFault(f"{type(message).__name__}: cannot be sent: {error}") from error
         if self._asked_at is None and not isinstance(message, Hinted):
             self._asked_at = time.monotonic()
-        self._outbox.put(message)
+        self._outbox.put(data)
 
     def silent_seconds(self) -> float:
         """How long the process has said nothing although something was sent to it."""
@@ -64,7 +112,7 @@ class Link:
 
     def end(self) -> None:
         """Stop the process, by force if it does not go by itself. Waits."""
-        self._outbox.put(Stop())
+        self._outbox.put(ForkingPickler.dumps(Stop()))
         self._outbox.put(None)
         self.process.join(STOP_SECONDS)
         if self.process.is_alive():
@@ -85,9 +133,9 @@ class Link:
                 return
 
     def _write(self) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (data := self._outbox.get()) is not None:
             try:
-                self._pipe.send(message)
+                self._pipe.send_bytes(data)
             except OSError:
                 return  # the reader says that the process is gone
 
@@ -105,9 +153,9 @@ def let_threads_rest() -> None:
 
 def _work(pipe: Connection, options: EngineOptions, log_level: int) -> None:
     """What the spawned process does; only there are torch and the models loaded."""
-    outlet = Outlet(pipe)
-    logging.basicConfig(level=log_level, handlers=[LogLines(outlet)])
+    end = EngineEnd(pipe)
+    logging.basicConfig(level=log_level, handlers=[LogLines(end)])
     let_threads_rest()
-    from runtime.embedded import worker
+    from runtime.embedded import engine_loop
 
-    worker.run(outlet, options)
+    engine_loop.run(end, options)

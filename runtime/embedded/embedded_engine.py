@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Any, TypeVar
 
-from runtime.embedded.link import Link
 from runtime.embedded.messages import (
     Abort,
     Done,
@@ -29,6 +28,7 @@ from runtime.embedded.messages import (
     rounds,
 )
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import ClientEnd
 from runtime.embedded.step_embedder import Words
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
@@ -64,8 +64,8 @@ class EmbeddedEngine:
         self._calls = count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._moved: dict[str, KvMoved] = {}
-        self._link: Link | None = None
-        self._loading: Link | None = None
+        self._link: ClientEnd | None = None
+        self._loading: ClientEnd | None = None
         self._started: asyncio.Future[None] | None = None
         self._capabilities: Capabilities | None = None
         self._usage: Usage | None = None
@@ -188,13 +188,13 @@ class EmbeddedEngine:
 
     async def _launch(self) -> None:
         self._started = asyncio.get_running_loop().create_future()
-        link: Link | None = None
+        link: ClientEnd | None = None
 
         def hear(message: FromEngine | None) -> None:
             if link is not None and link in (self._link, self._loading):
                 self._hear(link, message)
 
-        link = self._loading = Link(self._options, hear)
+        link = self._loading = ClientEnd(self._options, hear)
         try:
             await self._started
         except BaseException:
@@ -208,11 +208,11 @@ class EmbeddedEngine:
     async def _ask_all(self, messages: Sequence[Callable[[int], ToEngine]]) -> list[Any]:
         link = self._must_be_up()
         asked: dict[int, asyncio.Future[Any]] = {}
-        for message in messages:
-            call = next(self._calls)
-            asked[call] = self._pending[call] = asyncio.get_running_loop().create_future()
-            link.send(message(call))
         try:
+            for message in messages:
+                call = next(self._calls)
+                asked[call] = self._pending[call] = asyncio.get_running_loop().create_future()
+                link.send(message(call))
             return [await answer for answer in asked.values()]
         finally:
             for call in asked:
@@ -225,12 +225,12 @@ class EmbeddedEngine:
         asked = [lambda call, part=part: message(call, part) for part in parts]
         return list(chain.from_iterable(await self._ask_all(asked)))
 
-    def _must_be_up(self) -> Link:
+    def _must_be_up(self) -> ClientEnd:
         if self._link is None:
             raise EngineDown("the engine is " + ("loading" if self._loading else "not running"))
         return self._link
 
-    def _hear(self, link: Link, message: FromEngine | None) -> None:
+    def _hear(self, link: ClientEnd, message: FromEngine | None) -> None:
         """Take a word from the current process, in the event loop."""
         match message:
             case None:
