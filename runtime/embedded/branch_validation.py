@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from runtime.embedded.checks import LARGEST, MOST_NODES, SEEDS, each, ids, real, whole
 from runtime.embedded.messages import MOST_TO_DRAW
-from runtime.embedded.stop_strings import encoded
+from runtime.stop_strings import encoded
 from search.engine import Ahead, Branch, EngineError, PrefixTooLong, Sampling
 
 MOST_STOPS = 32

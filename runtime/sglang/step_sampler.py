@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.flops import Flops
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
@@ -14,6 +13,7 @@ from runtime.sglang.request_costs import Path
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import StepRequest
+from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
-from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.fleet import Fleet, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
 from runtime.sglang.plugin_notes import PluginNotes
@@ -26,6 +25,7 @@ from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy
+from runtime.stop_strings import StopStringTables
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
 from server.assemble import server_options, sglang_options
