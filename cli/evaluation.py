@@ -19,9 +19,8 @@ from rich.table import Table
 from cli.custom_dataset import CustomDataset
 from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint
-from runtime.flops import Flops, no_flops
+from runtime.accounting import Flops, no_flops
+from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.controller import Problem, search

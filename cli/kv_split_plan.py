@@ -9,8 +9,7 @@ from shlex import quote
 from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, offloaded, roofline
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint, measured_peaks
+from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
 from runtime.reward_format import reward_format
 from server.settings import Settings, SettingsError
 

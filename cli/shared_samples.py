@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from runtime.flops import Flops, no_flops, sum_of_contexts
+from runtime.accounting import Flops, no_flops, sum_of_contexts
 from runtime.passed_on import PassedOn
 from search.counters import Counters
 from search.engine import Branch, Engine, EngineError, Sampling, Step, Trajectory

@@ -70,4 +70,5 @@ def _candidates(
     room += SLACK
     near = (HASHES - hashed).astype(np.float32) <= room
     near &= scores > -np.inf
-    return np.nonzero(near)
+    row, token = np.nonzero(near)
+    return row, token

@@ -45,7 +45,7 @@ def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:
     """
     truncates = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     tokens = torch.empty(len(probs), dtype=torch.int32, device=probs.device)
-    for rows in blocks(*probs.shape, BLOCK if probs.is_cpu else DEVICE_BLOCK):
+    for rows in blocks(len(probs), probs.shape[1], BLOCK if probs.is_cpu else DEVICE_BLOCK):
         left = probs[rows]
         if truncates:
             kept = truncated(left.double(), info.top_ks[rows], info.top_ps[rows], info.min_ps[rows])

@@ -130,7 +130,7 @@ def prefill_seconds(gpu: Gpu, model: Model, tokens: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaModel:
     """A GPU with both models, growing searches of one kind."""
 
     gpu: Gpu
@@ -189,7 +189,7 @@ class Replica:
         return at_once / self.seconds(at_once)
 
 
-def row(users: int, asks_an_hour: float, one: Replica) -> dict[str, Any]:
+def row(users: int, asks_an_hour: float, one: ReplicaModel) -> dict[str, Any]:
     """Replicas for so many users, and what each of these is like (``loadtest/company.py``).
 
     ``searches_at_once``: on a replica, on average; ``busy``: the share of its time with any;
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     search = Search(args.width, args.depth, args.step_tokens, args.prompt_tokens)
-    one = Replica(GPUS[args.gpu], MODELS[args.policy], MODELS[args.reward], search)
+    one = ReplicaModel(GPUS[args.gpu], MODELS[args.policy], MODELS[args.reward], search)
     try:
         rows = [row(int(n), args.asks_an_hour, one) for n in args.users.split(",")]
     except ValueError as error:

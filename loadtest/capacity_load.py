@@ -30,7 +30,7 @@ from loadtest.arrivals import paced, poisson
 from loadtest.capacity import Search
 from loadtest.company import (
     Law,
-    Span,
+    SearchSpan,
     busy_share,
     company,
     law_through,
@@ -72,7 +72,7 @@ class Seen:
 
 
 def seen(
-    spans: Sequence[Span], samples: Sequence[tuple[float, float]], begin: float, end: float
+    spans: Sequence[SearchSpan], samples: Sequence[tuple[float, float]], begin: float, end: float
 ) -> Seen:
     """What was measured between two times; ``samples``: a time and the KV tokens in use then.
 
@@ -124,7 +124,7 @@ class Scrapes:
                 await asyncio.sleep(PERIOD - (now - began) % PERIOD)
 
 
-class Searches:
+class SearchLoad:
     """Small searches of one server, each with a question and a seed of its own in turn."""
 
     def __init__(self, url: str, samples: Sequence[tuple[float, float]]) -> None:
@@ -135,7 +135,7 @@ class Searches:
         self.stats: list[dict[str, Any]] = []
         """Of those answered by now, as their documents say it."""
 
-    async def one(self) -> Span:
+    async def one(self) -> SearchSpan:
         """Raises RuntimeError if it is not answered."""
         self._asked += 1
         question = self._questions[self._asked % len(self._questions)]
@@ -146,7 +146,7 @@ class Searches:
         )
         if answer.status_code != 200:
             raise RuntimeError(f"a small search ended with {answer.status_code}: {answer.text}")
-        span = Span(begin, time.perf_counter())
+        span = SearchSpan(begin, time.perf_counter())
         self.stats.append(answer.json()["stats"])
         return span
 
@@ -156,7 +156,7 @@ class Searches:
         It is measured from when each has been answered once, since the first ones are in step, to
         the first answer after so many seconds and ``LEAST`` answers a caller.
         """
-        spans: list[Span] = []
+        spans: list[SearchSpan] = []
         fresh, answers, began, ended = at_once, 0, math.inf, math.inf
 
         async def caller() -> None:
@@ -252,7 +252,7 @@ async def load_check(quick: bool) -> dict[str, Any]:
     closed, opened = (3.0, 7.0) if quick else (15.0, 55.0)
     with Served(max_running=MOST, threads=1) as served:
         async with Scrapes(served.url) as scrapes:
-            searches = Searches(served.url, scrapes.samples)
+            searches = SearchLoad(served.url, scrapes.samples)
             await searches.one()  # warm
             full = await searches.closed(MOST, closed)
             searches.stats.clear()

@@ -73,18 +73,18 @@ def law_through(alone: float, most: int, full: float) -> Law:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SearchSpan:
     """When a search arrived and when it was answered, in seconds of one clock."""
 
     begin: float
     end: float
 
 
-def played(arrivals: Sequence[float], seconds: Callable[[int], float]) -> list[Span]:
+def played(arrivals: Sequence[float], seconds: Callable[[int], float]) -> list[SearchSpan]:
     """What ``seconds`` says of these very arrivals, in order, if all searches are of one size: each
     gets ``1 / seconds(n)`` of itself done in a second. ``company`` is the mean over all chances.
     """
-    spans: list[Span] = []
+    spans: list[SearchSpan] = []
     under_way: deque[tuple[float, float]] = deque()  # its arrival, and what is done when it ends
     now = done = 0.0
     for arrival in (*arrivals, math.inf):
@@ -96,18 +96,18 @@ def played(arrivals: Sequence[float], seconds: Callable[[int], float]) -> list[S
                 break
             begin, done = under_way.popleft()
             now = ends
-            spans.append(Span(begin, ends))
+            spans.append(SearchSpan(begin, ends))
         now = arrival
         under_way.append((arrival, done + 1))
     return spans
 
 
-def mean_under_way(spans: Sequence[Span], begin: float, end: float) -> float:
+def mean_under_way(spans: Sequence[SearchSpan], begin: float, end: float) -> float:
     """Searches asked and not answered between two times, on average over the time."""
     return sum(max(0.0, min(s.end, end) - max(s.begin, begin)) for s in spans) / (end - begin)
 
 
-def busy_share(spans: Sequence[Span], begin: float, end: float) -> float:
+def busy_share(spans: Sequence[SearchSpan], begin: float, end: float) -> float:
     """The share of the time between two in which at least one is under way."""
     covered, until = 0.0, begin
     for span in sorted(spans, key=lambda each: each.begin):

@@ -12,7 +12,7 @@ from pathlib import Path
 from cli.evaluation import judge
 from cli.shared_samples import SharedSamples
 from loadtest.decisions import Decisions, noting
-from loadtest.kept import Kept
+from loadtest.kept import KeptResults
 from loadtest.result import Result
 from loadtest.searches import SPRIG, Item, Method, grow
 from models.tasks import TASKS
@@ -69,7 +69,7 @@ async def compare(
     """
     text = Text(SPRIG.policy)
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
-    kept = Kept(kept_in, engine.capabilities.fingerprint)
+    kept = KeptResults(kept_in, engine.capabilities.fingerprint)
     room = asyncio.Semaphore(at_once)
     widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
 

@@ -15,8 +15,8 @@ import torch
 
 from loadtest.rejection_sampling import rejecting_scheduler
 from runtime.embedded.judge_scorer import JudgeScorer
+from runtime.embedded.model.batch_plan import KVStore
 from runtime.embedded.model.forward import Forward, Span
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scorer_loading import load_judge
 from runtime.embedded.worker import scheduler_for
@@ -27,7 +27,7 @@ from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Ste
 GENERATOR, EVALUATOR = "generator", "evaluator"
 
 
-class Watched:
+class TimedForward:
     """A target's forward that notes how long it ran."""
 
     def __init__(self, forward: Forward, clock: Callable[[], float]) -> None:
@@ -64,10 +64,12 @@ class Part:
         return self.counts["tokens"] / self.seconds if self.seconds else 0.0
 
 
-class Way:
+class DraftedEngine:
     """An engine that runs one search at a time."""
 
-    def __init__(self, target: Watched, options: EngineOptions, *, rejects: bool = False) -> None:
+    def __init__(
+        self, target: TimedForward, options: EngineOptions, *, rejects: bool = False
+    ) -> None:
         """``options`` of an engine whose policy is the target's checkpoint; the policy judges.
         ``rejects``: drafts are accepted by rejection, so trees are others."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}

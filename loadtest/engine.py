@@ -30,8 +30,8 @@ from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow,
 from runtime.embedded.link import let_threads_rest
 from runtime.embedded.model.forward import Forward, Span
 from runtime.embedded.model.kernels import cut, product
-from runtime.embedded.model.matrix import Matrix
 from runtime.embedded.model.threads import BLOCK, BLOCKS, ThreadTuner, thread_counts
+from runtime.embedded.model.weights import Matrix
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome

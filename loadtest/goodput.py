@@ -36,8 +36,8 @@ from typing import Any
 
 from loadtest.budget_weight import spec_for
 from loadtest.configs import STEP_TOKENS
-from loadtest.goodput_embedded import VARIANTS, Bench
-from loadtest.goodput_rows import BASELINE, COLUMNS, Run, rows
+from loadtest.goodput_embedded import VARIANTS, ModelPair
+from loadtest.goodput_rows import BASELINE, COLUMNS, GoodputRun, rows
 from loadtest.goodput_sglang import SglangBench
 from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
 from loadtest.goodput_summary import joined, summary
@@ -56,13 +56,13 @@ PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
 STEPS = "steps"
 GRANULARITY = 32
 """Tokens of a step of the policy ``steps``."""
-AnyBench = Bench | SglangBench
-BENCHES: Mapping[str, type[AnyBench]] = {"embedded": Bench, "sglang": SglangBench}
+AnyBench = ModelPair | SglangBench
+BENCHES: Mapping[str, type[AnyBench]] = {"embedded": ModelPair, "sglang": SglangBench}
 """What runs a pair of models, by engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GoodputPlan:
     """What is measured: every variant in every cell. ``batch_limit``: places in a batch, few
     enough that a round's stragglers leave some idle, as the papers' memory does. ``sample``: so
     many of the cells, drawn at random; 0 for all. No cell is begun ``seconds`` after the start."""
@@ -85,7 +85,7 @@ class Plan:
     seconds: float = float("inf")
 
 
-QUICK = Plan(
+QUICK = GoodputPlan(
     tasks=("wordproblem",),
     policies=("beam",),
     widths=(8, 32),
@@ -99,7 +99,7 @@ QUICK_ON_SGLANG = replace(QUICK, widths=(8,), pairs=("equal",), questions=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GoodputCell:
     """A search on a task's questions, in a pool, by a pair of models."""
 
     pair: str
@@ -121,10 +121,10 @@ class Cell:
         return SearchSpec.model_validate(found.model_dump(exclude_unset=True) | longest | drawn)
 
 
-def cells_of(plan: Plan) -> list[Cell]:
+def cells_of(plan: GoodputPlan) -> list[GoodputCell]:
     """The cells of the plan, pair by pair."""
     kinds = (plan.pairs, plan.tasks, plan.policies, plan.widths, plan.pools)
-    cells = [Cell(*kind, plan.temperature) for kind in itertools.product(*kinds)]
+    cells = [GoodputCell(*kind, plan.temperature) for kind in itertools.product(*kinds)]
     drawn = range(len(cells))
     if 0 < plan.sample < len(cells):
         luck = random.Random(repr((plan.seed, kinds)))  # widths and pairs draw anew
@@ -132,7 +132,7 @@ def cells_of(plan: Plan) -> list[Cell]:
     return [cells[number] for number in drawn]
 
 
-async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
+async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any]:
     """The document; ``models``: checkpoints of the policy and of the reward model."""
     start, found, left_out = time.monotonic(), [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +143,7 @@ async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
             paths = _deepened(models, PAIRS[pair], Path(folder))
             clock = CLOCKS[plan.clock]
             bench = BENCHES[plan.engine](*paths, plan.batch_limit, plan.threads, clock)
-            known: dict[Any, list[Run]] = {}
+            known: dict[Any, list[GoodputRun]] = {}
             try:
                 for cell in cells:
                     if time.monotonic() - start > plan.seconds:
@@ -165,7 +165,7 @@ async def measure(plan: Plan, models: tuple[Path, Path]) -> dict[str, Any]:
 
 
 async def _cell(
-    plan: Plan, bench: AnyBench, cell: Cell, known: dict[Any, list[Run]]
+    plan: GoodputPlan, bench: AnyBench, cell: GoodputCell, known: dict[Any, list[GoodputRun]]
 ) -> list[dict[str, Any]]:
     """A cell's rows. ``known``: the searches with room for all, run once for all pools."""
     items = items_of(cell.task, "test", plan.questions, plan.seed)
@@ -179,7 +179,7 @@ async def _cell(
     working_set = max(run.held_bytes for run in whole)
     budget = max(round(cell.pool * working_set), bench.pools.least_bytes(path))
 
-    made: dict[str, list[list[Run]]] = {name: [[] for _ in items] for name in plan.variants}
+    made: dict[str, list[list[GoodputRun]]] = {name: [[] for _ in items] for name in plan.variants}
     for number, name in _turns(plan, len(items), settles=bench.settles):
         run = await bench.run(bench.variants[name], cell.spec, items[number], budget, path)
         made[name][number].append(run)
@@ -199,7 +199,7 @@ async def _cell(
     return found
 
 
-def _turns(plan: Plan, items: int, *, settles: bool) -> Iterator[tuple[int, str]]:
+def _turns(plan: GoodputPlan, items: int, *, settles: bool) -> Iterator[tuple[int, str]]:
     """Items and variants in the order run, every other time backwards: all variants of an item
     before the next, or all items of a variant where that is dear to go over to (``settles``)."""
     forwards = list(plan.variants)
@@ -214,7 +214,7 @@ def _turns(plan: Plan, items: int, *, settles: bool) -> Iterator[tuple[int, str]
             yield from ((number, name) for name in order)
 
 
-def _name(cell: Cell) -> dict[str, Any]:
+def _name(cell: GoodputCell) -> dict[str, Any]:
     return {
         "pair": cell.pair,
         "task": cell.task,
@@ -257,16 +257,16 @@ def _publish_summary(means: list[dict[str, Any]], as_json: bool) -> None:
     publish({"rows": means}, as_json, "means over cells", SUMMARY_COLUMNS)
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> GoodputPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = QUICK if options.quick else Plan()
+    plan = QUICK if options.quick else GoodputPlan()
     if options.engine == "sglang":
         plan = QUICK_ON_SGLANG if options.quick else plan
         plan = replace(plan, variants=tuple(SglangBench.variants))
         if options.clock == "cpu":
             sys.exit("loadtest.goodput: --clock cpu: SGLang computes in processes of its own")
     given = {name: value for name, value in vars(options).items() if value is not None}
-    return replace(plan, **{name: given[name] for name in Plan.__slots__ if name in given})
+    return replace(plan, **{name: given[name] for name in GoodputPlan.__slots__ if name in given})
 
 
 def _parser() -> argparse.ArgumentParser:

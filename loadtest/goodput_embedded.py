@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from loadtest.goodput_pools import Pools, Way
-from loadtest.goodput_rows import BASELINE, PAPER, Run
-from loadtest.in_process import InProcess, Models
+from loadtest.goodput_rows import BASELINE, PAPER, GoodputRun
+from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.searches import Item, Method, grow
 from runtime.embedded.eviction import KvPolicy
 from runtime.embedded.options import EngineOptions
@@ -54,7 +54,7 @@ VARIANTS = {
 """What each has beyond the one before it; the first is search-and-learn over two engines."""
 
 
-class Bench:
+class ModelPair:
     """A pair of models, and searches on it. Raises ValueError where there is no reward model.
 
     ``settles``: whether it is dear to go over to another variant.
@@ -67,14 +67,14 @@ class Bench:
         self, policy: Path, prm: Path, batch_limit: int, threads: int, clock: Callable[[], float]
     ) -> None:
         options = EngineOptions(policy=policy, prm=prm, batch_limit=batch_limit, threads=threads)
-        self._models = Models(options)
+        self._models = ModelsInProcess(options)
         self._clock = clock
         configs = self._models.policy.config, self._models.prm.config
         self.pools = Pools.of(*configs, options.cores, clock)
 
     async def run(
         self, variant: Variant, spec: SearchSpec, item: Item, budget: int | None, path_tokens: int
-    ) -> Run:
+    ) -> GoodputRun:
         """One search, the KV of both models in ``budget`` bytes, shared by the variant's split.
 
         ``path_tokens``: the longest path that it is to hold; both are None and 0 for a search with
@@ -96,7 +96,7 @@ class Bench:
         method = Method(variant.name, spec)
         outcome = await grow(engine, self._models.text, item, method, clock=self._clock)
         held = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
-        return Run.of(
+        return GoodputRun.of(
             item,
             outcome,
             seconds=engine.seconds,
@@ -123,7 +123,7 @@ class Sided(InProcess):
 
     def __init__(
         self,
-        models: Models,
+        models: ModelsInProcess,
         *,
         clock: Callable[[], float],
         whole_prefix: bool,

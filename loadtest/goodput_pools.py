@@ -8,8 +8,7 @@ from typing import Literal
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad
 from runtime.embedded.kv_split import SharedKv
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint, measured_peaks
+from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
 from search.spec import SearchSpec
 
 AMPLE_TOKENS, AMPLE_MORE = 256, 4096

@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GoodputRun:
     """One search by one variant. Seconds are by the benchmark's clock.
 
     ``goodput``: precise goodput in tokens a second, as ``search.stats.SearchStats`` defines it
@@ -87,7 +87,7 @@ class Run:
         whole_tokens: int = 0,
         passes: int = 0,
         full_passes: int = 0,
-    ) -> Run:
+    ) -> GoodputRun:
         """What a search came to. ``seconds``: of the calls, by their names; ``whole_tokens``: read
         by the verifier beside what the engine booked; ``full_passes``: with no place empty would
         have been so many."""
@@ -116,14 +116,18 @@ class Run:
         )
 
 
-def rows(runs: Mapping[str, Sequence[Run]], whole: Sequence[Run]) -> list[dict[str, Any]]:
+def rows(
+    runs: Mapping[str, Sequence[GoodputRun]], whole: Sequence[GoodputRun]
+) -> list[dict[str, Any]]:
     """A row a variant, means over items and repeats. ``runs`` holds each variant's, all items and
     then all again; ``whole``: the baseline's of the items with room for everything."""
     return [{"variant": name} | _row(mine, runs, whole) for name, mine in runs.items()]
 
 
 def _row(
-    mine: Sequence[Run], runs: Mapping[str, Sequence[Run]], whole: Sequence[Run]
+    mine: Sequence[GoodputRun],
+    runs: Mapping[str, Sequence[GoodputRun]],
+    whole: Sequence[GoodputRun],
 ) -> dict[str, Any]:
     n, grown = len(mine), [run.digest for run in whole]
 
@@ -165,7 +169,7 @@ def _row(
 
 
 def _ratios(
-    name: str, mine: Sequence[Run], runs: Mapping[str, Sequence[Run]], field: str
+    name: str, mine: Sequence[GoodputRun], runs: Mapping[str, Sequence[GoodputRun]], field: str
 ) -> dict[str, Any]:
     """A field against both baselines, pairs of one item: geometric means, and their intervals."""
     found: dict[str, Any] = {}
@@ -178,13 +182,13 @@ def _ratios(
     return found
 
 
-def _same_work(mine: Run, base: Run) -> bool:
+def _same_work(mine: GoodputRun, base: GoodputRun) -> bool:
     """Whether two took the same passes over the same tokens, drawn, scored and read again."""
     fields = ("passes", "prm_tokens", "rehydrated_tokens", "speculated_wasted")
     return all(getattr(mine, field) == getattr(base, field) for field in fields)
 
 
-def ahead_bound(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
+def ahead_bound(mine: Sequence[GoodputRun], base: Sequence[GoodputRun]) -> float | None:
     """How many times as fast drawing ahead could make the generator if a pass cost the same however
     full: 1 / (1 - slack x hit rate).
 
@@ -199,7 +203,7 @@ def ahead_bound(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
     return 1 / (1 - hits * (1 - min(1.0, least / passes)))
 
 
-def room_bound(base: Sequence[Run], whole: Sequence[Run]) -> float | None:
+def room_bound(base: Sequence[GoodputRun], whole: Sequence[GoodputRun]) -> float | None:
     """How many times its goodput the baseline has with room for everything: what no order and no
     split of a pool can win more than. ``whole``: by item, as in ``rows``."""
     pairs = zip(cycle(whole), base, strict=False)

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from loadtest.goodput_embedded import VARIANTS, Variant
 from loadtest.goodput_pools import Pools
-from loadtest.goodput_rows import Run
+from loadtest.goodput_rows import GoodputRun
 from loadtest.on_sglang import (
     PYTHON,
     engine_on,
@@ -32,7 +32,7 @@ from loadtest.on_sglang import (
     started,
 )
 from loadtest.searches import Item, Method, grow
-from loadtest.watched import Watched
+from loadtest.watched import WatchedEngine
 from runtime.embedded.model.config import ModelConfig
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
@@ -66,15 +66,15 @@ class SglangBench:
 
     async def run(
         self, variant: Variant, spec: SearchSpec, item: Item, budget: int | None, path_tokens: int
-    ) -> Run:
+    ) -> GoodputRun:
         """As the embedded engine's bench does."""
         pools = self.pools.tokens(variant.split, spec, budget, path_tokens)
         engine = await self._on(variant, budget is None, pools)
         await forget(self._servers)
-        watched = Watched(engine, looks=budget is None, clock=self._clock)
+        watched = WatchedEngine(engine, looks=budget is None, clock=self._clock)
         method = Method(variant.name, spec)
         outcome = await grow(watched, self._text, item, method, clock=self._clock)
-        return Run.of(
+        return GoodputRun.of(
             item,
             outcome,
             seconds=watched.seconds,

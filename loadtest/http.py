@@ -54,7 +54,7 @@ PLACES, AHEAD = 2, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedStatus:
     """A request's status (0: no answer), its seconds, and whether it was told when to come back."""
 
     status: int
@@ -95,15 +95,15 @@ class Load:
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self._url, timeout=300, verify=self._tls)
 
-    async def ask(self, key: str = "", **more: Any) -> Asked:
+    async def ask(self, key: str = "", **more: Any) -> TimedStatus:
         """What becomes of one request."""
         body = self.body(**more)
         began = time.perf_counter()
         with suppress(httpx.HTTPError):
             answer = await self.post(body, key)
             said = "retry-after" in answer.headers
-            return Asked(answer.status_code, time.perf_counter() - began, said)
-        return Asked(0, time.perf_counter() - began, False)
+            return TimedStatus(answer.status_code, time.perf_counter() - began, said)
+        return TimedStatus(0, time.perf_counter() - began, False)
 
     async def close(self) -> None:
         """Give up all connections."""

@@ -36,7 +36,7 @@ from search.engine import (
 )
 
 
-class Models:
+class ModelsInProcess:
     """A policy and a reward model, loaded once. Raises ValueError without a reward model."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -100,7 +100,7 @@ class InProcess:
 
     def __init__(
         self,
-        models: Models,
+        models: ModelsInProcess,
         watch: Callable[[Scheduler], None] = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
         **changes: object,

@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace.export import (
     SpanExportResult,
 )
 
-from loadtest.goodput import Cell
-from loadtest.in_process import InProcess, Models
+from loadtest.goodput import GoodputCell
+from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.paired import bootstrap95
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow, items_of
@@ -154,11 +154,11 @@ class Encoded(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-class Watched:
+class WatchedSearch:
     """A search on a recorded engine, and what watches it. ``seconds``: its own on the engine."""
 
     def __init__(
-        self, models: Models, method: Method, item: Item, noted: Noted, usage: Usage
+        self, models: ModelsInProcess, method: Method, item: Item, noted: Noted, usage: Usage
     ) -> None:
         self._models, self._method, self._item = models, method, item
         self._noted, self._usage = noted, usage
@@ -167,7 +167,7 @@ class Watched:
         self._digest = ""
 
     @classmethod
-    async def record(cls, models: Models, cell: Cell, item: Item) -> Watched:
+    async def record(cls, models: ModelsInProcess, cell: GoodputCell, item: Item) -> WatchedSearch:
         """Grow it on the engine."""
         engine = InProcess(models, kv_tokens=AMPLE, prm_kv_tokens=AMPLE)
         noted = Noted(engine)
@@ -212,15 +212,15 @@ class Watched:
 
 
 async def measure(
-    models: Models, cells: Sequence[Cell], questions: int, blocks: int, times: int
+    models: ModelsInProcess, cells: Sequence[GoodputCell], questions: int, blocks: int, times: int
 ) -> list[dict[str, Any]]:
     """A row a cell and side. Every block grows ``times`` searches of each side, in turns."""
     rows = []
     for cell in cells:
         found = []
         for item in items_of(cell.task, "test", questions, 0):
-            await Watched.record(models, cell, item)  # warms up
-            found.append(await Watched.record(models, cell, item))
+            await WatchedSearch.record(models, cell, item)  # warms up
+            found.append(await WatchedSearch.record(models, cell, item))
             await _block(found[-1], 1, backwards=False)  # what is done once is not watching
         gc.collect()
         gc.freeze()  # as the server does once it is ready
@@ -252,7 +252,7 @@ async def measure(
     return rows
 
 
-async def _block(watched: Watched, times: int, backwards: bool) -> dict[str, float]:
+async def _block(watched: WatchedSearch, times: int, backwards: bool) -> dict[str, float]:
     """What each side adds to a search, as a share of its own time."""
     order: list[str | None] = [None, *SIDES]
     took = {side: await watched.again(side, times) for side in order[:: -1 if backwards else 1]}
@@ -272,8 +272,12 @@ def main() -> None:
     )
     options = parser.parse_args()
     widths, questions, blocks = ((8, 64), 1, 4) if options.quick else ((8, 64, 256), 4, 8)
-    cells = [Cell("equal", TASK, policy, n, 1.0) for policy in ("beam", "ets") for n in widths]
-    models = Models(EngineOptions(policy=options.model, prm=options.reward_model, threads=1))
+    cells = [
+        GoodputCell("equal", TASK, policy, n, 1.0) for policy in ("beam", "ets") for n in widths
+    ]
+    models = ModelsInProcess(
+        EngineOptions(policy=options.model, prm=options.reward_model, threads=1)
+    )
     rows = asyncio.run(measure(models, cells, questions, blocks, TIMES))
     publish({"rows": rows, "limit": LIMIT}, options.json, "what watching costs", COLUMNS)
 

@@ -59,7 +59,7 @@ class KeptLines(Generic[Made]):
             out.write(json.dumps({"made_by": self._made_by, "of": of, "result": result}) + "\n")
 
 
-class Kept:
+class KeptResults:
     """The results in a file (none if ``path`` is None) that ``fingerprint``'s engine gave, with
     the code that decides how a tree grows, engine apart."""
 

@@ -43,11 +43,11 @@ from loadtest.kv_plan import (
     QUICK_ON_SGLANG,
     Case,
     Cell,
-    Plan,
+    KvPlan,
     cases_of,
 )
-from loadtest.kv_rows import COLUMNS, Run, row
-from loadtest.kv_run import Searches, options_of
+from loadtest.kv_rows import COLUMNS, KvRun, row
+from loadtest.kv_run import KvSearches, options_of
 from loadtest.kv_sglang import ON_SGLANG, UNTOLD, cells_on_sglang, token_bytes
 from loadtest.on_sglang import to_its_end
 from loadtest.policy_events import event_us
@@ -61,7 +61,7 @@ from search.policies.registry import POLICIES
 
 
 async def measure(
-    plan: Plan, moments: dict[str, list[Moment]] | None = None
+    plan: KvPlan, moments: dict[str, list[Moment]] | None = None
 ) -> list[dict[str, Any]]:
     """All rows, case by case; ``moments`` takes the KV over time of the first question."""
     rows = []
@@ -70,7 +70,7 @@ async def measure(
             cells = await cells_on_sglang(plan, case)
             rows += _rows(plan, case, cells, token_bytes(), lambda _: UNTOLD)
         return rows
-    searches = Searches(plan, moments)
+    searches = KvSearches(plan, moments)
     worth = searches.models.options.worth()
     events = {
         name: event_us(EXACT[name], worth=worth) if name in EXACT else token_policy_event_us(name)
@@ -85,9 +85,9 @@ async def measure(
 
 
 def _rows(
-    plan: Plan,
+    plan: KvPlan,
     case: Case,
-    cells: Mapping[Cell, Sequence[Run]],
+    cells: Mapping[Cell, Sequence[KvRun]],
     size: int,
     about: Callable[[str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
@@ -115,9 +115,9 @@ def _rows(
     return rows
 
 
-async def _cells(plan: Plan, searches: Searches, case: Case) -> dict[Cell, list[Run]]:
+async def _cells(plan: KvPlan, searches: KvSearches, case: Case) -> dict[Cell, list[KvRun]]:
     """A search's runs by policy and rho, full retention's first."""
-    cells: dict[Cell, list[Run]] = {(FULL_RETENTION, 1.0): []}
+    cells: dict[Cell, list[KvRun]] = {(FULL_RETENTION, 1.0): []}
     for number, item in enumerate(items_of(case.task, plan.split, plan.questions, plan.seed)):
         found = await _one(plan, searches, case, item, backwards=number % 2 == 1)
         for cell, run in found.items():
@@ -127,8 +127,8 @@ async def _cells(plan: Plan, searches: Searches, case: Case) -> dict[Cell, list[
 
 
 async def _one(
-    plan: Plan, searches: Searches, case: Case, item: Item, *, backwards: bool
-) -> dict[Cell, Run]:
+    plan: KvPlan, searches: KvSearches, case: Case, item: Item, *, backwards: bool
+) -> dict[Cell, KvRun]:
     """One question at full retention, then by every policy in every budget."""
     reference = await searches.run(case, item, FULL_RETENTION, 1.0, None)
     cells: list[Cell] = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
@@ -192,9 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> KvPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = replace(QUICK if options.quick else Plan(), engine=options.engine)
+    plan = replace(QUICK if options.quick else KvPlan(), engine=options.engine)
     policies = (*EXACT, *TOKEN_EVICTION, *GROUPS)
     if options.engine == "sglang":
         less = QUICK_ON_SGLANG if options.quick else {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-from loadtest.kv_plan import FULL_RETENTION, ROOMY, Case, Plan, cases_of
+from loadtest.kv_plan import FULL_RETENTION, ROOMY, Case, KvPlan, cases_of
 from loadtest.listed import listed
 from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side_by_side
@@ -41,18 +41,22 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Placement:
     """A KV policy and how many searches run at once."""
 
     kv_policy: KvPolicy
     at_once: int
 
 
-WAYS = (Way(FULL_RETENTION, FIT), Way("arborkv", FIT), Way("arborkv", round(FIT / RHO)))
+WAYS = (
+    Placement(FULL_RETENTION, FIT),
+    Placement("arborkv", FIT),
+    Placement("arborkv", round(FIT / RHO)),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class TimedOutcomes:
     """What one way made of all questions: seconds of each from asking, and its outcome."""
 
     seconds: list[float]
@@ -61,7 +65,7 @@ class Answered:
 
 async def answered(
     engine: EmbeddedEngine, case: Case, items: Sequence[Item], at_once: int
-) -> Answered:
+) -> TimedOutcomes:
     """Ask everything at once; so many run at a time, in order."""
     text, method = Text(SPRIG.policy), Method(case.search, case.spec)
     start = time.perf_counter()
@@ -71,14 +75,14 @@ async def answered(
         return time.perf_counter() - start, outcome
 
     found = await side_by_side(one, items, at_once)
-    return Answered([seconds for seconds, _ in found], [outcome for _, outcome in found])
+    return TimedOutcomes([seconds for seconds, _ in found], [outcome for _, outcome in found])
 
 
 async def measure(
     tasks: Sequence[str], searches: Sequence[str], questions: int, repeats: int, threads: int
 ) -> list[dict[str, Any]]:
     """Rows, task by task and search by search."""
-    plan = Plan(tasks=tasks, searches=searches, configs=("S",), parallel=(1,))
+    plan = KvPlan(tasks=tasks, searches=searches, configs=("S",), parallel=(1,))
     rows = []
     for case in cases_of(plan):
         rows += await _case(case, items_of(case.task, "test", questions, 0), repeats, threads)
@@ -92,9 +96,9 @@ async def _case(
     async with Engines(kv_tokens=roomy, prm_kv_tokens=roomy, threads=threads) as engine:
         whole = (await answered(engine, case, items, FIT)).outcomes
     pool = FIT * max(outcome.stats.engine.kv_tokens_peak for outcome in whole)
-    found: dict[Way, list[Answered]] = {way: [] for way in WAYS}
+    found: dict[Placement, list[TimedOutcomes]] = {way: [] for way in WAYS}
 
-    async def run(way: Way) -> None:
+    async def run(way: Placement) -> None:
         rooms = {"kv_tokens": pool, "prm_kv_tokens": roomy, "threads": threads}
         async with Engines(**rooms, kv_policy=way.kv_policy) as engine:
             found[way].append(await answered(engine, case, items, way.at_once))
@@ -108,8 +112,8 @@ async def _case(
 
 def row_of(
     case: Case,
-    way: Way,
-    found: dict[Way, list[Answered]],
+    way: Placement,
+    found: dict[Placement, list[TimedOutcomes]],
     pool: int,
     whole: Sequence[Outcome],
 ) -> dict[str, Any]:

@@ -29,7 +29,7 @@ ROOMY = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KvPlan:
     """What is measured: every policy at every budget on every search of every task.
 
     ``expansions``: in place of the configurations'; ``active``: no budget is below what full
@@ -54,7 +54,7 @@ class Plan:
     engine: str = "embedded"
 
 
-QUICK = Plan(
+QUICK = KvPlan(
     searches=("best_first", "mcts"),
     configs=("S",),
     rhos=(0.25, 0.125),
@@ -77,7 +77,7 @@ class Case:
     spec: SearchSpec
 
 
-def cases_of(plan: Plan) -> list[Case]:
+def cases_of(plan: KvPlan) -> list[Case]:
     """Every search of the plan; those that work level by level have no configuration."""
     found = []
     for task in plan.tasks:

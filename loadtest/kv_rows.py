@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KvRun:
     """One search in one budget. Tokens are of the policy model's KV.
 
     ``peak``: held at most; ``active``: the most that running branches read or wrote at once;
@@ -79,7 +79,7 @@ class Run:
         seconds: float,
         longest: int | None = None,
         least_tokens: int | None = None,
-    ) -> Run:
+    ) -> KvRun:
         """What a search came to, and what was measured of its engine."""
         cost = outcome.stats.engine
         return cls(
@@ -100,7 +100,7 @@ class Run:
         )
 
 
-def row(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, Any]:
+def row(runs: Sequence[KvRun], full: Sequence[KvRun]) -> dict[str, Any]:
     """Means over the searches, and their largest peak; ``full``: the same at full retention.
 
     ``within``: the share of searches whose peak is at most 0.27 of full retention's or, if that is

@@ -16,10 +16,10 @@ import loadtest.token_eviction
 import runtime.embedded
 import search
 from loadtest.figure3 import Moment
-from loadtest.in_process import InProcess, Models
+from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.kept import KeptLines, code_of
-from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, Plan
-from loadtest.kv_rows import Run
+from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, KvPlan
+from loadtest.kv_rows import KvRun
 from loadtest.least_read import Draw, draws_of, least_read_again
 from loadtest.searches import SPRIG, Item, Method, grow
 from loadtest.token_eviction.token_eviction_engine import TokenEvictionModel
@@ -30,23 +30,23 @@ from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import Scheduler
 
-RUN = TypeAdapter(Run)
+RUN = TypeAdapter(KvRun)
 
 
-def options_of(plan: Plan) -> EngineOptions:
+def options_of(plan: KvPlan) -> EngineOptions:
     """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
     rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
     return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
 
 
-class Searches:
+class KvSearches:
     """Runs a plan's searches, one at a time, and keeps them in the plan's file if it names one."""
 
-    def __init__(self, plan: Plan, moments: dict[str, list[Moment]] | None) -> None:
+    def __init__(self, plan: KvPlan, moments: dict[str, list[Moment]] | None) -> None:
         """``moments`` takes the KV over time of each policy and rho's first search, which is run
         anew for it; None where nobody wants it."""
         options = options_of(plan)
-        self.models = Models(options)
+        self.models = ModelsInProcess(options)
         token_eviction = any(name in TOKEN_EVICTION for name in plan.policies)
         self._paper = TokenEvictionModel(options.policy) if token_eviction else None
         self._moments = moments
@@ -57,8 +57,8 @@ class Searches:
         self._kept = KeptLines(plan.kept_in, made_by, RUN)
 
     async def run(
-        self, case: Case, item: Item, policy: str, rho: float, reference: Run | None
-    ) -> Run:
+        self, case: Case, item: Item, policy: str, rho: float, reference: KvRun | None
+    ) -> KvRun:
         """A question under a policy in rho of what ``reference``, full retention's run, held at
         most, beside what branches read; None for that run itself."""
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
@@ -87,7 +87,7 @@ class Searches:
 
     async def _in(
         self, case: Case, item: Item, policy: str, rho: float, budget: int, longest: int
-    ) -> tuple[Run, list[Moment]]:
+    ) -> tuple[KvRun, list[Moment]]:
         pool = max(budget, longest)
         if policy in EXACT:
             return await self._exact(case, item, EXACT[policy], pool, budget)
@@ -99,7 +99,7 @@ class Searches:
 
     async def _exact(
         self, case: Case, item: Item, policy: KvPolicy, pool: int, budget: int
-    ) -> tuple[Run, list[Moment]]:
+    ) -> tuple[KvRun, list[Moment]]:
         """One search in a budget: what came of it, and the KV after every step.
 
         ``pool``: slots, room for every path and its next step at its longest; ``budget``: from
@@ -118,7 +118,7 @@ class Searches:
         start = time.perf_counter()
         outcome = await grow(engine, self.models.text, item, Method(policy, case.spec))
         seconds = time.perf_counter() - start
-        run = Run.of(
+        run = KvRun.of(
             item,
             outcome,
             budget=budget,

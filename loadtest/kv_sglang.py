@@ -22,15 +22,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from loadtest.kv_plan import FULL_RETENTION, ROOMY, Case, Cell, Plan
-from loadtest.kv_rows import Run
+from loadtest.kv_plan import FULL_RETENTION, ROOMY, Case, Cell, KvPlan
+from loadtest.kv_rows import KvRun
 from loadtest.on_sglang import PYTHON, longest_path
 from loadtest.report import say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from loadtest.sglang_drawing import Drawing, drawing_in
-from loadtest.watched import Watched
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint
+from loadtest.watched import WatchedEngine
+from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.text import Text
 
 ON_SGLANG = ("lru", "priority", "arborkv")
@@ -47,12 +46,12 @@ def token_bytes() -> int:
     return footprint(ModelConfig.from_checkpoint(SPRIG.policy), NUMBER_BYTES).kv_bytes
 
 
-async def cells_on_sglang(plan: Plan, case: Case) -> dict[Cell, list[Run]]:
+async def cells_on_sglang(plan: KvPlan, case: Case) -> dict[Cell, list[KvRun]]:
     """A case's runs by policy and rho, full retention's first."""
     items = items_of(case.task, plan.split, plan.questions, plan.seed)
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def cell(policy: str, pool: int) -> list[tuple[Run, int]]:
+    async def cell(policy: str, pool: int) -> list[tuple[KvRun, int]]:
         async with room:
             found = await _runs(case, items, policy, pool)
             say(f"{case.task} {case.search} {case.config}: {policy} in {pool:,} tokens")
@@ -73,7 +72,9 @@ async def cells_on_sglang(plan: Plan, case: Case) -> dict[Cell, list[Run]]:
     return {of: [run for run, _ in runs] for of, runs in cells.items()}
 
 
-async def _runs(case: Case, items: Sequence[Item], policy: str, pool: int) -> list[tuple[Run, int]]:
+async def _runs(
+    case: Case, items: Sequence[Item], policy: str, pool: int
+) -> list[tuple[KvRun, int]]:
     """All questions on one server, one after the other."""
     text = Text(SPRIG.policy)
     kv_policy = "arborkv" if policy == FULL_RETENTION else policy
@@ -83,15 +84,15 @@ async def _runs(case: Case, items: Sequence[Item], policy: str, pool: int) -> li
 
 async def _run(
     engine: Drawing, text: Text, case: Case, item: Item, policy: str, pool: int
-) -> tuple[Run, int]:
+) -> tuple[KvRun, int]:
     """One question, from an empty cache; and its longest path."""
     await engine.forget()
-    watched, before = Watched(engine), await engine.usage()
+    watched, before = WatchedEngine(engine), await engine.usage()
     start = time.perf_counter()
     outcome = await grow(watched, text, item, Method(policy, case.spec))
     seconds = time.perf_counter() - start
     after = await engine.usage()
-    run = Run.of(
+    run = KvRun.of(
         item,
         outcome,
         budget=pool,

@@ -32,16 +32,15 @@ from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.figure2 import draw, normalised
 from loadtest.on_sglang import SglangEngines, to_its_end
-from loadtest.policy_rows import COLUMNS, Cell
+from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.report import publish, say, shown
 from loadtest.searches import Engines, Item, Method, items_of
-from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, peak_of, time_pool
-from loadtest.throughput import Engines as MakesEngines
+from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, EngineFactory, peak_of, time_pool
 from models.tasks import TASKS
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 
-ENGINES: Mapping[str, MakesEngines] = {"embedded": Engines, "sglang": SglangEngines}
+ENGINES: Mapping[str, EngineFactory] = {"embedded": Engines, "sglang": SglangEngines}
 BASELINE = "rebase"
 CEILING = "keep one"
 SIDE_BY_SIDE = 4
@@ -52,7 +51,7 @@ PRM_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PolicyPlan:
     """What is measured. ``questions`` are compared, the first ``timed`` of them timed as well.
 
     ``until``: by ``time.monotonic``; no further repeat begins after it. ``kept_in``: where results
@@ -75,7 +74,7 @@ class Plan:
     embedder: str | None = None
 
     @property
-    def engines(self) -> MakesEngines:
+    def engines(self) -> EngineFactory:
         """What makes its engines; ``embedder`` in place of their own."""
         if self.embedder is not None:
             return partial(Engines, embedder=self.embedder)
@@ -86,7 +85,7 @@ class Plan:
         return time.monotonic() < self.until
 
 
-FULL = Plan(
+FULL = PolicyPlan(
     tasks=("blocksworld", "wordproblem"),
     policies=("rebase", "beam", "dvts", "ets"),
     widths=(16, 64, 256),
@@ -112,7 +111,7 @@ QUICK_SECONDS = 80.0
 """After this long the quick plan begins no second repeat."""
 
 
-def methods_of(plan: Plan, task: str) -> list[Method]:
+def methods_of(plan: PolicyPlan, task: str) -> list[Method]:
     """Every policy at every width, and what keeps one leaf."""
     methods = []
     for width in plan.widths:
@@ -122,7 +121,7 @@ def methods_of(plan: Plan, task: str) -> list[Method]:
     return methods
 
 
-async def measure(plan: Plan) -> list[dict[str, Any]]:
+async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
     """All rows, task by task and width by width."""
     rows = []
     for task in plan.tasks:
@@ -136,7 +135,7 @@ async def measure(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-async def _compared(plan: Plan, task: str, items: Sequence[Item]) -> list[Results]:
+async def _compared(plan: PolicyPlan, task: str, items: Sequence[Item]) -> list[Results]:
     """All methods on all items, with room for everything."""
     methods = methods_of(plan, task)
     ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
@@ -161,11 +160,13 @@ async def _compared(plan: Plan, task: str, items: Sequence[Item]) -> list[Result
         )
 
 
-async def _cell(plan: Plan, task: str, timed: Sequence[Item], found: dict[str, Results]) -> Cell:
+async def _cell(
+    plan: PolicyPlan, task: str, timed: Sequence[Item], found: dict[str, Results]
+) -> PolicyCell:
     """Time one task and width in every pool, the largest first; not at all without ``timed``."""
     ceiling = found.pop(CEILING)
     if not timed:
-        return Cell(task, plan.seed, found, BASELINE, ceiling, 0, {})
+        return PolicyCell(task, plan.seed, found, BASELINE, ceiling, 0, {})
     method = found[BASELINE].method
     peak = await peak_of(plan.engines, method, timed, min(plan.at_once), plan.threads)
     timings = {}
@@ -185,10 +186,10 @@ async def _cell(plan: Plan, task: str, timed: Sequence[Item], found: dict[str, R
         )
         if not timings[pool].same_trees:
             say("  the timed trees are not those that were compared: see same_trees")
-    return Cell(task, plan.seed, found, BASELINE, ceiling, peak, timings)
+    return PolicyCell(task, plan.seed, found, BASELINE, ceiling, peak, timings)
 
 
-async def choose(plan: Plan) -> list[dict[str, Any]]:
+async def choose(plan: PolicyPlan) -> list[dict[str, Any]]:
     """Choose ETS's budget weight for every task and width, and record it."""
     ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
     rows = []
@@ -202,7 +203,7 @@ async def choose(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-async def choose_threshold(plan: Plan) -> list[dict[str, Any]]:
+async def choose_threshold(plan: PolicyPlan) -> list[dict[str, Any]]:
     """What every threshold of the embedders does on dev; `search/clusters.py` holds the best."""
     width = plan.widths[0]
     ample = AMPLE_TOKENS * width * SIDE_BY_SIDE + LEAST_POOL
@@ -279,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> PolicyPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
     plan = replace(QUICK if options.quick else FULL, engine=options.engine)
     if options.quick and options.engine == "sglang":
@@ -309,7 +310,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     return replace(plan, policies=[BASELINE, *others], timed=min(plan.timed, plan.questions))
 
 
-def _check_names(options: argparse.Namespace, plan: Plan) -> None:
+def _check_names(options: argparse.Namespace, plan: PolicyPlan) -> None:
     """End the program where a policy or a task is unknown."""
     for flag, values, known in (
         ("--policy", plan.policies, POLICIES),

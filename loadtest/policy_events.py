@@ -12,8 +12,8 @@ import numpy as np
 
 from loadtest.searches import SPRIG
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
+from runtime.embedded.model.batch_plan import KVStore
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.sequence import TokenSequence
 from search.engine import Hint

@@ -38,7 +38,7 @@ UNTIMED = dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PolicyCell:
     """What a task and a width gave: the comparison's results and the timing of each pool.
 
     ``peak``: REBASE's, in tokens; the pools are shares of it, if large enough to work in. Without

@@ -73,7 +73,7 @@ DRAFTS = {"qwen2.5-1.5b": "qwen2.5-0.5b", "qwen2.5-0.5b": "tiny", "tiny": "tiny"
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class GpuModels:
     """Checkpoints of a policy, a reward model and a draft, and how the first are searched with."""
 
     policy: Path
@@ -107,15 +107,15 @@ def random_checkpoint(folder: Path, shape: Shape, seed: int) -> Path:
     return folder
 
 
-def models_of(shape: str, folder: Path) -> Models:
+def models_of(shape: str, folder: Path) -> GpuModels:
     """The bundled ones, or random ones below ``folder``."""
     if shape == "sprig":
-        return Models(BUNDLED / "policy", BUNDLED / "prm", BUNDLED / "draft", {})
+        return GpuModels(BUNDLED / "policy", BUNDLED / "prm", BUNDLED / "draft", {})
     policy = random_checkpoint(folder / "policy", SHAPES[shape], 1)
     prm = random_checkpoint(folder / "prm", SHAPES[shape], 2)
     draft = random_checkpoint(folder / "draft", SHAPES[DRAFTS[shape]], 3)
     steps = {"step_tokens": STEP_TOKENS, "max_step_tokens": STEP_TOKENS, "max_depth": DEPTH}
-    return Models(policy, prm, draft, steps)
+    return GpuModels(policy, prm, draft, steps)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,7 +139,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows, "device": options.device, "at_once": options.at_once}
 
 
-def _servers(models: Models, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
+def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
     flags = BY_PRIORITY if way == "speculate" else ()
     if way == "draft":

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.drafting import EVALUATOR, GENERATOR, Part, Watched, Way
+from loadtest.drafting import EVALUATOR, GENERATOR, DraftedEngine, Part, TimedForward
 from loadtest.engine import Decoding
 from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
@@ -94,7 +94,7 @@ SHORT = (*PLAIN, *DRAFTED[:2], AUTOMATIC)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SpeculativeCell:
     """A comparison: the ``kinds`` on one task, to a ``depth`` in steps. ``thoughts``: what
     ``tot_bfs`` chooses among, or the width of another policy."""
 
@@ -120,39 +120,43 @@ class Cell:
         return spec.model_copy(update=papers) if self.policy == "tot_bfs" else spec
 
 
-def quick_cells() -> list[Cell]:
+def quick_cells() -> list[SpeculativeCell]:
     """All ways on every task at ratio 10 and 3 thoughts; then other thoughts and ratios."""
     everything = (*PLAIN, *DRAFTED, AUTOMATIC, PAPERS)
-    cells = [Cell(10.0, task, 1.0, 3, everything, QUICK_DEPTH) for task in TASKS]
-    cells += [Cell(10.0, "game24", 1.0, n, (*SHORT, PAPERS), QUICK_DEPTH) for n in (8, 1)]
-    cells += [Cell(ratio, "blocksworld", 1.0, 3, SHORT, QUICK_DEPTH) for ratio in (30.0, 5.0)]
-    cells += [Cell(10.0, task, 0.2, 3, SHORT, QUICK_DEPTH) for task in TASKS]
+    cells = [SpeculativeCell(10.0, task, 1.0, 3, everything, QUICK_DEPTH) for task in TASKS]
+    cells += [
+        SpeculativeCell(10.0, "game24", 1.0, n, (*SHORT, PAPERS), QUICK_DEPTH) for n in (8, 1)
+    ]
+    cells += [
+        SpeculativeCell(ratio, "blocksworld", 1.0, 3, SHORT, QUICK_DEPTH) for ratio in (30.0, 5.0)
+    ]
+    cells += [SpeculativeCell(10.0, task, 0.2, 3, SHORT, QUICK_DEPTH) for task in TASKS]
     return cells + never_slower(QUICK_DEPTH)
 
 
-def never_slower(depth: int | None = None) -> list[Cell]:
+def never_slower(depth: int | None = None) -> list[SpeculativeCell]:
     """The automatic mode where drafts can hardly win: the bundled policy itself, and many branches
     at once. ``depth``: in steps, the task's own without."""
     kinds = (*PLAIN, AUTOMATIC)
-    cells = [Cell(1.0, task, 1.0, 3, kinds, depth or DEPTHS[task]) for task in TASKS]
+    cells = [SpeculativeCell(1.0, task, 1.0, 3, kinds, depth or DEPTHS[task]) for task in TASKS]
     return cells + [
-        Cell(ratio, task, 1.0, 16, kinds, depth or DEPTHS[task], "rebase")
+        SpeculativeCell(ratio, task, 1.0, 16, kinds, depth or DEPTHS[task], "rebase")
         for ratio in (1.0, 10.0)
         for task in TASKS
     ]
 
 
-def full_cells() -> list[Cell]:
+def full_cells() -> list[SpeculativeCell]:
     """Every ratio, task, temperature and way at 3 thoughts; 1 to 8 thoughts and V from 1 to 4."""
     everything = (*PLAIN, *DRAFTED, AUTOMATIC, PAPERS)
     cells = [
-        Cell(ratio, task, temperature, 3, everything, DEPTHS[task])
+        SpeculativeCell(ratio, task, temperature, 3, everything, DEPTHS[task])
         for ratio, task, temperature in itertools.product((5.0, 10.0, 30.0), TASKS, (0.2, 1.0))
     ]
     batches = tuple(replace(PAPERS, verify_batch=v) for v in (1, 2, 4))
     kinds = (*PLAIN, *DRAFTED[:4], *batches, AUTOMATIC)
     cells += [
-        Cell(10.0, task, 1.0, n, kinds, DEPTHS[task])
+        SpeculativeCell(10.0, task, 1.0, n, kinds, DEPTHS[task])
         for task in TASKS
         for n in (1, 2, 4, 5, 6, 7, 8)
     ]
@@ -164,18 +168,18 @@ class Targets:
 
     def __init__(self, folder: Path, threads: int, clock: Callable[[], float]) -> None:
         self._folder, self._threads, self._clock = folder, threads, clock
-        self._loaded: dict[float, Watched] = {}
+        self._loaded: dict[float, TimedForward] = {}
         self._draft = self._step_seconds(BUNDLED / "draft")
         base = ModelConfig.from_checkpoint(BUNDLED / "policy").layers
         times = [self._step_seconds(self._deepened(base * i)) for i in (1, 4)]
         self._base, self._first, self._each = base, times[0], (times[1] - times[0]) / (3 * base)
 
-    def __getitem__(self, ratio: float) -> Watched:
+    def __getitem__(self, ratio: float) -> TimedForward:
         """The target of a cost ratio; no smaller than the policy itself."""
         if ratio not in self._loaded:
             more = round((ratio * self._draft - self._first) / self._each)
             path = self._deepened(self._base + max(0, more))
-            self._loaded[ratio] = Watched(Forward(path, threads=self._threads), self._clock)
+            self._loaded[ratio] = TimedForward(Forward(path, threads=self._threads), self._clock)
         return self._loaded[ratio]
 
     def path(self, ratio: float) -> Path:
@@ -200,21 +204,23 @@ class Targets:
 
 
 @dataclass(slots=True)
-class Run:
+class SpeculativeRun:
     """A way's search of one question."""
 
     digest: str
     parts: dict[str, Part]
 
 
-async def measure_cell(cell: Cell, targets: Targets, limit: int, threads: int) -> list[dict]:
+async def measure_cell(
+    cell: SpeculativeCell, targets: Targets, limit: int, threads: int
+) -> list[dict]:
     """The rows of a cell, for the generator and for the evaluator."""
     target, path = targets[cell.cost_ratio], targets.path(cell.cost_ratio)
     ways = {
-        kind: Way(target, kind.options(path, threads), rejects=kind.rule == "leviathan")
+        kind: DraftedEngine(target, kind.options(path, threads), rejects=kind.rule == "leviathan")
         for kind in cell.kinds
     }
-    runs: dict[Kind, list[Run]] = {kind: [] for kind in cell.kinds}
+    runs: dict[Kind, list[SpeculativeRun]] = {kind: [] for kind in cell.kinds}
     text = Text(SPRIG.policy)
     for number, item in enumerate(items_of(cell.task, "dev", limit, 0)):
         order = list(cell.kinds)[:: 1 if number % 2 == 0 else -1]
@@ -227,14 +233,18 @@ async def measure_cell(cell: Cell, targets: Targets, limit: int, threads: int) -
     return rows
 
 
-async def _one(way: Way, text: Text, item: Item, spec: SearchSpec) -> Run:
+async def _one(way: DraftedEngine, text: Text, item: Item, spec: SearchSpec) -> SpeculativeRun:
     way.start()
     outcome = await grow(way, text, item, Method(spec.policy, spec))
-    return Run(outcome.digest, way.parts)
+    return SpeculativeRun(outcome.digest, way.parts)
 
 
 def row_of(
-    cell: Cell, kind: Kind, part: str, runs: dict[Kind, list[Run]], layers: int
+    cell: SpeculativeCell,
+    kind: Kind,
+    part: str,
+    runs: dict[Kind, list[SpeculativeRun]],
+    layers: int,
 ) -> dict[str, Any]:
     """One row: sums over the questions, speedups as medians over pairs of one question."""
     mine = [run.parts[part] for run in runs[kind]]
@@ -269,7 +279,9 @@ def row_of(
     }
 
 
-def _speedup(mine: Sequence[Part], mode: str, part: str, runs: dict[Kind, list[Run]]) -> float:
+def _speedup(
+    mine: Sequence[Part], mode: str, part: str, runs: dict[Kind, list[SpeculativeRun]]
+) -> float:
     theirs = next(runs[kind] for kind in runs if kind.mode == mode)
     pairs = zip(mine, (run.parts[part] for run in theirs), strict=True)
     return statistics.median(a.rate / b.rate for a, b in pairs)
@@ -289,7 +301,7 @@ def by_acceptance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def measure(
-    cells: Sequence[Cell], limit: int, threads: int, seconds: float, clock: str = "wall"
+    cells: Sequence[SpeculativeCell], limit: int, threads: int, seconds: float, clock: str = "wall"
 ) -> dict[str, Any]:
     """The document. No cell is begun ``seconds`` after the start. ``clock``: one of CLOCKS."""
     start, rows, left_out = time.perf_counter(), [], []

@@ -13,7 +13,7 @@ from loadtest.compare import Results
 from loadtest.decisions import Decisions, PolicyOf, noting, replaying
 from loadtest.searches import Item, Method, grow_all
 from loadtest.turns import Times, in_turns
-from loadtest.watched import Watched
+from loadtest.watched import WatchedEngine
 from search.engine import Engine
 
 AMPLE_TOKENS = 96
@@ -28,7 +28,7 @@ Run = tuple[str, int, str]
 """A method's name, how many searches run at once, and LIVE or REPLAY."""
 
 
-class Engines(Protocol):
+class EngineFactory(Protocol):
     """Makes engines that live as long as an ``async with``, each with pools of its own."""
 
     def __call__(
@@ -72,7 +72,7 @@ class Timing:
 
 
 async def peak_of(
-    engines: Engines, method: Method, items: Sequence[Item], at_once: int, threads: int
+    engines: EngineFactory, method: Method, items: Sequence[Item], at_once: int, threads: int
 ) -> int:
     """Tokens of KV that the engine holds at most while it grows the items with room for all.
 
@@ -80,7 +80,7 @@ async def peak_of(
     """
     ample = AMPLE_TOKENS * method.spec.width * at_once + LEAST_POOL
     async with engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
-        await grow_all(Watched(engine), items, method, at_once)
+        await grow_all(WatchedEngine(engine), items, method, at_once)
         usage = await engine.usage()
         if usage.totals.preemptions or usage.totals.held_evicted_tokens:
             raise RuntimeError(f"{method.name} outgrew {ample} tokens: AMPLE_TOKENS is too small")
@@ -88,7 +88,7 @@ async def peak_of(
 
 
 async def time_pool(
-    engines: Engines,
+    engines: EngineFactory,
     found: Sequence[Results],
     items: Sequence[Item],
     *,

@@ -10,7 +10,7 @@ from runtime.passed_on import PassedOn
 from search.engine import Branch, Engine, Sampling, Step, Trajectory
 
 
-class Watched(PassedOn):
+class WatchedEngine(PassedOn):
     """An engine whose calls are timed and whose KV is looked at after each: SGLang notes no peak.
 
     ``seconds`` by ``clock``, spent in ``expand`` and ``score``, looking left out. ``held`` and

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.reward_format import RewardFormat
-from runtime.reward_path import filled
+from runtime.reward_format import RewardFormat, filled
 from runtime.text import Text
 from search.digest import node_seed
 from search.engine import Sampling, Trajectory

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.reward_format import Reads, RewardFormat
-from runtime.reward_path import Dialogue, Ids, OwnIds, Paths, PolicyIds, Spelt
+from runtime.reward_format import (
+    Dialogue,
+    Ids,
+    OwnIds,
+    Paths,
+    PolicyIds,
+    Reads,
+    RewardFormat,
+    Spelt,
+)
 from runtime.text import Text
 from search.engine import RewardMissing, Trajectory
 

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.roofline import SplitLoad
+from runtime.accounting import Flops, no_flops
 from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.embedders.endpoint import EndpointOptions
-from runtime.flops import Flops, no_flops
-from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions, split_args
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
-from runtime.text import Text
+from runtime.text import PROFILES, Text
 from search.engine import Engine
 from server.service import own_version
 from server.setting_types import EMBEDDED

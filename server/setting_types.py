@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from runtime.profile import PROFILES
 from runtime.reward_format import reward_format
+from runtime.text import PROFILES
 
 EMBEDDED = "--engine embedded"
 LAUNCHED = "--engine sglang --launch"

@@ -89,6 +89,7 @@ def main() -> int:
     """Run what has no verdict; say what lives."""
     for module in modules():
         try_again(module)
+    (VERDICTS / "mutmut-stats.json").unlink(missing_ok=True)  # knows no function's new name
     mutmut = Path(sys.executable).with_name("mutmut")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # mutants' threads would wait for each other
     subprocess.run([mutmut, "run", *sys.argv[1:]], cwd=ROOT, env=environ, check=True)

@@ -26,7 +26,7 @@ from loadtest.hostile.bodies import bad_bodies, checked_bodies
 from loadtest.hostile.disk import checked_disk, full_disk
 from loadtest.hostile.documents import by_document
 from loadtest.hostile.door import big_bodies, checked_big, checked_halves, half_bodies
-from loadtest.hostile.history import Kept, checked
+from loadtest.hostile.history import StageHistory, checked
 from loadtest.hostile.leavers import checked_leavers, leavers
 from loadtest.hostile.searches import killed, pairs
 from loadtest.hostile.wire import checked_wires, wires
@@ -34,7 +34,7 @@ from loadtest.listed import listed
 from loadtest.on_sglang import PYTHON
 from loadtest.report import publish, say
 
-Stage = Callable[[Kept, int], dict[str, Any]]
+Stage = Callable[[StageHistory, int], dict[str, Any]]
 STAGES: dict[str, tuple[Stage, int, int]] = {
     "bodies": (lambda kept, n: checked_bodies(bad_bodies(kept, n), kept.facts), 20_000, 2_000),
     "documents": (by_document, 60, 5),
@@ -64,7 +64,7 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
             continue
         say(f"{name}: {count}")
         begun = time.monotonic()
-        found = stage(Kept(folder, name), count)
+        found = stage(StageHistory(folder, name), count)
         rest = {key: value for key, value in found.items() if key not in COLUMNS}
         rows.append(
             {"stage": name, "requests": found["requests"], "broken": found["broken"] or "nothing"}

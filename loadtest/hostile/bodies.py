@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from loadtest.hostile.history import HUNG, Asked, Kept, checked
+from loadtest.hostile.history import HUNG, Asked, StageHistory, checked
 from loadtest.hostile.rest import held, more
 from loadtest.served import Served
 
@@ -109,7 +109,7 @@ async def _ask(port: int, number: int) -> Asked:
     return Asked(name, status, "no_http" if by_http else (error[1].decode() if error else ""))
 
 
-def bad_bodies(kept: Kept, count: int, chunk: int = 500) -> list[Asked]:
+def bad_bodies(kept: StageHistory, count: int, chunk: int = 500) -> list[Asked]:
     """So many of them, 16 at once. Notes how many engines died of them, and memory."""
     history = kept.read()
     if len(history) >= count:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.hostile.history import Asked, Kept, checked
+from loadtest.hostile.history import Asked, StageHistory, checked
 from loadtest.hostile.searches import in_company
 from loadtest.metrics import values
 from loadtest.served import Served
@@ -16,7 +16,7 @@ FULL = "/dev/full"
 """Takes what is written to it as a disk does that has no room left."""
 
 
-def full_disk(kept: Kept, count: int) -> list[Asked]:
+def full_disk(kept: StageHistory, count: int) -> list[Asked]:
     """So many searches whose trees cannot be written."""
     if history := kept.read():
         return history

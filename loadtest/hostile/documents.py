@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from loadtest.hostile.history import DOCUMENTED, Kept
+from loadtest.hostile.history import DOCUMENTED, StageHistory
 from loadtest.served import Served
 
 SECONDS = 30.0
@@ -16,7 +16,7 @@ SECONDS = 30.0
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance")
 
 
-def by_document(kept: Kept, examples: int) -> dict[str, Any]:
+def by_document(kept: StageHistory, examples: int) -> dict[str, Any]:
     """So many of each operation; what came out, with the statuses that the server logged."""
     if kept.facts:
         return kept.facts

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.hostile.history import HUNG, Asked, Kept
+from loadtest.hostile.history import HUNG, Asked, StageHistory
 from loadtest.hostile.rest import held, more
 from loadtest.served import Served
 
@@ -58,7 +58,7 @@ async def small(http: httpx.AsyncClient, name: str) -> Asked:
     return Asked(name, answer.status_code, error, seconds=time.monotonic() - begun)
 
 
-def half_bodies(kept: Kept, count: int) -> list[Asked]:
+def half_bodies(kept: StageHistory, count: int) -> list[Asked]:
     """So many connections at once with half a body each, of few addresses, and small requests
     among them."""
     if history := kept.read():
@@ -125,7 +125,7 @@ def checked_halves(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str,
     }
 
 
-def big_bodies(kept: Kept, rounds: int) -> list[Asked]:
+def big_bodies(kept: StageHistory, rounds: int) -> list[Asked]:
     """So many times four of the largest bodies at once, and a small request behind them."""
     if history := kept.read():
         return history

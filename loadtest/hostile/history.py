@@ -61,7 +61,7 @@ def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]
     }
 
 
-class Kept:
+class StageHistory:
     """A stage on disk, its history and what was measured beside: a run that was cut off goes on."""
 
     def __init__(self, folder: Path, stage: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.hostile.history import Asked, Kept
+from loadtest.hostile.history import Asked, StageHistory
 from loadtest.hostile.rest import counts, held, more
 from loadtest.served import Served
 from models.tasks import TASKS
@@ -131,7 +131,7 @@ async def _until_heard(numbers: Sequence[int], ends: Ends) -> None:
         await asyncio.sleep(0.05)
 
 
-def leavers(kept: Kept, count: int, chunk: int = 200) -> list[Asked]:
+def leavers(kept: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
     """So many that left while something was done for them."""
     history = kept.read()
     if len(history) >= count:

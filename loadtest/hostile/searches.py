@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import httpx
 
-from loadtest.hostile.history import HUNG, Asked, Kept
+from loadtest.hostile.history import HUNG, Asked, StageHistory
 from loadtest.served import Served
 from models.tasks import TASKS
 from search.spec import PolicyName
@@ -100,7 +100,7 @@ async def in_company(url: str, numbers: Sequence[int], at_once: int) -> list[Ask
         return await asyncio.gather(*(one(number) for number in numbers))
 
 
-def pairs(kept: Kept, count: int, chunk: int = 50) -> list[Asked]:
+def pairs(kept: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
     """Every search on a plain server in little company, and again on another in more of it."""
     history = kept.read()
     for begin in range(len(history) // 2, count, chunk):
@@ -113,7 +113,7 @@ def pairs(kept: Kept, count: int, chunk: int = 50) -> list[Asked]:
     return history
 
 
-def killed(kept: Kept, count: int, kills: int) -> list[Asked]:
+def killed(kept: StageHistory, count: int, kills: int) -> list[Asked]:
     """Searches among which the engine dies or stands still, and all of them again in peace."""
     history = kept.read()
     if not history:

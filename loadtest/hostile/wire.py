@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from loadtest.hostile.history import Asked, Kept, checked
+from loadtest.hostile.history import Asked, StageHistory, checked
 from loadtest.hostile.rest import held, more
 from loadtest.hostile.searches import in_company
 from loadtest.hostile.sglang_stub import Stub
@@ -31,7 +31,7 @@ WORDS = "0123456789 +-*/()="
 
 
 async def _faulty(
-    policies: Sequence[int], rewards: Sequence[int], numbers: Sequence[int], kept: Kept
+    policies: Sequence[int], rewards: Sequence[int], numbers: Sequence[int], kept: StageHistory
 ) -> list[Asked]:
     """Searches over wires that fail, then again over whole ones; the servers by their ports."""
     async with AsyncExitStack() as stack:
@@ -85,7 +85,7 @@ async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
         )
 
 
-def wires(kept: Kept, count: int, *, real: bool = False) -> list[Asked]:
+def wires(kept: StageHistory, count: int, *, real: bool = False) -> list[Asked]:
     """So many searches, each over faults and again in peace."""
     if history := kept.read():
         return history

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
+from runtime.embedded.model.batch_plan import KVStore
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedded.model.kernels import Rotation, normalise, rotate
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.weights import Layer, Weights
 
 _HIDDEN = -1e30

@@ -8,8 +8,8 @@ from typing import Any
 from kvpolicy.token_allocation import Floors
 from loadtest.configs import STEP_TOKENS
 from loadtest.figure3 import Moment
-from loadtest.in_process import InProcess, Models
-from loadtest.kv_rows import Run
+from loadtest.in_process import InProcess, ModelsInProcess
+from loadtest.kv_rows import KvRun
 from loadtest.searches import Item, Method, grow
 from loadtest.token_eviction.evicting_decoder import EvictingDecoder
 from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
@@ -29,7 +29,7 @@ def floors_for(task: str) -> Floors:
 
 
 async def run_token_eviction(
-    models: Models,
+    models: ModelsInProcess,
     model: TokenEvictionModel,
     item: Item,
     spec: SearchSpec,
@@ -37,7 +37,7 @@ async def run_token_eviction(
     *,
     budget: int,
     share: float,
-) -> tuple[Run, list[Moment]]:
+) -> tuple[KvRun, list[Moment]]:
     """One search in a budget, and its KV after every pass. ``share``: of its tokens that a stream
     keeps. Scoring is the embedded engine's.
 
@@ -63,7 +63,7 @@ async def run_token_eviction(
     outcome = await grow(engine, models.text, item, Method(policy, spec))
     seconds = time.perf_counter() - start
     spent = decoders[0].spent
-    run = Run.of(
+    run = KvRun.of(
         item,
         outcome,
         budget=budget,

@@ -15,7 +15,7 @@ from models.train import checkpoint
 from models.train.batches import IGNORED, MicroBatch, Row, draw_rows, load_tokenizer
 from models.train.corpus import DISTILLED
 from models.train.network import logits_at, new_model
-from models.train.run import Run, arguments
+from models.train.run import TrainingRun, arguments
 
 SEED = 41
 EXAMPLES_A_STEP = 48
@@ -44,7 +44,7 @@ def main() -> None:
     def draw(rng: random.Random, _: int) -> list[Row]:
         return draw_rows(tokenizer, rng, DISTILLED, EXAMPLES_A_STEP // options.world)
 
-    Run(
+    TrainingRun(
         f"draft.{options.start}",
         model,
         draw,

@@ -16,7 +16,7 @@ ILLEGAL, DEAD_END, HOPEFUL, CERTAIN = 1, 2, 8, 10
 TASK_WEIGHTS = {"game24": 4, "countdown": 3, "blocksworld": 2, "wordproblem": 1}
 
 
-class Judgement(NamedTuple):
+class JudgeExample(NamedTuple):
     """A judge prompt and its true reply; `marks`: which of the steps in the prompt are good."""
 
     prompt: str
@@ -29,7 +29,7 @@ def judge_prompt(question: str, steps: list[str]) -> str:
     return STEP_BREAK.join((OPENING, question, *steps, CLOSING))
 
 
-def judgement(task: Task, question: str, steps: list[str]) -> Judgement:
+def judgement(task: Task, question: str, steps: list[str]) -> JudgeExample:
     """The true verdict on `steps`: a word on each up to the first fault, then the number."""
     verdict = task.check(question, STEP_BREAK.join(steps))
     good = sum(verdict.steps)
@@ -43,7 +43,7 @@ def judgement(task: Task, question: str, steps: list[str]) -> Judgement:
     else:
         said, number = [*said, f"Step {good + 1} is wrong."], ILLEGAL
     reply = STEP_BREAK.join((" ".join(said), f"The number is {number}."))
-    return Judgement(judge_prompt(question, steps), reply, verdict.steps)
+    return JudgeExample(judge_prompt(question, steps), reply, verdict.steps)
 
 
 def corrupt(step: str, rng: random.Random) -> str:
@@ -62,7 +62,7 @@ def corrupt(step: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
-def judge_lesson(rng: random.Random) -> Judgement:
+def judge_lesson(rng: random.Random) -> JudgeExample:
     """A judge prompt and its true reply: half good prefixes, half spoilt in one of two ways."""
     name = rng.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()))[0]
     task = TASKS[name]

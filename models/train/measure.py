@@ -49,7 +49,7 @@ def interval(right: int, count: int) -> list[float]:
     return [round((centre - spread) / scale, 4), round((centre + spread) / scale, 4)]
 
 
-class Bench:
+class MeasuredSplit:
     """The bundled models and one set of policy samples on a split, shared by the measures."""
 
     def __init__(self, split: Split, limit: int, each: int) -> None:
@@ -181,8 +181,12 @@ class Bench:
 
 def main() -> None:
     """Measure and print JSON lines."""
-    measures = {"accuracy": Bench.accuracy, "prm": Bench.prm, "judge": Bench.judge}
-    measures["draft"] = Bench.draft
+    measures = {
+        "accuracy": MeasuredSplit.accuracy,
+        "prm": MeasuredSplit.prm,
+        "judge": MeasuredSplit.judge,
+    }
+    measures["draft"] = MeasuredSplit.draft
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="+", choices=measures)
     parser.add_argument("--split", default="test")
@@ -191,7 +195,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    bench = Bench(options.split, options.limit, options.each)
+    bench = MeasuredSplit(options.split, options.limit, options.each)
     for name in options.what:
         for row in measures[name](bench):
             print(json.dumps(row), flush=True)

@@ -18,7 +18,7 @@ from models.train.batches import IGNORED, MicroBatch, Row, draw_rows, load_token
 from models.train.corpus import COPYING, JUDGING, MIXTURE, READING, REFINED, SLIPPING
 from models.train.network import logits_at, new_model
 from models.train.prm_data import load_verdicts
-from models.train.run import Run, arguments
+from models.train.run import TrainingRun, arguments
 
 SEED = 2
 EXAMPLES_A_STEP = 40
@@ -27,7 +27,7 @@ SHARPNESS = 1.1
 """What is exported says at temperature 1 what was learnt at temperature 1/1.1."""
 
 
-class Phase(NamedTuple):
+class PolicyPhase(NamedTuple):
     """One run over one mixture: how long, from what, and how fast beside the first."""
 
     minutes: float
@@ -37,12 +37,12 @@ class Phase(NamedTuple):
 
 
 PHASES = {
-    "learn": Phase(75, MIXTURE, None, 1.0),
-    "refine": Phase(36, REFINED, "policy", 0.6),
-    "judge": Phase(18, JUDGING, "policy", 0.5),
-    "copy": Phase(12, COPYING, "policy", 1.0),
-    "read": Phase(40, READING, "policy", 0.7),
-    "slip": Phase(12, SLIPPING, "policy", 0.5),
+    "learn": PolicyPhase(75, MIXTURE, None, 1.0),
+    "refine": PolicyPhase(36, REFINED, "policy", 0.6),
+    "judge": PolicyPhase(18, JUDGING, "policy", 0.5),
+    "copy": PolicyPhase(12, COPYING, "policy", 1.0),
+    "read": PolicyPhase(40, READING, "policy", 0.7),
+    "slip": PolicyPhase(12, SLIPPING, "policy", 0.5),
 }
 
 
@@ -83,7 +83,7 @@ def main() -> None:
 
     name = f"policy.{options.phase}"
     losses = lambda batch: token_losses(model, batch)  # noqa: E731
-    Run(name, model, draw, losses, export, options, phase.rate_scale).train()
+    TrainingRun(name, model, draw, losses, export, options, phase.rate_scale).train()
 
 
 if __name__ == "__main__":

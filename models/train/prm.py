@@ -25,7 +25,7 @@ from models.train.network import decoder_layers, read_out, streams
 from models.train.prm_data import load_samples
 from models.train.renaming import renamed
 from models.train.rows import learnt_row, sign_ids
-from models.train.run import Run, arguments
+from models.train.run import TrainingRun, arguments
 from models.train.slips import slipped_drill
 from models.train.taught import lesson
 from models.train.tokenizer import TAG
@@ -41,7 +41,7 @@ TAUGHT = (*TASKS, *["wordproblem"] * 6)
 """The tasks of derivations: most are of the one that is misread."""
 
 
-class Phase(NamedTuple):
+class RewardPhase(NamedTuple):
     """One run: how long, from what and how fast beside the policy's first; what it learns.
 
     `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
@@ -60,12 +60,12 @@ class Phase(NamedTuple):
 
 
 PHASES = {
-    "compare": Phase(10, "policy", 0.6, 1.0, 48, 1.0, 0, ("wordproblem",)),
-    "judge": Phase(19, "prm", 0.6, 10.0, 8, 1.0, 0, tuple(TASKS)),
-    "widen": Phase(50, "prm", 0.6, 10.0, 8, 1.0, 20, tuple(TASKS)),
-    "settle": Phase(25, "prm", 0.6, 10.0, 40, 5.0, 20, tuple(TASKS)),
-    "number": Phase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
-    "follow": Phase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
+    "compare": RewardPhase(10, "policy", 0.6, 1.0, 48, 1.0, 0, ("wordproblem",)),
+    "judge": RewardPhase(19, "prm", 0.6, 10.0, 8, 1.0, 0, tuple(TASKS)),
+    "widen": RewardPhase(50, "prm", 0.6, 10.0, 8, 1.0, 20, tuple(TASKS)),
+    "settle": RewardPhase(25, "prm", 0.6, 10.0, 40, 5.0, 20, tuple(TASKS)),
+    "number": RewardPhase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
+    "follow": RewardPhase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
 }
 
 
@@ -101,7 +101,7 @@ def epochs(rows: list[Labelled], rank: int, world: int) -> Callable[[int], list[
 
 
 def sign_losses(
-    model: LlamaForCausalLM, signs: Tensor, tag: int, phase: Phase, batch: MicroBatch
+    model: LlamaForCausalLM, signs: Tensor, tag: int, phase: RewardPhase, batch: MicroBatch
 ) -> Tensor:
     """The loss of `+` against `-` wherever there is a label, weighted by where it stands.
 
@@ -142,7 +142,7 @@ def main() -> None:
         rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
         return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]
 
-    Run(
+    TrainingRun(
         f"prm.{options.phase}",
         model,
         draw,

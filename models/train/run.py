@@ -27,7 +27,7 @@ FREE = ("minutes", "rank")
 process has a checkpoint of its own."""
 
 
-class Run:
+class TrainingRun:
     """The weights, their average, the optimizers, and the time already spent.
 
     `draw` gives a step's rows for one process from a seeded generator and the step's number;

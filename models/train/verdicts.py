@@ -4,7 +4,7 @@ import random
 from typing import NamedTuple
 
 from models.tasks import TASKS
-from models.train.judge import Judgement, judgement
+from models.train.judge import JudgeExample, judgement
 
 BEYOND_SHARE = 0.2
 """How often a prefix goes on past the first fault, as a search that missed it would."""
@@ -27,7 +27,7 @@ class Verdicts:
         for reply in replies:
             self.pools.setdefault(reply.task, []).append(reply)
 
-    def lesson(self, rng: random.Random) -> Judgement:
+    def lesson(self, rng: random.Random) -> JudgeExample:
         """A judge prompt and its true reply: half the prefixes end good, half end in a fault."""
         pool = self.pools[rng.choice(sorted(self.pools))]
         while True:

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from runtime.embedded.branch_validation import must_be_ids
+from runtime.embedded.model.batch_plan import KVStore, Span
 from runtime.embedded.model.config import middle_layer
 from runtime.embedded.model.forward import Forward
-from runtime.embedded.model.kv_store import KVStore
-from runtime.embedded.model.plan import Span
 from search.engine import EngineError
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, roofline
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint, measured_peaks
+from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
 from runtime.embedded.options import EngineOptions
 from runtime.reward_format import reward_format
 

@@ -21,7 +21,7 @@ from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.schedule_order import fair_order
 from runtime.embedded.sequence import Order, TokenSequence
 from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
-from runtime.reward_path import Spelt
+from runtime.reward_format import Spelt
 from runtime.reward_reader import Reader
 from search.counters import Counters
 from search.engine import Hint, Trajectory

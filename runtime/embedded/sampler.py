@@ -147,14 +147,10 @@ def nucleus(tempered: Floats, top_p: float) -> NDArray[np.bool_]:
     wanted = top_p * (total := weight.sum())
     # all tokens below this weight together hold less than 1 - top_p, so none of them is kept
     floor = (1.0 - top_p) * total / len(weight)
-    order, reached = np.empty(0, dtype=np.int64), weight[:0]
-    for least in (*(bound for bound in LIKELY if bound > floor), floor):
-        likely = np.flatnonzero(weight >= least)
-        order = likely[np.argsort(-weight[likely], kind="stable")]
-        reached = np.cumsum(weight[order])
-        if reached[-1] > wanted * (1 + MARGIN):
-            break
-    before = reached - weight[order]
+    enough = (b for b in LIKELY if b > floor and weight[weight >= b].sum() > wanted * (1 + MARGIN))
+    likely = np.flatnonzero(weight >= next(enough, floor))
+    order = likely[np.argsort(-weight[likely], kind="stable")]
+    before = np.cumsum(weight[order]) - weight[order]
     kept = np.zeros(len(weight), dtype=np.bool_)
     kept[order[before < wanted]] = True
     return kept

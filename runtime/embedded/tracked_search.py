@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from runtime.accounting import LivePaths, sum_of_contexts
 from runtime.embedded.batch import Advance
 from runtime.embedded.deduplication import VerifiedTokens
-from runtime.flops import sum_of_contexts
-from runtime.live_paths import LivePaths
 from search.counters import Counters, combined
 
 

@@ -1,19 +1,125 @@
-"""A search under way on SGLang servers: its requests, its costs, what its servers have read."""
+"""A search under way on SGLang servers: its requests and hints, its costs, what servers have read.
+
+SGLang tells no search's share of its KV: ``kv_tokens_peak`` is what the search's live steps hold.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
-from runtime.reward_path import Spelt
-from runtime.sglang.plugin_notes import PluginNotes
-from runtime.sglang.replica import Replica
-from runtime.sglang.request_costs import Path, RequestCosts
-from search.engine import EngineError
+from hedgerow_sglang.plugin_protocol import Note, custom_params
+from runtime.accounting import Flops, LivePaths, sum_of_contexts
+from runtime.reward_format import Spelt
+from runtime.sglang.replica import PRIORITY_UNITS, Replica
+from search.counters import Counters
+from search.engine import EngineError, Hint
+from search.tree import ROOT
+
+Path = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RequestCosts:
+    """One search's costs, and the paths that it may come back to."""
+
+    counters: Counters = field(default_factory=Counters)
+    _held: int = 0
+    _alive: LivePaths[Path] = field(default_factory=LivePaths)
+    _own: dict[Path, int] = field(default_factory=dict)
+
+    def read(self, flops: Flops, tokens: int, cached: int, *, known: bool) -> None:
+        """A request's prefix was read, all but its ``cached`` first tokens.
+
+        ``known``: all but the last token was in the cache once; that one, drawn but never read,
+        belongs to decoding.
+        """
+        fresh = tokens - cached
+        again = max(0, fresh - 1) if known else 0
+        self.counters.cached_tokens += cached
+        self.counters.prefilled_tokens += again if known else fresh
+        self.counters.rehydrated_tokens += again
+        self.counters.rehydrations += again > 0
+        self.counters.flops += flops(fresh, sum_of_contexts(cached, fresh), 1)
+
+    def drew(self, flops: Flops, prefix: int, tokens: int) -> None:
+        """So many tokens were drawn after a prefix that was read."""
+        self.counters.decoded_tokens += tokens
+        self.counters.flops += flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
+
+    def hold(self, node: int, path: Path, own: int) -> None:
+        """The search may come back to this node, whose last ``own`` tokens are its step."""
+        if self._alive.add(node, path):
+            self._own[path] = own
+            self._held += own
+            self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held)
+
+    def mark_dead(self, nodes: Iterable[int]) -> None:
+        """The search will not come back to these."""
+        for path in self._alive.mark_dead(nodes):
+            self._held -= self._own.pop(path)
+
+    def knows(self, path: Path) -> bool:
+        """Whether a live step ends there."""
+        return path in self._alive
+
+
+@dataclass(slots=True)
+class PluginNotes:
+    """What servers with our plug-in are told of a search, on its own requests: its latest hint, and
+    the rewards before it for a server that heard none.
+
+    ``turn`` counts the hints: every request of a round brings the same one.
+    """
+
+    tree: str
+    turn: int = 0
+    hint: Hint = field(default_factory=Hint)
+    _values: dict[int, float] = field(default_factory=dict)
+    _since: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def take(self, hint: Hint) -> None:
+        """A round begins."""
+        self.turn += 1
+        self.hint = hint
+        self._values.update(hint.values)
+
+    def on(self, server: Replica, prompt: int, step: tuple[int, int] | None) -> dict[str, Any]:
+        """Sampling parameters of a request there; empty where there is no plug-in.
+
+        ``prompt``: its tokens; ``step``: the node that is drawn or scored and its parent.
+        """
+        if not server.plugged:
+            return {}
+        first = self._since.setdefault((server.url, server.failures), self.turn) == self.turn
+        node, parent = step or (None, None)
+        note = Note(
+            tree=self.tree,
+            prompt=max(1, prompt),
+            node=node,
+            parent=parent,
+            turn=self.turn,
+            values=self._values if first else self.hint.values,
+            active=self.hint.active,
+            dead=self.hint.dead,
+            outlook=self.hint.outlook,
+        )
+        return {"custom_params": custom_params(note)}
+
+    def priority(self, server: Replica, parent: int) -> dict[str, int]:
+        """A request's priority there: what its parent is worth, the prompt most.
+
+        Empty where nobody evicts by it.
+        """
+        if not server.ranks:
+            return {}
+        worth = 1.0 if parent == ROOT else self._values.get(parent, 0.0)
+        return {"priority": round(PRIORITY_UNITS * worth)}
+
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from heapq import heappop, heappush
 
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.request_costs import Path
-from runtime.sglang.search_session import SearchSession
+from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.step_request import StepRequest
 from search.engine import EngineDown, EngineError
 from search.tree import Finish

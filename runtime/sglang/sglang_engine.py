@@ -11,22 +11,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 
+from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
-from runtime.flops import Flops, no_flops
 from runtime.judge import Judge
 from runtime.reward_format import RewardFormat, reward_format
 from runtime.reward_reader import overhead_of
-from runtime.sglang.fleet import Fleet
+from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics
 from runtime.sglang.launched_server import BY_PRIORITY
-from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import NotSglang, Replica
-from runtime.sglang.reward_request import RewardRequest
-from runtime.sglang.search_session import SearchSession
-from runtime.sglang.server_metrics import ServerMetrics, fleet_metrics
+from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer
+from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined

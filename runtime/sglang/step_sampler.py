@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.flops import Flops
+from runtime.accounting import Flops
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.request_costs import Path
-from runtime.sglang.search_session import SearchSession
+from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import StepRequest
 from runtime.stop_strings import StopStrings, StopStringTables

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from cli.shared_samples import SharedSamples, StandaloneCost
-from runtime.flops import no_flops
+from runtime.accounting import no_flops
 from search.controller import Problem, search
 from search.engine import Branch, EngineDown, Sampling, Step, Trajectory
 from search.outcome import Outcome

@@ -19,7 +19,7 @@ from loadtest.capacity import (
     MODELS,
     Gpu,
     Model,
-    Replica,
+    ReplicaModel,
     Search,
     decode_seconds,
     prefill_seconds,
@@ -60,7 +60,7 @@ def test_the_roofline_by_hand() -> None:
 
 def test_a_replica_by_hand() -> None:
     """90 MB less 4 MB of weights hold so many searches, which share every pass."""
-    one = Replica(BOX, TINY, TINY, SMALL)
+    one = ReplicaModel(BOX, TINY, TINY, SMALL)
     assert one.kv_bytes == 180 * 64
     assert one.kv_bytes_mean == 140 * 64
     assert one.kv_room == pytest.approx(86e6 / 64)
@@ -74,7 +74,7 @@ def test_a_replica_by_hand() -> None:
 
 def test_users_by_hand() -> None:
     """3600 asks an hour are one a second; time and KV follow by Little's law."""
-    one = Replica(BOX, TINY, TINY, SMALL)
+    one = ReplicaModel(BOX, TINY, TINY, SMALL)
     found = row(600, 6.0, one)
     assert found["arrivals_per_second"] == 600 * 6 / HOUR == 1
     assert found["replicas"] * one.rate(one.room) * BUSY >= 1
@@ -90,7 +90,7 @@ def test_users_by_hand() -> None:
 
 def test_one_user_has_the_machine_alone() -> None:
     """Nearly the time of one, on a replica that is nearly idle."""
-    one = Replica(
+    one = ReplicaModel(
         GPUS["h100"], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], Search(64, 10, 60, 300)
     )
     found = row(1, 6.0, one)
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
     """Two large models leave too little of a small card."""
     large = MODELS["qwen2.5-7b"]
     with pytest.raises(ValueError, match=r"holds [\d.]+ GB of KV; 0.0 GB are left"):
-        _ = Replica(Gpu(1e12, 1e12, 20e9), large, large, Search(4, 2, 9, 9)).room
+        _ = ReplicaModel(Gpu(1e12, 1e12, 20e9), large, large, Search(4, 2, 9, 9)).room
 
 
 @given(
@@ -118,7 +118,7 @@ def test_more_users_never_need_less(
 ) -> None:
     """Replicas and KV grow with users; what is planned is never more than what is served."""
     search = Search(width, depth, step, prompt=200)
-    one = Replica(GPUS[gpu], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], search)
+    one = ReplicaModel(GPUS[gpu], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], search)
     few, many = (row(n, 6.0, one) for n in (users, 2 * users))
     assert few["replicas"] <= many["replicas"]
     assert few["expected_kv_tokens"] <= many["expected_kv_tokens"] * (1 + 1e-9)

@@ -14,12 +14,12 @@ from loadtest.capacity_load import (
     rows_of,
     seen,
 )
-from loadtest.company import Law, Span
+from loadtest.company import Law, SearchSpan
 
 
 def test_a_phase_by_hand() -> None:
     """Of ten seconds: two searches end in them, a third began; two samples lie in them."""
-    spans = [Span(-1, 1), Span(2, 5), Span(8, 12)]
+    spans = [SearchSpan(-1, 1), SearchSpan(2, 5), SearchSpan(8, 12)]
     samples = [(-1.0, 900.0), (1.0, 100.0), (10.0, 200.0), (11.0, 900.0)]
     found = seen(spans, samples, 0, 10)
     assert found == Seen(0.2, (1 + 3 + 2) / 10, 0.6, 2.5, 150, 0.2)
@@ -28,7 +28,7 @@ def test_a_phase_by_hand() -> None:
 def test_a_phase_in_which_nothing_ended_is_an_error() -> None:
     """And says what there was."""
     with pytest.raises(ValueError, match=r"0 searches and 1 samples in 3 s"):
-        seen([Span(1, 5)], [(1.0, 5.0)], 0, 3)
+        seen([SearchSpan(1, 5)], [(1.0, 5.0)], 0, 3)
 
 
 def test_a_prediction_by_hand() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadtest.arrivals import poisson
 from loadtest.company import (
     Law,
-    Span,
+    SearchSpan,
     busy_share,
     company,
     law_through,
@@ -80,8 +80,8 @@ def test_the_law_goes_through_both_points() -> None:
 
 def test_two_that_meet_by_hand() -> None:
     """The first is half done when the second comes; from then on both go at half speed."""
-    assert played([0, 0.5], float) == [Span(0, 1.5), Span(0.5, 2)]
-    assert played([0, 5], float) == [Span(0, 1), Span(5, 6)]
+    assert played([0, 0.5], float) == [SearchSpan(0, 1.5), SearchSpan(0.5, 2)]
+    assert played([0, 5], float) == [SearchSpan(0, 1), SearchSpan(5, 6)]
     assert played([], float) == []
 
 
@@ -96,7 +96,7 @@ def test_what_is_played_for_long_is_what_theory_says() -> None:
 
 def test_means_over_a_window_by_hand() -> None:
     """Of 4 seconds: one, two, one, none; what lies outside does not count."""
-    spans = [Span(-1, 2), Span(1, 3), Span(1.5, 2), Span(9, 10)]
+    spans = [SearchSpan(-1, 2), SearchSpan(1, 3), SearchSpan(1.5, 2), SearchSpan(9, 10)]
     assert mean_under_way(spans, 0, 4) == (2 + 2 + 0.5) / 4
     assert busy_share(spans, 0, 4) == 0.75
     assert busy_share([], 0, 4) == 0

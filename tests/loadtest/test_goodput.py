@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from loadtest import goodput
-from loadtest.goodput import STEPS, Cell, Plan, _turns, cells_of, measure
+from loadtest.goodput import STEPS, GoodputCell, GoodputPlan, _turns, cells_of, measure
 from loadtest.goodput_embedded import VARIANTS, Sided
 from loadtest.goodput_rows import (
     COLUMNS,
-    Run,
+    GoodputRun,
     ahead_bound,
     paired_ratio,
     rows,
 )
 from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
 from loadtest.goodput_summary import joined, summary
-from loadtest.in_process import Models
+from loadtest.in_process import ModelsInProcess
 from runtime.embedded.options import EngineOptions
 from search.engine import Trajectory
 from tests.runtime.tiny_models import make_checkpoint
@@ -37,7 +37,7 @@ KEYS = {
     *("identical_trees", "speculated_used", "speculated_wasted", "tree_digest"),
 }
 
-RUN = Run(
+RUN = GoodputRun(
     digest="aa",
     correct=True,
     any_correct=True,
@@ -143,32 +143,34 @@ def test_runs_of_some_cells_each_are_summed_up_once(tmp_path: Path) -> None:
 
 def test_cells() -> None:
     """Every pair with every policy, width and pool; ``steps`` is beam search by fixed lengths."""
-    cells = list(cells_of(Plan(policies=("beam", STEPS), widths=(8, 512), pairs=("equal",))))
+    cells = list(cells_of(GoodputPlan(policies=("beam", STEPS), widths=(8, 512), pairs=("equal",))))
     assert len(cells) == 2 * 2 * 2 * 3
     assert {cell.task for cell in cells} == {"blocksworld", "wordproblem"}
-    spec = Cell("equal", "game24", STEPS, 8, 1.0).spec
+    spec = GoodputCell("equal", "game24", STEPS, 8, 1.0).spec
     assert (spec.policy, spec.width, spec.step_tokens, spec.max_step_tokens) == ("beam", 8, 32, 32)
-    assert Cell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
-    hot = [cell.spec.temperature for cell in cells_of(Plan(pairs=("equal",), temperature=2.0))]
+    assert GoodputCell("equal", "game24", "dvts", 8, 1.0).spec.step_tokens is None
+    hot = [
+        cell.spec.temperature for cell in cells_of(GoodputPlan(pairs=("equal",), temperature=2.0))
+    ]
     assert set(hot) == {2.0}
 
 
 def test_some_cells_at_random() -> None:
     """As many as are asked for, in the plan's order, the same for the same seed."""
-    plan = Plan(sample=20)
-    drawn, every = cells_of(plan), cells_of(Plan())
+    plan = GoodputPlan(sample=20)
+    drawn, every = cells_of(plan), cells_of(GoodputPlan())
     assert len(drawn) == len(set(drawn)) == 20
     assert drawn == [cell for cell in every if cell in drawn] == cells_of(plan)
     assert drawn != cells_of(replace(plan, seed=1))
     narrow, wide = (cells_of(replace(plan, widths=(n,))) for n in (8, 16))
     assert [replace(cell, width=16) for cell in narrow] != wide
-    assert cells_of(Plan(sample=10_000)) == every
+    assert cells_of(GoodputPlan(sample=10_000)) == every
 
 
 def test_where_a_variant_is_dear_to_go_over_to_it_runs_every_item_first() -> None:
     """Two items by two variants, twice: item by item, or variant by variant; every other time
     backwards."""
-    plan = Plan(variants=("P", "MP"), repeats=2)
+    plan = GoodputPlan(variants=("P", "MP"), repeats=2)
     by_item = list(_turns(plan, 2, settles=False))
     assert by_item[:4] == [(0, "P"), (0, "MP"), (0, "MP"), (0, "P")]
     assert by_item[4:] == [(1, "MP"), (1, "P"), (1, "P"), (1, "MP")]
@@ -195,7 +197,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Path]) -> None:
     """Two steps below one prefix: every token of both paths is read, in the next round again."""
-    loaded = Models(EngineOptions(policy=models[0], prm=models[1], threads=1))
+    loaded = ModelsInProcess(EngineOptions(policy=models[0], prm=models[1], threads=1))
     step = tuple(range(40, 60))
     rounds = [
         [Trajectory(1, (step,), ("",)), Trajectory(2, (step[:10],), ("",))],
@@ -218,7 +220,7 @@ def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Pa
 
 def test_a_small_run(models: tuple[Path, Path]) -> None:
     """Every key; the same trees by every variant, each in the same bytes of KV."""
-    plan = Plan(
+    plan = GoodputPlan(
         tasks=("game24",),
         policies=("beam",),
         widths=(3,),
@@ -248,7 +250,7 @@ def test_a_small_run(models: tuple[Path, Path]) -> None:
 
 def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
     """Pairs and cells that are not begun."""
-    plan = Plan(policies=("beam",), widths=(8,), pools=(1.0,), seconds=-1.0)
+    plan = GoodputPlan(policies=("beam",), widths=(8,), pools=(1.0,), seconds=-1.0)
     document = asyncio.run(measure(plan, models))
     assert document["rows"] == []
     assert len(document["left_out"]) == 2 * 3

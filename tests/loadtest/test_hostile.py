@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.hostile.bodies import body
-from loadtest.hostile.history import HUNG, Asked, Kept, checked
+from loadtest.hostile.history import HUNG, Asked, StageHistory, checked
 from loadtest.hostile.searches import drawn
 from search.spec import SearchSpec
 
@@ -43,7 +43,7 @@ def test_a_promise_that_breaks_is_named(one: Asked, broken: str) -> None:
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     """What stands whole on disk is there again; half a line is not."""
-    kept = Kept(tmp_path / "state", "stage")
+    kept = StageHistory(tmp_path / "state", "stage")
     assert kept.read() == []
     kept.add(FINE)
     with (tmp_path / "state" / "stage.jsonl").open("a") as file:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 import kvpolicy
 import search
 from loadtest.compare import Results, compare
-from loadtest.kept import Kept, KeptLines, code_of
+from loadtest.kept import KeptLines, KeptResults, code_of
 from loadtest.searches import Method, items_of
 from search.spec import SearchSpec
 from tests.search.scripted_engine import ScriptedEngine
@@ -54,12 +54,12 @@ async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -
     path = tmp_path / "kept.jsonl"
     (results,) = await run(path, [REBASE], 2)
     (item, other), mark = items_of("game24", "dev", 2, 0), ScriptedEngine().capabilities.fingerprint
-    assert Kept(path, mark).get(item, REBASE, False) == results.results[0]
-    assert Kept(path, "another").get(item, REBASE, False) is None
+    assert KeptResults(path, mark).get(item, REBASE, False) == results.results[0]
+    assert KeptResults(path, "another").get(item, REBASE, False) is None
     wider = Method("rebase", SearchSpec(policy="rebase", width=9))
-    assert Kept(path, mark).get(item, wider, False) is None
+    assert KeptResults(path, mark).get(item, wider, False) is None
     path.write_text(path.read_text()[:-40])
-    assert Kept(path, mark).get(other, REBASE, False) is None
+    assert KeptResults(path, mark).get(other, REBASE, False) is None
 
 
 def test_lines_are_taken_back_from_the_same_makers_alone(tmp_path: Path) -> None:

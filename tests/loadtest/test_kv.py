@@ -13,9 +13,9 @@ from kvpolicy.token_allocation import Floors
 from kvpolicy.value import UNFITTED
 from loadtest.figure3 import Moment, draw
 from loadtest.kv import _parser, _plan, measure
-from loadtest.kv_plan import QUICK, Plan, cases_of
-from loadtest.kv_rows import COLUMNS, Run, row
-from loadtest.kv_run import Searches
+from loadtest.kv_plan import QUICK, KvPlan, cases_of
+from loadtest.kv_rows import COLUMNS, KvRun, row
+from loadtest.kv_run import KvSearches
 from loadtest.policy_events import event_us
 from loadtest.token_eviction.token_eviction_run import floors_for
 from loadtest.token_eviction.token_policy_events import event_us as token_policy_event_us
@@ -44,7 +44,7 @@ KEYS = {
     "tree_digest",
 }
 
-WHOLE = Run(
+WHOLE = KvRun(
     correct=True,
     completed=True,
     digest="aa",
@@ -96,7 +96,7 @@ def test_what_an_engine_does_not_tell_is_none() -> None:
 
 def test_cases_are_configurations_of_what_goes_back() -> None:
     """Two configurations, one leaf at a time or four; a policy of levels has neither."""
-    cases = cases_of(Plan(tasks=("blocksworld",)))
+    cases = cases_of(KvPlan(tasks=("blocksworld",)))
     shapes = [(c.search, c.config, c.spec.parallel, c.spec.expansions) for c in cases]
     assert shapes[:4] == [
         ("best_first", "S", 1, 64),
@@ -227,17 +227,17 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     plan = replace(plan, policies=("arborkv",), questions=1, expansions=4, threads=1, split="dev")
     plan = replace(plan, kept_in=tmp_path / "kept.jsonl")
     runs = 0
-    exact = Searches._exact
+    exact = KvSearches._exact
 
     async def counted(*given: Any) -> Any:
         nonlocal runs
         runs += 1
         return await exact(*given)
 
-    monkeypatch.setattr(Searches, "_exact", counted)
+    monkeypatch.setattr(KvSearches, "_exact", counted)
     timed = {"policy_us_p50", "transition_us_p50", "pressure_us_p50", "boundary_us_p50"}
 
-    def measured(plan: Plan, moments: dict[str, list[Moment]] | None = None) -> Any:
+    def measured(plan: KvPlan, moments: dict[str, list[Moment]] | None = None) -> Any:
         rows = asyncio.run(measure(plan, moments))
         return [{k: v for k, v in row.items() if k not in timed} for row in rows]
 

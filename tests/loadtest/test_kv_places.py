@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.kv_places import FIT, WAYS, Answered, measure, row_of
+from loadtest.kv_places import FIT, WAYS, TimedOutcomes, measure, row_of
 from loadtest.kv_plan import Case
 from search.counters import Counters
 from search.spec import SearchSpec
@@ -25,8 +25,8 @@ def outcome(digest: str, rehydrations: int = 0) -> Any:
 def test_a_row_by_hand() -> None:
     """Two questions, three repeats: 6 s on average in place of 8, 9 and 12, one tree another."""
     whole = [outcome("aa"), outcome("bb")]
-    slow = [Answered([mean - 1, mean + 1], whole) for mean in (8.0, 9.0, 12.0)]
-    quick = [Answered([4.0, 8.0], [outcome("aa", 3), outcome("cc")]) for _ in slow]
+    slow = [TimedOutcomes([mean - 1, mean + 1], whole) for mean in (8.0, 9.0, 12.0)]
+    quick = [TimedOutcomes([4.0, 8.0], [outcome("aa", 3), outcome("cc")]) for _ in slow]
     found = row_of(CASE, WAYS[2], {WAYS[0]: slow, WAYS[2]: quick}, 700, whole)
     assert (found["n"], found["repeats"], found["pool_tokens"]) == (2, 3, 700)
     assert found["seconds"] == 6.0

@@ -19,7 +19,7 @@ from loadtest.kv_plan import cases_of
 from loadtest.kv_sglang import ON_SGLANG, UNTOLD
 from loadtest.on_sglang import SPARE_TOKENS, longest_path, policy_server, reward_server, started
 from loadtest.searches import SPRIG
-from loadtest.watched import Watched
+from loadtest.watched import WatchedEngine
 from search.engine import Engine, EngineDown, Sampling, Usage
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
@@ -132,7 +132,7 @@ async def test_a_watched_engine_is_the_same_engine(looks: bool) -> None:
     """Its calls are timed; its KV is looked at after each, or never."""
     engine = Held()
     ticks = iter(range(100))
-    watched: Engine = (seen := Watched(engine, looks=looks, clock=lambda: float(next(ticks))))
+    watched: Engine = (seen := WatchedEngine(engine, looks=looks, clock=lambda: float(next(ticks))))
     assert await watched.expand("t", [], Sampling()) == []
     assert await watched.score("t", (1,), "", []) == []
     assert seen.seconds == {"expand": 1.0, "score": 1.0}

@@ -13,7 +13,7 @@ from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.decisions import Decisions
 from loadtest.figure2 import draw, normalised
-from loadtest.policy_rows import COLUMNS, Cell
+from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.searches import Method, items_of
 from loadtest.throughput import LIVE, REPLAY, Timing
 from loadtest.turns import Times
@@ -78,7 +78,7 @@ async def test_a_row_by_hand() -> None:
         1.0: timing([4.0, 4.0], [8.0, 8.0], [8.0, 4.0]),
         0.5: timing([4.0, 4.0], [4.0, 4.0], [4.0, 4.0]),
     }
-    rows = Cell("game24", 0, found, "rebase", least, 100, timings).rows()
+    rows = PolicyCell("game24", 0, found, "rebase", least, 100, timings).rows()
     assert [(r["pool"], r["policy"]) for r in rows] == [
         (1.0, "rebase"),
         (1.0, "beam"),

@@ -13,7 +13,7 @@ from loadtest.speculative import (
     DRAFTED,
     PAPERS,
     PLAIN,
-    Cell,
+    SpeculativeCell,
     by_acceptance,
     full_cells,
     measure,
@@ -73,7 +73,7 @@ def test_a_small_cell_grows_the_same_trees() -> None:
     drafts save passes."""
     kinds = (*PLAIN, *DRAFTED[:2], replace(DRAFTED[3], rule="leviathan"), PAPERS, AUTOMATIC)
     document = asyncio.run(
-        measure([Cell(1.0, "game24", 1.0, 2, kinds, 2)], 1, 1, seconds=float("inf"))
+        measure([SpeculativeCell(1.0, "game24", 1.0, 2, kinds, 2)], 1, 1, seconds=float("inf"))
     )
     rows = [row for row in document["rows"] if row["part"] == GENERATOR]
     assert len(rows) == len(kinds)

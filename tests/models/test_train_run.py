@@ -15,7 +15,7 @@ from models.train import checkpoint, parallel, run
 from models.train.batches import MicroBatch, Row, load_tokenizer
 from models.train.network import new_model
 from models.train.policy import token_losses
-from models.train.run import Run
+from models.train.run import TrainingRun
 
 TOKENIZER = load_tokenizer()
 ROW = Row("game24", [5, 6, 7, 8], [6, 7, 8, 9])
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-def a_run(**options: object) -> Run:
+def a_run(**options: object) -> TrainingRun:
     """A small model over one row, without any time to spend unless told otherwise."""
     model = new_model("draft", TOKENIZER, 1)
     given = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"} | options
@@ -44,7 +44,7 @@ def a_run(**options: object) -> Run:
     def losses(batch: MicroBatch) -> Tensor:
         return token_losses(model, batch)
 
-    return Run("draft", model, draw, losses, lambda _: None, argparse.Namespace(**given))
+    return TrainingRun("draft", model, draw, losses, lambda _: None, argparse.Namespace(**given))
 
 
 def test_a_run_goes_on_from_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:

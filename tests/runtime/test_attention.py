@@ -8,14 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.model.attention import Attention
+from runtime.embedded.model.attention import Attention, NativeAttention, Tiling, tiled
+from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace, cut
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import native
-from runtime.embedded.model.native_attention import NativeAttention
-from runtime.embedded.model.plan import BLOCK, Plan, Span, build_plan
-from runtime.embedded.model.tiles import Tiling, tiled
 from tests.runtime.kernels import KERNELS
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
@@ -46,7 +43,7 @@ def span(start: int, slots: list[int]) -> Span:
     return Span(np.zeros(new, np.int64), start, np.array(slots, np.int64), new)
 
 
-def plan_of(spans: list[Span], store: KVStore, window: int | None = None) -> Plan:
+def plan_of(spans: list[Span], store: KVStore, window: int | None = None) -> BatchPlan:
     return build_plan(spans, padding=store.padding, window=window)
 
 
@@ -65,7 +62,11 @@ def filled(slots: int) -> KVStore:
 
 
 def attended(
-    kernel: str, spans: list[Span], query: torch.Tensor, store: KVStore, window: int | None = None
+    kernel: str,
+    spans: list[Span],
+    query: torch.Tensor,
+    store: KVStore,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE), scaled."""
     plan, space = plan_of(spans, store, window), Workspace()

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from kvpolicy.roofline import DevicePeaks, SplitLoad, TooLittleMemory
-from loadtest.in_process import InProcess, Models
+from loadtest.in_process import InProcess, ModelsInProcess
 from runtime.embedded.kv_split import SharedKv, split_pools
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.footprint import footprint
+from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.embedded.options import EngineOptions
 from search.controller import Problem, search
 from search.spec import SearchSpec
@@ -85,7 +84,7 @@ def test_a_wrong_split_is_refused(options: EngineOptions) -> None:
 def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
     """Digest for digest, in pools for less than the search would hold."""
     tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=SplitLoad(4, 60, 20))
-    models = Models(tight)
+    models = ModelsInProcess(tight)
     prompt = tuple(models.text.encode("One and two"))
     spec = SearchSpec(policy="beam", width=6, seed=3, max_step_tokens=20, trajectory_tokens=60)
 

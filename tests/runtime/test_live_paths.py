@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.live_paths import LivePaths
+from runtime.accounting import LivePaths
 
 
 def test_a_path_dies_with_its_last_node() -> None:

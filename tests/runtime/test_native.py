@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from runtime.embedded.model import native as building
-from runtime.embedded.model import native_check
+from runtime.embedded.model import selfcheck
+from runtime.embedded.model.attention import NativeAttention
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.native import NotBuilt, native
-from runtime.embedded.model.native_attention import NativeAttention
-from runtime.embedded.model.native_check import chosen
+from runtime.embedded.model.selfcheck import chosen
 from server.settings import BUNDLED
 from tests.runtime.kernels import KERNELS
 
@@ -28,10 +28,10 @@ def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test builds for itself and hears every warning."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.cache_clear()
-    native_check._say_once.cache_clear()
+    selfcheck._say_once.cache_clear()
     yield
     native.cache_clear()
-    native_check._say_once.cache_clear()
+    selfcheck._say_once.cache_clear()
 
 
 @built
@@ -110,7 +110,7 @@ def test_where_there_is_no_home_it_is_built_for_this_process(
 
 def test_torch_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler is looked for."""
-    monkeypatch.setattr(native_check, "native", lambda: pytest.fail("built all the same"))
+    monkeypatch.setattr(selfcheck, "native", lambda: pytest.fail("built all the same"))
     assert chosen("torch", CONFIG, (1,)) is None
 
 

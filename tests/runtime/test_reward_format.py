@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.reward_format import REWARD_FORMATS, RewardFormat, reward_format
-from runtime.reward_path import OwnIds, PolicyIds, filled
+from runtime.reward_format import (
+    REWARD_FORMATS,
+    OwnIds,
+    PolicyIds,
+    RewardFormat,
+    filled,
+    reward_format,
+)
 from runtime.reward_reader import Head, Mean, Reader, Softmax, overhead_of
 from runtime.text import Text
 from search.engine import RewardMissing, Trajectory

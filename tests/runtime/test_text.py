@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
 
-from runtime.profile import PROFILES
-from runtime.text import Text
+from runtime.text import PROFILES, Text
 from tests.runtime.tiny_models import make_tokenizer
 
 CONFIG = {"max_position_embeddings": 128, "vocab_size": 300, "eos_token_id": 262}

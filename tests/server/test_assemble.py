@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.value import UNFITTED
+from runtime.accounting import no_flops
 from runtime.embedders.endpoint import EndpointOptions
-from runtime.flops import no_flops
 from server.assemble import engine_options, model_flops, running
 from server.settings import BUNDLED, SettingsError, load_settings
 

@@ -3,20 +3,152 @@
 softmax(q K / sqrt(d)) V of one row is sum_b e^(q K_b - m) V_b over sum_b e^(q K_b - m), with m the
 exact maximum over all its keys, each block's two products in a tile of fixed size and the sums over
 blocks taken in rising order. So a row's bits follow from its own query, keys and position alone.
+
+By torch the items of a block stand together in tiles of a fixed number of rows: a tile is a matrix
+product of a size that was seen to give the same bits on this machine, and a block that many rows
+share is gathered once a tile. In the compiled library every row reads its blocks where they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, Ints, Items
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace
-from runtime.embedded.model.plan import BLOCK, Plan
-from runtime.embedded.model.tiles import Strip, Tiling, tiled
+from runtime.embedded.model.native import Attending, Native
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The tiles of one size. A tile holds ``size`` rows (padded with row 0) and one block.
+
+    ``start``: its first place in the flat arrays, whose places run (tile, head, row) for key/value
+    heads. ``keys`` (tiles x kv_heads x BLOCK,): store rows, int32, by which gathering is faster.
+    """
+
+    size: int
+    tiles: int
+    start: int
+    keys: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A plan's items dealt to tiles, and where everything lies.
+
+    ``places``: length of the flat arrays. ``query`` (places,): the (row, head) each holds, as
+    row x kv_heads + head. ``items`` (items x kv_heads,): the place of each item and head.
+    ``columns``: for every column, its first item and how many rows it has. ``veils``: the ranges of
+    items (first, last + 1) that hide keys; ``mask`` (items in them, BLOCK) says which.
+    """
+
+    strips: tuple[Strip, ...]
+    places: int
+    query: Tensor
+    items: Tensor
+    columns: tuple[tuple[int, int], ...]
+    veils: tuple[tuple[int, int], ...]
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """Items dealt to tiles of one size.
+
+    ``blocks`` (tiles,): each tile's block; ``items``: which items are here, ``tile`` and ``place``
+    where each went.
+    """
+
+    size: int
+    blocks: Ints
+    items: Ints
+    tile: Ints
+    place: Ints
+
+
+def tiled(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
+    """Deal a plan's items to tiles and flatten these over key/value heads.
+
+    ``sizes``: rows a tile may have, descending; ``store_rows``: rows of a head in the store.
+    """
+    items, slots32, columns = plan.items, plan.slots.astype(np.int32), plan.columns
+    deals = _deal(items, len(plan.slots), sizes)
+    head = np.arange(kv_heads)
+    strips, queries = [], []
+    place_of = np.empty((len(items.row), kv_heads), dtype=np.int64)
+    places = 0
+    for deal in deals:
+        tiles, size, tile, place = len(deal.blocks), deal.size, deal.tile, deal.place
+        place_of[deal.items] = places + (tile[:, None] * kv_heads + head) * size + place[:, None]
+        query = np.zeros((tiles, size), dtype=np.int64)
+        query[tile, place] = items.row[deal.items]
+        queries.append((query[:, None] * kv_heads + head[:, None]).reshape(-1))
+        slots = slots32[deal.blocks]
+        keys = (slots[:, None] + (head * store_rows).astype(np.int32)[:, None]).reshape(-1)
+        strips.append(Strip(size, tiles, places, torch.from_numpy(keys)))
+        places += tiles * kv_heads * size
+    veils = _hidden_ranges(items, columns)
+    return Tiling(
+        tuple(strips),
+        places,
+        torch.from_numpy(np.concatenate(queries)),
+        torch.from_numpy(place_of.reshape(-1)),
+        tuple(zip(columns[:-1].tolist(), np.diff(columns).tolist(), strict=True)),
+        tuple(veils),
+        torch.from_numpy(_mask(items, veils)),
+    )
+
+
+def _deal(items: Items, blocks: int, sizes: Sequence[int]) -> list[_Deal]:
+    """Deal the items of each block to tiles, large ones first."""
+    block = items.block
+    wanted = np.bincount(block, minlength=blocks)
+    sort = np.argsort(block, kind="stable")
+    rank = np.empty_like(block)  # an item's place among those of its block
+    rank[sort] = np.arange(len(block)) - np.repeat(wanted.cumsum() - wanted, wanted)
+    deals, done = [], np.zeros_like(wanted)
+    for number, size in enumerate(sizes):
+        left = np.maximum(wanted - done, 0)
+        spare = 0 if number == len(sizes) - 1 else size // 2
+        take = left // size + (left % size > spare)
+        if not take.any():
+            continue
+        first = take.cumsum() - take
+        after = rank - done[block]
+        here = np.flatnonzero((after >= 0) & (after < (take * size)[block]))
+        tile = first[block[here]] + after[here] // size
+        of_tile = np.repeat(np.arange(blocks), take)
+        deals.append(_Deal(size, of_tile, here, tile, after[here] % size))
+        done = done + take * size
+    return deals
+
+
+def _hidden_ranges(items: Items, columns: Ints) -> list[tuple[int, int]]:
+    """For every column with hidden keys, the range of items from the first to the last of them."""
+    hidden = np.flatnonzero(items.hidden())
+    bounds = np.searchsorted(hidden, columns)
+    return [(int(hidden[a]), int(hidden[b - 1]) + 1) for a, b in pairwise(bounds) if a < b]
+
+
+def _mask(items: Items, veils: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """(items in ``veils``, BLOCK): keys that the item's row must not see."""
+    within = np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in veils)])
+    key = np.arange(BLOCK)
+    mask = key > items.high[within][:, None]
+    low = items.low[within]
+    if (low >= 0).any():
+        mask |= key <= low[:, None]
+    return mask
+
 
 _GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache
 _HIDDEN = -1e30
@@ -56,7 +188,7 @@ class Attention:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         sizes: Sequence[int],
         config: ModelConfig,
         store_rows: int,
@@ -170,3 +302,56 @@ def _steps(columns: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """How every row's items are combined in place, in block order: the second of each pair into
     the first, which is in the first column."""
     return [(columns[0][: len(column)], column) for column in columns[1:]]
+
+
+class NativeAttention:
+    """As ``Attention``, with the same bits for a row whatever else is in the call."""
+
+    def __init__(
+        self, library: Native, plan: BatchPlan, config: ModelConfig, space: Workspace
+    ) -> None:
+        items, blocks, rows = plan.items, len(plan.slots), len(plan.rows.tokens)
+        count, heads, size = len(items.row), config.heads, config.head_dim
+        order = np.argsort(items.block, kind="stable")
+        place = np.empty(count, dtype=np.int32)
+        place[order] = np.arange(count, dtype=np.int32)
+        arrays = {
+            "slots": plan.slots,
+            "starts": _starts(items.block, blocks),
+            "row": items.row[order],
+            "low": items.low[order],
+            "high": items.high[order],
+            "row_starts": _starts(items.row, rows),
+            "row_items": place[np.argsort(items.row, kind="stable")],
+        }
+        self._arrays = {
+            name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()
+        }
+        self._scratch = {
+            "highest": space.take("item_highest", count, heads),
+            "sums": space.take("item_sums", count, heads),
+            "mixed": space.take("item_mixed", count, heads, size),
+        }
+        self._library = library
+        self._call = Attending(
+            **{name: array.ctypes.data for name, array in self._arrays.items()},
+            **{name: tensor.data_ptr() for name, tensor in self._scratch.items()},
+            rows=rows,
+            blocks=blocks,
+            kv_heads=config.kv_heads,
+            group=config.group,
+            size=size,
+        )
+
+    def run(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        """As ``Attention.run``; ``out`` is contiguous."""
+        call = self._call
+        call.query, call.out = query.data_ptr(), out.data_ptr()
+        call.keys, call.values = keys.data_ptr(), values.data_ptr()
+        call.store_rows = len(keys) // call.kv_heads
+        self._library.attend(call)
+
+
+def _starts(of: np.ndarray, count: int) -> np.ndarray:
+    """Where those of 0, 1, ... begin once they are sorted: (count + 1,)."""
+    return np.concatenate(([0], np.bincount(of, minlength=count).cumsum()))

@@ -1,12 +1,15 @@
-"""The shape of a Llama-family model, read from a checkpoint's ``config.json``."""
+"""A Llama-family model's shape, read from its ``config.json``, and what its passes cost."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kvpolicy.roofline import DevicePeaks, ModelCosts
 
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -169,3 +172,46 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     if len(kinds) > 1:
         raise UnsupportedModel("layer_types: mixed full and sliding attention; one kind is done")
     return int(window) if kinds == {"sliding_attention"} else None
+
+
+SIDE = 1024
+"""Of the square matrices whose product is timed."""
+COPIED_BYTES = 64 << 20
+REPEATS = 5
+
+
+def footprint(config: ModelConfig, number_bytes: int) -> ModelCosts:
+    """The model with weights and KV of ``number_bytes`` a number, its head read in every pass."""
+    rows = config.flops(1, 0)
+    return ModelCosts(
+        token_flops=rows,
+        pair_flops=config.flops(0, 1, 0),
+        weight_bytes=rows / 2 * number_bytes,
+        kv_bytes=2 * config.layers * config.kv_heads * config.head_dim * number_bytes,
+    )
+
+
+def measured_peaks(threads: int, clock: Callable[[], float] = time.perf_counter) -> DevicePeaks:
+    """The fastest of a few float32 products and of a few copies, with so many threads."""
+    import torch  # only where it is measured: who reads a config needs none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        left, right = torch.rand(SIDE, SIDE), torch.rand(SIDE, SIDE)
+        product = _fastest(lambda: torch.mm(left, right), clock)
+        source = torch.zeros(COPIED_BYTES // 4)
+        target = torch.empty_like(source)
+        copy = _fastest(lambda: target.copy_(source), clock)
+    finally:
+        torch.set_num_threads(before)
+    return DevicePeaks(flops=2.0 * SIDE**3 / product, bandwidth=2.0 * COPIED_BYTES / copy)
+
+
+def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start = clock()
+        work()
+        times.append(clock() - start)
+    return max(min(times), 1e-9)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.embedded.model.batch_plan import BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import (
     Rotation,
@@ -22,14 +23,10 @@ from runtime.embedded.model.kernels import (
     normalise,
     product,
 )
-from runtime.embedded.model.kv_store import KVStore
 from runtime.embedded.model.native import Kernel, Native
-from runtime.embedded.model.native_check import chosen
-from runtime.embedded.model.native_rows import NativeRows
-from runtime.embedded.model.plan import Plan, Span, build_plan
-from runtime.embedded.model.selfcheck import Tiles, check_tiles, plain_tiles
+from runtime.embedded.model.rows import NativeRows, TorchRows
+from runtime.embedded.model.selfcheck import Tiles, check_tiles, chosen, plain_tiles
 from runtime.embedded.model.threads import ThreadTuner
-from runtime.embedded.model.torch_rows import TorchRows
 from runtime.embedded.model.weights import Layer, Weights
 
 __all__ = ["Forward", "Span"]
@@ -109,13 +106,13 @@ class Forward:
             asked = stream.index_select(0, _asked(spans, plan))
             return normalise(asked, self.config.norm_eps, torch.empty_like(asked))
 
-    def _plan(self, spans: Sequence[Span], store: KVStore) -> Plan:
+    def _plan(self, spans: Sequence[Span], store: KVStore) -> BatchPlan:
         longest = max((len(s.slots) for s in spans), default=0)
         if longest > self.config.context:
             raise ValueError(f"spans: {longest} positions; the context is {self.config.context}")
         return build_plan(spans, padding=store.padding, window=self.config.sliding_window)
 
-    def _blocks(self, plan: Plan, store: KVStore, layers: int | None = None) -> Tensor:
+    def _blocks(self, plan: BatchPlan, store: KVStore, layers: int | None = None) -> Tensor:
         """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
         the plan's row order."""
         one = _Pass(plan, store, self.config, self.tiles, self._rotation, self._space, self._native)
@@ -139,7 +136,7 @@ class _Pass:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         store: KVStore,
         config: ModelConfig,
         tiles: Tiles,
@@ -202,7 +199,7 @@ def _set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def _asked(spans: Sequence[Span], plan: Plan) -> Tensor:
+def _asked(spans: Sequence[Span], plan: BatchPlan) -> Tensor:
     """Rows that get logits, as places in the plan's row order, in span order."""
     new = np.array([len(s.tokens) for s in spans], dtype=np.int64)
     since = np.array([s.logits_from for s in spans], dtype=np.int64)

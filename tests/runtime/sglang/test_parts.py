@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
-from runtime.sglang.fleet import Fleet, rendezvous
+from runtime.sglang.fleet import Fleet, ServerMetrics, parse_metrics, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
-from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica, ReplicaLost
-from runtime.sglang.request_costs import RequestCosts
-from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
+from runtime.sglang.search_session import PluginNotes, RequestCosts
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy

@@ -14,9 +14,8 @@ import pytest
 import pytest_asyncio
 
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.search_session import SearchSession
+from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_beam_extension import (
     TRIAL_TOKENS,
     SglangBeamExtension,

@@ -21,9 +21,9 @@ import pytest
 import pytest_asyncio
 
 from models.tasks import TASKS
+from runtime.sglang.fleet import parse_metrics
 from runtime.sglang.launched_server import LaunchedServer as Sglang
 from runtime.sglang.launched_server import LaunchOptions
-from runtime.sglang.server_metrics import parse_metrics
 from server.settings import BUNDLED
 from tests.deploy.front_ends import (
     LONG,

@@ -1,15 +1,37 @@
-"""Which token paths of a search are alive: those that a node it may come back to ends at."""
+"""What searches are charged: a pass's floating-point operations, and the paths that are alive."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+
+class Flops(Protocol):
+    """Multiply-adds, counted twice, of a forward pass of one model."""
+
+    def __call__(self, tokens: int, context_sum: int, logits: int | None = None, /) -> float:
+        """``tokens`` rows, whose contexts (themselves included) sum to ``context_sum``.
+
+        ``logits``: how many of them pass the model's head, all by default.
+        """
+        ...
+
+
+def no_flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
+    """The cost of a model whose cost is not known."""
+    return 0.0
+
+
+def sum_of_contexts(start: int, tokens: int) -> int:
+    """The sum of the contexts of ``tokens`` rows at positions from ``start``, each with itself."""
+    return tokens * start + tokens * (tokens + 1) // 2
+
 
 P = TypeVar("P", bound=Hashable)
 
 
 class LivePaths(Generic[P]):
-    """Nodes by the path that each ends at. Nodes with equal tokens share a path."""
+    """Paths that end at a node its search may come back to; nodes with equal tokens share one."""
 
     def __init__(self) -> None:
         self._nodes: dict[P, set[int]] = {}

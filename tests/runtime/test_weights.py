@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from runtime.embedded.model import matrix
-from runtime.embedded.model.matrix import Matrix
+from runtime.embedded.model import weights
+from runtime.embedded.model.weights import Matrix
 
-WAYS = [False, *([True] if matrix.PACKED else [])]
+WAYS = [False, *([True] if weights.PACKED else [])]
 """Plain everywhere, packed where there is oneDNN."""
 
 
 @pytest.fixture(params=WAYS, ids=lambda packed: "packed" if packed else "plain")
 def _laid_out(request, monkeypatch):
-    monkeypatch.setattr(matrix, "PACKED", request.param)
+    monkeypatch.setattr(weights, "PACKED", request.param)
 
 
 def drawn(*shape: int) -> torch.Tensor:
