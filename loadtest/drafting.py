@@ -15,8 +15,8 @@ import torch
 
 from loadtest.rejection_sampling import rejecting_scheduler
 from runtime.embedded.judge_scorer import JudgeScorer
-from runtime.embedded.model.batch_plan import KVStore
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import KVStore, Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scorer_loading import load_judge
 from runtime.embedded.worker import scheduler_for

@@ -28,7 +28,8 @@ import torch
 from loadtest.generate_loop import GenerateLoop
 from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
 from runtime.embedded.link import let_threads_rest
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.kernels import cut, product
 from runtime.embedded.model.threads import BLOCK, BLOCKS, ThreadTuner, thread_counts
 from runtime.embedded.model.weights import Matrix

@@ -74,9 +74,9 @@ class GenerateLoop(ReferenceEngine):
         del tree
         if self._prm is None:
             raise RewardMissing("the bundled reward model was not loaded")
-        paths = [list(self._reader.path(prompt, question, t, {})) for t in trajectories]
+        paths = [list(self._reader.paths.path(prompt, question, t, {})) for t in trajectories]
         logits = _LeftPadded(paths).logits(self._prm)
-        return [self._reader.reward(row) for row in logits]
+        return [self._reader.reading.reward(row) for row in logits]
 
     @staticmethod
     def _draw(

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.scorer_loading import load_reward_model, scorer_for
 from runtime.embedded.worker import scheduler_for
 from runtime.embedders.lexical import embed_texts
+from runtime.reward_reader import overhead_of
 from runtime.text import Text
 from search.counters import Counters, EngineCounters
 from search.engine import (
@@ -56,7 +58,7 @@ class ModelsInProcess:
             embeds="lexical",
             context_tokens=self.text.context,
             fingerprint="",
-            score_tokens=self.reader.overhead(),
+            score_tokens=overhead_of(self.reader.paths),
         )
 
 

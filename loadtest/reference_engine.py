@@ -245,12 +245,12 @@ class ReferenceEngine:
             return self._likelihood(call.tree, prompt, trajectory.steps)
         if self._prm is None:
             raise RewardMissing(f"reward_format {self._form.name!r}: no reward model is loaded")
-        path = self._reader.path(prompt, question, trajectory, {})
+        path = self._reader.paths.path(prompt, question, trajectory, {})
         with torch.inference_mode():
             out = self._prm(torch.tensor([path]))
         self._charge(call.tree, prm_tokens=len(path), model_calls=1)
         rows = out.last_hidden_state if self._form.reads_hidden else out.logits
-        return self._reader.reward(rows[0, -1])
+        return self._reader.reading.reward(rows[0, -1])
 
     def _judgement(self, judge: Judge, call: _Call, question: str, trajectory: Trajectory) -> float:
         prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from runtime.reward_format import (
     Dialogue,
-    Ids,
     OwnIds,
     Paths,
     PolicyIds,
     Reads,
     RewardFormat,
-    Spelt,
 )
 from runtime.text import Text
 from search.engine import RewardMissing, Trajectory
@@ -154,24 +152,6 @@ class Reader:
                 f"{text.checkpoint} holds {text.context}"
             )
         return cls(paths, reading)
-
-    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """What every path over this question begins with."""
-        return self.paths.opening(prompt, question, spelt)
-
-    def path(
-        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
-    ) -> Ids:
-        """What the model reads for a trajectory."""
-        return self.paths.path(prompt, question, trajectory, spelt)
-
-    def reward(self, row: torch.Tensor) -> float:
-        """The reward from the row at the path's last token."""
-        return self.reading.reward(row)
-
-    def overhead(self) -> tuple[int, int]:
-        """Tokens that a path has beside the policy's: once, and for every step."""
-        return overhead_of(self.paths)
 
 
 def overhead_of(paths: Paths) -> tuple[int, int]:

@@ -17,18 +17,15 @@ from server.search_routes import search_routes
 from server.service import Service, own_version
 
 
-async def _nothing() -> None:
-    return None
-
-
-def create_app(service: Service, at_end: Callable[[], Awaitable[None]] = _nothing) -> FastAPI:
+def create_app(service: Service, at_end: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
     """The app over a service; at shutdown it cancels what is under way, then awaits ``at_end``."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await service.close()
-        await at_end()
+        if at_end is not None:
+            await at_end()
 
     settings = service.settings
     app = FastAPI(

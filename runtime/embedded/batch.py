@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.draft_tree import DraftChain
-from runtime.embedded.model.forward import Span
+from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.schedule_order import prefill_budget

@@ -120,17 +120,17 @@ class RewardScorer:
         """
         spelt: Spelt = self._spelt.get(tree, {})
         paths = [
-            must_be_ids("steps", self._reader.path(prompt, question, t, spelt), self._vocab)
+            must_be_ids("steps", self._reader.paths.path(prompt, question, t, spelt), self._vocab)
             for t in trajectories
         ]
         for path in paths:
             self._must_fit(path)
-        opening = np.asarray(self._reader.opening(prompt, question, spelt), dtype=np.int64)
+        opening = np.asarray(self._reader.paths.opening(prompt, question, spelt), dtype=np.int64)
         account = self._account(tree, opening)
         self._spelt[tree] = spelt
         known = self._rewards[tree]
         later = {
-            node: np.asarray(self._reader.path(prompt, question, t, spelt), dtype=np.int64)
+            node: np.asarray(self._reader.paths.path(prompt, question, t, spelt), dtype=np.int64)
             for node, t in (ahead or {}).items()
         }
         call = ScoreCall(call_id, tree, [path.tobytes() for path in paths])
@@ -271,13 +271,13 @@ class RewardScorer:
         if advance.start < len(reading.path):
             self._note(reading, advance.logits[0])
         if reading.ahead is not None and reading.computed == len(reading.ahead):
-            ahead = self._reader.reward(advance.logits[-1])
+            ahead = self._reader.reading.reward(advance.logits[-1])
             self._rewards[reading.tree][reading.ahead.tobytes()] = ahead
 
     def _note(self, reading: ScoreSequence, logits: torch.Tensor) -> None:
         """A path is read."""
         key = reading.path.tobytes()
-        self._rewards[reading.tree][key] = self._reader.reward(logits)
+        self._rewards[reading.tree][key] = self._reader.reading.reward(logits)
         for call in [call for call in self._calls.values() if call.tree == reading.tree]:
             call.unread.discard(key)
             self._settle(call)

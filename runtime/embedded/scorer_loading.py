@@ -16,7 +16,7 @@ from runtime.embedded.step_embedder import StepEmbedder, Words
 from runtime.embedded.tracked_search import TrackedSearch
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
-from runtime.reward_reader import Reader
+from runtime.reward_reader import Reader, overhead_of
 from runtime.text import Text
 
 
@@ -29,7 +29,7 @@ def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] 
     if found is None:
         return None
     forward, reader = found
-    return scorer_for(options, forward, forward.config, reader), reader.overhead()
+    return scorer_for(options, forward, forward.config, reader), overhead_of(reader.paths)
 
 
 def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:

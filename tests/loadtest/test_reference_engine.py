@@ -9,7 +9,8 @@ import torch
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.hidden_states import HiddenStates
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from runtime.text import Text

@@ -19,7 +19,8 @@ from loadtest.rejection_sampling import (
     rejecting_scheduler,
     trials,
 )
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import rank_candidates
 from runtime.text import Text

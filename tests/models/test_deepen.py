@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from models.deepen import deepen
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 
 DRAFT = Path("models/sprig/draft")
 

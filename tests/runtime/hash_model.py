@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from runtime.embedded.model.forward import Span
+from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.sampler import sample
 from search.engine import Branch, Sampling, Step
 from search.tree import Finish

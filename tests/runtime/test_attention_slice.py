@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from kvpolicy.block_table import BlockTable
 from kvpolicy.value import UNFITTED, attention_shares
 from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.scheduler import Scheduler
 from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step

@@ -17,7 +17,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from runtime.embedded.hidden_states import HiddenStates
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.step_embedder import PIECE_TOKENS, StepEmbedder, Words
 from runtime.embedders.encoder import Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions

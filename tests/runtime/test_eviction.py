@@ -20,7 +20,7 @@ from runtime.embedded.eviction import (
     KvPolicy,
     ValueParams,
 )
-from runtime.embedded.model.forward import Span
+from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.radix_tree import RadixTree
 from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling

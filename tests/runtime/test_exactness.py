@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.embedded.model import weights
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.batch_plan import Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.threads import ThreadTuner
 from tests.runtime.kernels import KERNELS
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
-from runtime.embedded.model.forward import Forward, Span
+from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.selfcheck import QUERY_TILES, ROW_TILES
 from tests.runtime.kernels import KERNELS
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint

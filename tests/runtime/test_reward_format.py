@@ -58,9 +58,9 @@ def test_the_tag_stands_after_every_step_and_stays(text: Text) -> None:
     tag = text.token("ки")
     assert tag is not None
     assert text.pieces[tag] == "ки".encode()
-    assert reader.path((1, 2), "", path(((3, 4), (5,))), {}) == (1, 2, 3, 4, tag, 5, tag)
-    assert reader.path((1, 2), "", path(((3, tag), (5,))), {}) == (1, 2, 3, tag, 5, tag)
-    assert reader.overhead() == (0, 1)
+    assert reader.paths.path((1, 2), "", path(((3, 4), (5,))), {}) == (1, 2, 3, 4, tag, 5, tag)
+    assert reader.paths.path((1, 2), "", path(((3, tag), (5,))), {}) == (1, 2, 3, tag, 5, tag)
+    assert overhead_of(reader.paths) == (0, 1)
 
 
 def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
     assert isinstance(reader.paths, OwnIds)
     spelt: dict = {}
     texts = ("Step 1: add ки\n\n", "Step 2: stop.")
-    read = reader.path((1, 2), "Why?", path(((3,), (4,)), texts), spelt)
+    read = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), texts), spelt)
     assert list(read) == [
         *own.encode("Why?"),
         *own.encode(" Step 1: add"),
@@ -81,7 +81,7 @@ def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
     ]
     before = dict(spelt)
     longer = path(((3,), (4,), (5,)), (*texts, "Step 3"))
-    assert reader.path((1, 2), "Why?", longer, spelt)[: len(read)] == read
+    assert reader.paths.path((1, 2), "Why?", longer, spelt)[: len(read)] == read
     assert len(spelt) == len(before) + 1
 
 
@@ -103,7 +103,7 @@ def test_a_format_without_a_tag_spells_the_steps_alone(text: Text, tmp_path: Pat
     """A step that says the same as the first one is a later one all the same."""
     own = words(tmp_path, "<extra_0>")
     reader = Reader.of(REWARD_FORMATS["logit"], own, text)
-    read = reader.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "So.")), {})
+    read = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "So.")), {})
     assert list(read) == own.encode("Why?\n") + own.encode("So.") + own.encode("\n\nSo.")
 
 
@@ -135,7 +135,7 @@ def test_a_dialogue_in_a_template_of_two_roles(text: Text, tmp_path: Path) -> No
     )
     own = words(tmp_path, template=template)
     reader = Reader.of(REWARD_FORMATS["rlhflow"], own, text)
-    read = reader.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "Then.")), {})
+    read = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "Then.")), {})
     whole = "[INST] Why? So. [/INST] +<|end|>[INST] Then. [/INST]"
     assert list(read) == own.encode(whole)
 

@@ -60,8 +60,8 @@ def random_trajectories(seed: int, rounds: int = 4, width: int = 6) -> list[list
 
 def from_scratch(trajectory: Trajectory) -> float:
     """The reward with nothing cached."""
-    logits = logits_after(READER.path(PROMPT, "", trajectory, {}))
-    return READER.reward(logits)  # type: ignore[arg-type]
+    logits = logits_after(READER.paths.path(PROMPT, "", trajectory, {}))
+    return READER.reading.reward(logits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("batch_limit", "kv_tokens"), [(1, 4000), (64, 4000), (64, 110), (5, 75)])

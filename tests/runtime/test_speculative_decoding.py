@@ -14,7 +14,7 @@ from runtime.embedded.draft_length import AcceptanceRate, DraftLength, KeptPromi
 from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.model.forward import Span
+from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import BranchSequence

@@ -1,8 +1,8 @@
 """The optimum over trees whose steps begin alike, so that edges of their radix tree are split.
 
 What is kept is compared with every set of leaves, whose cost is counted from token prefixes and
-whose worth is what the paper's objective (7) says: nothing of ``search.leaf_kv_blocks``,
-``search.logical_kv`` or ``search.leaf_selection`` is used for that.
+whose worth is what the paper's objective (7) says: nothing of ``search.tree_kv`` or
+``search.leaf_selection`` is used for that.
 """
 
 from __future__ import annotations

@@ -249,7 +249,9 @@ class KVStore:
         self.slots = self.padding = slots
         self.rows = slots + 1
         self.both = [self._empty() for _ in range(config.layers)]
-        self.keys, self.values = self._parted()
+        each = self.kv_heads * self.rows
+        self.keys = [layer[:each] for layer in self.both]
+        self.values = [layer[each:] for layer in self.both]
         self.slice: AttentionSlice | None = None
 
     def watch(self) -> None:
@@ -281,8 +283,3 @@ class KVStore:
         made = torch.empty(2 * self.kv_heads * self.rows, self._config.head_dim)
         made.view(2 * self.kv_heads, self.rows, -1)[:, self.padding] = 0.0
         return made
-
-    def _parted(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of each layer."""
-        each = self.kv_heads * self.rows
-        return [layer[:each] for layer in self.both], [layer[each:] for layer in self.both]

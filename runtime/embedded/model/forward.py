@@ -25,11 +25,9 @@ from runtime.embedded.model.kernels import (
 )
 from runtime.embedded.model.native import Kernel, Native
 from runtime.embedded.model.rows import NativeRows, TorchRows
-from runtime.embedded.model.selfcheck import Tiles, check_tiles, chosen, plain_tiles
+from runtime.embedded.model.selfcheck import QUERY_TILES, Tiles, check_tiles, chosen
 from runtime.embedded.model.threads import ThreadTuner
 from runtime.embedded.model.weights import Layer, Weights
-
-__all__ = ["Forward", "Span"]
 
 
 class Forward:
@@ -58,13 +56,12 @@ class Forward:
         self.exact = exact
         with torch.inference_mode():
             self._weights = Weights.load(checkpoint, self.config, head=head)
-            tiles = plain_tiles()
             self._native = chosen(kernel, self.config, counts)
+            self.tiles = Tiles(rows=(), queries=QUERY_TILES)
             if exact:
                 attends = self._native is None
-                tiles = check_tiles(self._weights, self.config, counts, attends=attends)
+                self.tiles = check_tiles(self._weights, self.config, counts, attends=attends)
             self._rotation = Rotation(self.config)
-        self.tiles: Tiles = tiles
         self._space = Workspace()
 
     @property
@@ -175,11 +172,12 @@ class _Pass:
 
     def _attend(self, layer: Layer, number: int) -> Tensor:
         """What a layer's attention adds to the stream, its keys and values in the store."""
-        between, kept = self._between, self._store.slice
+        between, store, kept = self._between, self._store, self._store.slice
         between.project(product(self._normal, self._tiles, layer.qkv.times), layer, number)
         if kept is not None and kept.layer == number:
             kept.note(torch.from_numpy(self._plan.rows.writes), between.query)
-        between.attend(number, self._attended)
+        keys, values = store.keys[number], store.values[number]
+        between.attention.run(between.query, keys, values, self._attended)
         added = product(self._mixed, self._tiles, layer.output.times)
         return added if layer.output_bias is None else added.add_(layer.output_bias)
 

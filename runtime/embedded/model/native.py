@@ -80,32 +80,22 @@ class Attending(ctypes.Structure):
 class Native:
     """The loaded library. ``name`` stands for its bits: equal names compute the same.
 
-    Each function takes what the source says, on as many threads as torch would use.
+    Each function takes what the source says, on as many threads as torch would use: ``norm`` adds
+    to the residual stream and norms its rows; ``project`` turns queries and keys, and puts them and
+    the values where they go; ``attend`` is softmax(query keys) values of every row.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises NotBuilt where the machine's loader does not take it."""
         try:
             library = ctypes.CDLL(str(path))
-            self._norm, self._project = library.norm, library.project
-            self._attend = library.attend
+            self.norm, self.project, self.attend = library.norm, library.project, library.attend
         except (OSError, AttributeError) as error:
             raise NotBuilt(f"{path}: {error}") from error
-        for function in (self._norm, self._project, self._attend):
-            function.restype = None
+        functions = self.norm, self.project, self.attend
+        for function, call in zip(functions, (Norm, Projection, Attending), strict=True):
+            function.restype, function.argtypes = None, [ctypes.POINTER(call)]
         self.name = path.stem
-
-    def norm(self, call: Norm) -> None:
-        """Add to the residual stream and norm its rows."""
-        self._norm(ctypes.byref(call))
-
-    def project(self, call: Projection) -> None:
-        """Turn queries and keys, and put them and the values where they go."""
-        self._project(ctypes.byref(call))
-
-    def attend(self, call: Attending) -> None:
-        """softmax(query keys) values of every row."""
-        self._attend(ctypes.byref(call))
 
 
 @cache

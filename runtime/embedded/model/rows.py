@@ -17,7 +17,7 @@ from runtime.embedded.model.weights import Layer
 
 class TorchRows:
     """Buffers are made once and serve every layer. ``query``: the queries projected last, (rows,
-    heads, head_dim), scaled."""
+    heads, head_dim), scaled; ``attention`` runs over them."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class TorchRows:
         self.query = space.take("query", self._count, config.heads, config.head_dim)
         self._scratch = space.take("turn", len(turn[0]), self._turned, config.head_dim)
         self._store, self._writes = store, store.index(torch.from_numpy(plan.rows.writes))
-        self._attention = Attention(plan, sizes, config, store.rows, space)
+        self.attention = Attention(plan, sizes, config, store.rows, space)
         self._turn = turn
 
     def normalise(self, stream: Tensor, added: Tensor | None, out: Tensor) -> None:
@@ -59,14 +59,9 @@ class TorchRows:
         self._store.both[number].index_copy_(0, self._writes, new)
         self.query.copy_(heads[: self._count, : self._heads])
 
-    def attend(self, number: int, out: Tensor) -> None:
-        """Fill ``out`` (rows, heads, head_dim) by the queries projected last."""
-        store = self._store
-        self._attention.run(self.query, store.keys[number], store.values[number], out)
-
 
 class NativeRows:
-    """As ``TorchRows``, in a fraction of the time. ``query``: the queries projected last."""
+    """As ``TorchRows``, in a fraction of the time."""
 
     def __init__(
         self,
@@ -81,7 +76,7 @@ class NativeRows:
         count = len(plan.rows.tokens)
         self.query = space.take("query", count, config.heads, config.head_dim)
         self._library, self._store = library, store
-        self._attention = NativeAttention(library, plan, config, space)
+        self.attention = NativeAttention(library, plan, config, space)
         self._norm = Norm(width=config.hidden, eps=config.norm_eps)
         self._slots, self._turn = plan.rows.writes, turn  # kept while the library reads them
         self._projection = Projection(
@@ -113,11 +108,6 @@ class NativeRows:
         call.scales = _where(layer.head_norm)
         call.keys, call.values = store.keys[number].data_ptr(), store.values[number].data_ptr()
         self._library.project(call)
-
-    def attend(self, number: int, out: Tensor) -> None:
-        """Fill ``out`` (rows, heads, head_dim) by the queries projected last."""
-        store = self._store
-        self._attention.run(self.query, store.keys[number], store.values[number], out)
 
 
 def _where(tensor: Tensor | None) -> int | None:

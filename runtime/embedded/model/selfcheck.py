@@ -47,11 +47,6 @@ class Inexact(ValueError):
     """This machine's arithmetic cannot be made exact; the message says what differs."""
 
 
-def plain_tiles() -> Tiles:
-    """Tiles for the plain forward: chosen for speed alone."""
-    return Tiles(rows=(), queries=QUERY_TILES)
-
-
 def check_tiles(
     weights: Weights, config: ModelConfig, threads: Sequence[int], *, attends: bool = True
 ) -> Tiles:
