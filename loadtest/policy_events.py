@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from loadtest.searches import SPRIG
 from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
@@ -126,12 +127,23 @@ def event_us(
     capacity = int(share * (BLOCKS + ROUNDS * ACTIVE * BRANCH) * STEP_TOKENS)
     cache = PrefixCache(capacity, policy, worth)
     if cache.evictor.attends:
-        store = KVStore(ModelConfig.from_checkpoint(SPRIG.policy), capacity)
-        store.watch()
-        cache.evictor.use_attention(store.attention)
+        config = ModelConfig.from_checkpoint(SPRIG.policy)
+        cache.evictor.use_attention(random_store(config, capacity, seed).attention)
     search = Growing(cache, random.Random(seed))
     search.begin()
     return medians_us(search)
+
+
+def random_store(config: ModelConfig, slots: int, seed: int) -> KVStore:
+    """A watched store whose every slot holds random keys, values and queries."""
+    dice, store = torch.Generator().manual_seed(seed), KVStore(config, slots)
+    store.watch()
+    assert store.slice is not None, "it is watched"
+    for layer in store.both:
+        layer.normal_(generator=dice)
+    queries = torch.randn(store.rows, config.heads, config.head_dim, generator=dice)
+    store.slice.note(torch.arange(store.rows), queries)
+    return store
 
 
 def medians_us(search: Timed) -> dict[str, float]:
