@@ -22,7 +22,7 @@ from runtime.embedded.model.config import middle_layer
 from runtime.embedded.sampler import sample
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
-from runtime.reward_reader import Reader
+from runtime.reward_reader import Reader, overhead_of
 from runtime.text import Text
 from search.counters import Counters, EngineCounters
 from search.engine import (
@@ -80,7 +80,9 @@ class ReferenceEngine:
             self._reader = Reader.of(self._form, Text(options.prm), self._text)
             self._prm = _load(options.prm, head=not self._form.reads_hidden)
         self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
-        scoring = self._judge if self._judge is not None else self._prm and self._reader
+        overhead = self._judge.overhead() if self._judge is not None else (0, 0)
+        if self._prm is not None:
+            overhead = overhead_of(self._reader.paths)
         self._turn = asyncio.Lock()
         self._costs: dict[str, Counters] = {}
         self._past = Counters()
@@ -94,7 +96,7 @@ class ReferenceEngine:
             embeds="hidden",
             context_tokens=self._text.context,
             fingerprint=f"reference-{options.version}-{torch.__version__}-{options.threads}",
-            score_tokens=scoring.overhead() if scoring else (0, 0),
+            score_tokens=overhead,
         )
 
     @property
