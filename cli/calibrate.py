@@ -21,7 +21,7 @@ from kvpolicy.fit import ReentryRows, fit, losses, together
 from kvpolicy.reentry import ReentryRecorder
 from kvpolicy.value import Theta, confidence_of_entropy, save_theta
 from runtime.embedded.model.config import ModelConfig
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from search.counters import Counters
 from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.spec import SearchSpec
@@ -147,7 +147,7 @@ def _table(theta: Theta, unsaid: dict[str, float], rows: ReentryRows) -> Table:
     return table
 
 
-class Recorder(PassedOn):
+class Recorder(EngineWrapper):
     """Follows every search by what passes between it and the engine, and changes nothing of it."""
 
     def __init__(self, engine: Engine, vocab: int) -> None:

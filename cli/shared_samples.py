@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from runtime.accounting import Flops, no_flops, sum_of_contexts
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from search.counters import Counters
 from search.engine import Branch, Engine, EngineError, Sampling, Step, Trajectory
 
@@ -84,7 +84,7 @@ class StandaloneCost:
             )
 
 
-class SharedSamples(PassedOn):
+class SharedSamples(EngineWrapper):
     """An ``Engine`` over another one, for the searches over one question; drop it after them.
 
     Equal requests in flight are merged. ``release`` returns what the tree would have cost alone.

@@ -31,7 +31,7 @@ from runtime.embedded.link import let_threads_rest
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.kernels import cut, product
-from runtime.embedded.model.threads import BLOCK, BLOCKS, ThreadTuner, thread_counts
+from runtime.embedded.model.threads import TURN_PASSES, TURNS, ThreadTuner, thread_counts
 from runtime.embedded.model.weights import Matrix
 from runtime.text import Text
 from search.digest import combined_digest
@@ -163,7 +163,7 @@ def fastest_threads(forward: Forward, counts: Sequence[int], sequences: int) -> 
     """What the forward chooses for decode steps of so many sequences."""
     forward.threads = tuner = ThreadTuner(counts)
     decoding = Decoding(forward, sequences)
-    for _ in range(4 * BLOCK * BLOCKS * len(counts)):
+    for _ in range(4 * TURN_PASSES * TURNS * len(counts)):
         decoding.step()
     return tuner.at(sequences)
 

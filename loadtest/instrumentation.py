@@ -33,7 +33,7 @@ from loadtest.paired import bootstrap95
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow, items_of
 from runtime.embedded.options import EngineOptions
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from search.controller import search
 from search.counters import Counters
 from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, Usage
@@ -54,7 +54,7 @@ CLOCK = time.process_time
 COLUMNS = ("policy", "beams", "seconds", "side", "watching_seconds", "overhead", "overhead_ci95")
 
 
-class Noted(PassedOn):
+class Noted(EngineWrapper):
     """An engine whose answers are noted, in order. ``moved``: those of ``kv_moved``."""
 
     def __init__(self, engine: InProcess) -> None:
@@ -96,7 +96,7 @@ class Noted(PassedOn):
         return answer
 
 
-class Told(PassedOn):
+class Told(EngineWrapper):
     """An engine that answers as it did, at once."""
 
     def __init__(self, noted: Noted, usage: Usage) -> None:
@@ -205,7 +205,7 @@ class WatchedSearch:
             self.events, self.spans = next(numbers) // times, encoded.spans // times
         return took / times
 
-    async def _grow(self, engine: PassedOn, **watching: Any) -> Outcome:
+    async def _grow(self, engine: EngineWrapper, **watching: Any) -> Outcome:
         return await grow(
             engine, self._models.text, self._item, self._method, clock=CLOCK, **watching
         )

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from loadtest.on_sglang import engine_on, forget, policy_server, started
 from loadtest.searches import Engines
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from search.counters import Counters
 from search.engine import Capabilities, Engine, Hint, Trajectory
 
 
-class Drawing(PassedOn):
+class Drawing(EngineWrapper):
     """Draws with ``drawer``, which is on ``server``, and scores with ``scorer``."""
 
     def __init__(self, drawer: SglangEngine, scorer: Engine, server: LaunchedServer) -> None:

@@ -13,6 +13,7 @@ nothing and what it costs is seen; the bundled draft is a real one.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import tempfile
 import time
@@ -37,7 +38,7 @@ from loadtest.on_sglang import (
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow_all, items_of
 from models.deepen import WEIGHTS
-from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer, split_args
+from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
@@ -144,7 +145,7 @@ def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[L
     flags = BY_PRIORITY if way == "speculate" else ()
     if way == "draft":
         named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
-        flags = split_args(draft_args(load_settings(named), options.width))
+        flags = shlex.split(draft_args(load_settings(named), options.width))
     python, room, device = options.python, options.kv_tokens, options.device
     return [
         policy_server(

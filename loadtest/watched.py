@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from search.engine import Branch, Engine, Sampling, Step, Trajectory
 
 
-class WatchedEngine(PassedOn):
+class WatchedEngine(EngineWrapper):
     """An engine whose calls are timed and whose KV is looked at after each: SGLang notes no peak.
 
     ``seconds`` by ``clock``, spent in ``expand`` and ``score``, looking left out. ``held`` and

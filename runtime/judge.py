@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.reward_format import RewardFormat, filled
+from runtime.reward_format import RewardFormat, fill_template
 from runtime.text import Text
 from search.digest import node_seed
 from search.engine import Sampling, Trajectory
@@ -44,7 +44,7 @@ class Judge:
         Steps stand stripped, a blank line between two; those without text are left out.
         """
         steps = STEP_BREAK.join(words.strip() for words in trajectory.texts if words.strip())
-        content = filled(self.form.template, {"question": question, "steps": steps})
+        content = fill_template(self.form.template, {"question": question, "steps": steps})
         return tuple(self.text.encode_chat([{"role": "user", "content": content}]))
 
     def seeds(self, trajectory: Trajectory) -> tuple[int, ...]:

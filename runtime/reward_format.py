@@ -278,7 +278,7 @@ class OwnIds:
     def _open(self, question: str) -> Ids:
         if self.form.system is None:
             begin = self.text.bos if self.form.opening.startswith("{bos}") else None
-            words = self.text.encode(_filled(self.form.opening, self.text.plain(question)))
+            words = self.text.encode(_fill_opening(self.form.opening, self.text.plain(question)))
             return tuple(words) if begin is None else (begin, *words)
         system = {"role": "system", "content": self.form.system}
         user = {"role": "user", "content": self.text.plain(question)}
@@ -330,7 +330,7 @@ class Dialogue:
         return tuple(path)
 
     def _first(self, question: str, words: str) -> str:
-        asked = _filled(self.form.opening, self.text.plain(question))
+        asked = _fill_opening(self.form.opening, self.text.plain(question))
         content = asked + self.text.plain(words.strip())
         return self.text.render_chat([{"role": "user", "content": content}])
 
@@ -343,7 +343,7 @@ class Dialogue:
 
     def _must_cut(self) -> None:
         question, steps = _PROBE
-        contents = [_filled(self.form.opening, question) + steps[0].strip(), steps[1]]
+        contents = [_fill_opening(self.form.opening, question) + steps[0].strip(), steps[1]]
         answer = {"role": "assistant", "content": self.good}
         turns = [{"role": "user", "content": content} for content in contents]
         whole = self.text.render_chat([turns[0], answer, turns[1]])
@@ -357,12 +357,12 @@ class Dialogue:
             )
 
 
-def _filled(template: str, question: str) -> str:
+def _fill_opening(template: str, question: str) -> str:
     """The template with the user's words in it and without its begin token."""
-    return filled(template.removeprefix("{bos}"), {"question": question})
+    return fill_template(template.removeprefix("{bos}"), {"question": question})
 
 
-def filled(template: str, words: Mapping[str, str]) -> str:
+def fill_template(template: str, words: Mapping[str, str]) -> str:
     """The template with each ``{name}`` of ``words`` replaced, what was put in left alone."""
     names = "|".join(words)
     return re.sub(rf"\{{({names})\}}", lambda found: words[found[1]], template)

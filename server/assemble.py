@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +18,7 @@ from runtime.embedded.engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
-from runtime.sglang.launched_server import LaunchedServers, LaunchOptions, split_args
+from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from runtime.text import PROFILES, Text
@@ -204,7 +205,7 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
         device=settings.launch_device,
         memory=settings.launch_memory[0],
         kv_tokens=_kv_tokens(settings, "kv_tokens"),
-        args=split_args(settings.policy_args),
+        args=tuple(shlex.split(settings.policy_args)),
     )
     evicts = settings.kv_policy == "arborkv"
     policy = replace(plain, seeds=True, evicts=evicts, schedules=settings.speculate)
@@ -215,7 +216,7 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
         model=settings.reward_model,
         memory=settings.launch_memory[1],
         kv_tokens=_kv_tokens(settings, "prm_kv_tokens"),
-        args=split_args(settings.reward_args),
+        args=tuple(shlex.split(settings.reward_args)),
         classifies=form.reads_hidden,
     )
     return [policy, reward]

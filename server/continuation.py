@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from search.engine import Engine, Trajectory
 from search.tree import ROOT, Finish
 from search.tree_json import from_json
@@ -63,7 +63,7 @@ def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:
     )
 
 
-class ContinuedEngine(PassedOn):
+class ContinuedEngine(EngineWrapper):
     """An engine whose reward model reads the steps that stand already as steps, not as prompt."""
 
     def __init__(self, engine: Engine, continuation: Continuation) -> None:

@@ -35,7 +35,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.passed_on import PassedOn
+from runtime.engine_wrapper import EngineWrapper
 from search.controller import Problem, search
 from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory, Usage
 from search.events import Event, Evicted, Pruned, Rehydrated, Selected
@@ -183,7 +183,7 @@ class TracedRequests:
                     span.set_attribute("http.route", route)
 
 
-class TracedEngine(PassedOn):
+class TracedEngine(EngineWrapper):
     """An engine for one tree. ``whole``: the span of its search; ``model``: the policy's name.
 
     The search decides from the last thing it told (``hear``) of one round, or from its embeddings

@@ -45,9 +45,7 @@ class Fleet:
         at = self._places.get(tree)
         if at is not None and at.up:
             return at
-        up = [replica for replica in self.replicas if replica.up]
-        if not up:
-            raise EngineDown(f"no {self.what} server answers: {', '.join(self.urls)}")
+        up = self.up()
         self.moves += at is not None
         counts = Counter(replica.url for replica in self._places.values())
         most = math.ceil(SLACK * (len(self._places) + 1) / len(up))
@@ -56,10 +54,13 @@ class Fleet:
         self._places[tree] = next(replica for replica in up if replica.url == chosen)
         return self._places[tree]
 
-    @property
-    def urls(self) -> list[str]:
-        """Where the servers are."""
-        return [replica.url for replica in self.replicas]
+    def up(self) -> list[Replica]:
+        """The servers that are up. Raises EngineDown if none is."""
+        up = [replica for replica in self.replicas if replica.up]
+        if not up:
+            urls = ", ".join(replica.url for replica in self.replicas)
+            raise EngineDown(f"no {self.what} server answers: {urls}")
+        return up
 
     @property
     def kv_tokens(self) -> int:
@@ -89,8 +90,7 @@ class Fleet:
     async def check(self) -> None:
         """Look at every server that is thought to be up. Raises EngineDown if none is."""
         await asyncio.gather(*(replica.check() for replica in self.replicas if replica.up))
-        if not any(replica.up for replica in self.replicas):
-            raise EngineDown(f"no {self.what} server answers: {', '.join(self.urls)}")
+        self.up()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -123,11 +122,6 @@ def _architecture(model: str | Path) -> str | None:
     with contextlib.suppress(OSError, ValueError, LookupError):
         return json.loads((Path(model) / "config.json").read_text())["architectures"][0]
     return None
-
-
-def split_args(text: str) -> tuple[str, ...]:
-    """SGLang's options as they stand on a command line."""
-    return tuple(shlex.split(text))
 
 
 def free_port() -> int:

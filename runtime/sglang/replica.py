@@ -26,7 +26,7 @@ CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
 NOT_FOUND = 404
-MOST_SAID = 200
+MESSAGE_LETTERS = 200
 AGAIN = "+"
 """Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
 it may not have noticed yet that the first one's connection is gone."""
@@ -217,7 +217,7 @@ class Replica:
         if response.is_server_error:
             raise self._lose(f"status {response.status_code}")
         if response.is_error:
-            raise EngineError(f"SGLang refused a request: {_said(response)}")
+            raise EngineError(f"SGLang refused a request: {_refusal_message(response)}")
         return self._json(response)
 
     async def _send(self, path: str, body: Json) -> httpx.Response:
@@ -279,10 +279,10 @@ class Replica:
         log.info("%s answers again", self.url)
 
 
-def _said(response: httpx.Response) -> str:
+def _refusal_message(response: httpx.Response) -> str:
     """The message of a refusal."""
     try:
         error = response.json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
-        return f"status {response.status_code} {response.text[:MOST_SAID]}".rstrip()
+        return f"status {response.status_code} {response.text[:MESSAGE_LETTERS]}".rstrip()

@@ -13,9 +13,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params
-from runtime.accounting import Flops, LivePaths, sum_of_contexts
+from runtime.accounting import Flops, LivePaths, no_flops, sum_of_contexts
 from runtime.reward_format import Spelt
-from runtime.sglang.replica import PRIORITY_UNITS, Replica
+from runtime.sglang.replica import PRIORITY_UNITS, Json, Replica
 from search.counters import Counters
 from search.engine import EngineError, Hint
 from search.tree import ROOT
@@ -25,14 +25,15 @@ Path = tuple[int, ...]
 
 @dataclass(slots=True)
 class RequestCosts:
-    """One search's costs, and the paths that it may come back to."""
+    """One search's costs, and the paths that it may come back to; ``flops``: of its policy."""
 
+    flops: Flops = no_flops
     counters: Counters = field(default_factory=Counters)
     _held: int = 0
     _alive: LivePaths[Path] = field(default_factory=LivePaths)
     _own: dict[Path, int] = field(default_factory=dict)
 
-    def read(self, flops: Flops, tokens: int, cached: int, *, known: bool) -> None:
+    def read(self, tokens: int, cached: int, *, known: bool) -> None:
         """A request's prefix was read, all but its ``cached`` first tokens.
 
         ``known``: all but the last token was in the cache once; that one, drawn but never read,
@@ -44,12 +45,12 @@ class RequestCosts:
         self.counters.prefilled_tokens += again if known else fresh
         self.counters.rehydrated_tokens += again
         self.counters.rehydrations += again > 0
-        self.counters.flops += flops(fresh, sum_of_contexts(cached, fresh), 1)
+        self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)
 
-    def drew(self, flops: Flops, prefix: int, tokens: int) -> None:
+    def drew(self, prefix: int, tokens: int) -> None:
         """So many tokens were drawn after a prefix that was read."""
         self.counters.decoded_tokens += tokens
-        self.counters.flops += flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
+        self.counters.flops += self.flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
 
     def hold(self, node: int, path: Path, own: int) -> None:
         """The search may come back to this node, whose last ``own`` tokens are its step."""
@@ -158,7 +159,14 @@ class SearchSession:
 
     def apart(self) -> SearchSession:
         """The same search with costs and paths of their own: stopped with it."""
-        return replace(self, costs=RequestCosts(), prompt=(), read=set(), fresh=set(), logprobs={})
+        return replace(
+            self,
+            costs=RequestCosts(self.costs.flops),
+            prompt=(),
+            read=set(),
+            fresh=set(),
+            logprobs={},
+        )
 
     def common(self, rid: str) -> dict[str, Any]:
         """What every request says beside its tokens."""
@@ -170,6 +178,17 @@ class SearchSession:
             self.read.clear()
             self.fresh.clear()
         self._server = server
+
+    def count_prefix(self, prefix: Path, answer: Json) -> None:
+        """What a policy's request has cost that read a prefix."""
+        cached = int(answer["meta_info"].get("cached_tokens") or 0)
+        self.costs.read(len(prefix), cached, known=prefix in self.read)
+        self.read.add(prefix)
+
+    def count_step(self, prefix: Path, answer: Json, tokens: int) -> None:
+        """What one has cost that drew so many tokens after a prefix."""
+        self.count_prefix(prefix, answer)
+        self.costs.drew(len(prefix), tokens)
 
     @contextmanager
     def request(self, replica: Replica) -> Iterator[str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from runtime.sglang.fleet import Fleet
-from runtime.sglang.replica import Json, Replica
-from runtime.sglang.search_session import Path, SearchSession
+from runtime.sglang.replica import Replica
+from runtime.sglang.search_session import SearchSession
 from runtime.sglang.step_request import StepRequest
 from search.engine import EngineDown, EngineError
 from search.tree import Finish
@@ -43,7 +43,6 @@ Key = tuple[int, int]
 Place = tuple[int, int, int]
 """Where a child stands in its search's queue, least first: its potential, negated, less those of
 its siblings that went before; its parent's arrival; its index."""
-CountAnswer = Callable[[SearchSession, Path, Json, StepRequest], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -74,11 +73,9 @@ class SearchExtensions:
 class SglangBeamExtension:
     """What all searches of an engine have drawn early, and what they may draw next."""
 
-    def __init__(self, fleet: Fleet, count: CountAnswer, *, top: int, on: bool) -> None:
-        """``count`` counts an answer: its search, its prefix, itself, and what it was for. ``top``:
-        log-probabilities read a token; nothing is drawn early unless ``on``."""
+    def __init__(self, fleet: Fleet, *, top: int, on: bool) -> None:
+        """``top``: log-probabilities read a token; nothing is drawn early unless ``on``."""
         self._fleet = fleet
-        self._count = count
         self._top = top
         self._on = on
         self._beams: dict[SearchSession, SearchExtensions] = {}
@@ -195,7 +192,7 @@ class SglangBeamExtension:
                 if not answer["meta_info"].get("output_token_logprobs"):
                     return
                 request.take(answer)
-                self._count(search, before, answer, request)
+                search.count_step(before, answer, len(request.path) - len(before))
         except EngineError as error:
             log.info("%s: an early step was not drawn: %s", replica.url, error)
 

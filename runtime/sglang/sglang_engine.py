@@ -16,12 +16,12 @@ from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
-from runtime.reward_format import RewardFormat, reward_format
+from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics
 from runtime.sglang.launched_server import BY_PRIORITY
 from runtime.sglang.replica import NotSglang, Replica
-from runtime.sglang.search_session import PluginNotes, SearchSession
+from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
 from runtime.sglang.step_sampler import StepSampler
@@ -58,6 +58,7 @@ class SglangEngine:
         self._options = options
         self._form = reward_format(options.reward_format)
         self._text = Text(options.policy)
+        self._flops = _flops(self._text)
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
@@ -158,8 +159,7 @@ class SglangEngine:
         policy, reward = await asyncio.gather(
             fleet_metrics(self._policy.replicas), fleet_metrics(self._rewards.replicas)
         )
-        if not any(replica.up for replica in self._policy.replicas):
-            raise EngineDown(f"no policy server answers: {', '.join(self._policy.urls)}")
+        self._policy.up()
         self._peak = max(self._peak, policy.held)
         self._prm_peak = max(self._prm_peak, reward.held)
         return Usage(
@@ -241,7 +241,9 @@ class SglangEngine:
     def _session(self, tree: str) -> SearchSession:
         if tree not in self._searches:
             name = f"{self._names}{next(self._numbers):08x}-"
-            self._searches[tree] = SearchSession(tree, name, PluginNotes(tree))
+            self._searches[tree] = SearchSession(
+                tree, name, PluginNotes(tree), costs=RequestCosts(self._flops)
+            )
         return self._searches[tree]
 
     def _replica(self, url: str) -> Replica:
@@ -283,11 +285,10 @@ class SglangEngine:
             self._policy,
             self._text,
             context=context,
-            flops=_flops(self._text),
             top=options.top,
             speculate=options.speculate,
         )
-        self._scorer = self._make_scorer(self._form)
+        self._scorer = self._make_scorer()
         self._capabilities = Capabilities(
             engine="sglang",
             models={"policy": str(options.policy)}
@@ -301,9 +302,9 @@ class SglangEngine:
             score_tokens=self._overhead(),
         )
 
-    def _make_scorer(self, form: RewardFormat) -> PrmScorer | PolicyJudge | LikelihoodScorer:
-        if form.reads == "judge":
-            return PolicyJudge(self._sampler, Judge(form, self._text))
+    def _make_scorer(self) -> PrmScorer | PolicyJudge | LikelihoodScorer:
+        if self._form.reads == "judge":
+            return PolicyJudge(self._sampler, Judge(self._form, self._text))
         if self._prm is None or self._reward_request is None:
             return LikelihoodScorer(self._sampler)
         return PrmScorer(

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.accounting import Flops
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession
@@ -31,17 +30,15 @@ class StepSampler:
         text: Text,
         *,
         context: int,
-        flops: Flops,
         top: int,
         speculate: bool = False,
     ) -> None:
         """``context``: most tokens of a sequence; ``top``: log-probabilities read a token;
         ``speculate``: idle places draw what rounds may ask for next."""
         self.fleet = fleet
-        self.extension = SglangBeamExtension(fleet, self._count, top=top, on=speculate)
+        self.extension = SglangBeamExtension(fleet, top=top, on=speculate)
         self._text = text
         self._context = context
-        self._flops = flops
         self._top = top
         self._stops = StopStringTables(text.pieces)
 
@@ -109,7 +106,7 @@ class StepSampler:
                 )
 
         answer = await self.fleet.ask(search.tree, search.prompt, ask)
-        self._read(search, path, answer)
+        search.count_prefix(path, answer)
         return answer
 
     async def _sample_siblings(
@@ -133,7 +130,7 @@ class StepSampler:
             before = request.path
             answer = await self.fleet.ask(search.tree, search.prompt, ask)
             request.take(answer)
-            self._count(search, before, answer, request)
+            search.count_step(before, answer, len(request.path) - len(before))
         self.extension.enqueue(search, request)
 
     async def _complete(self, search: SearchSession, request: StepRequest) -> None:
@@ -150,20 +147,6 @@ class StepSampler:
         if branch.node < ROOT:
             return {}
         return search.notes.on(replica, len(search.prompt), (branch.node, branch.parent))
-
-    def _count(
-        self, search: SearchSession, before: Path, answer: Json, request: StepRequest
-    ) -> None:
-        """What a request has cost that drew a step on from ``before``."""
-        self._read(search, before, answer)
-        search.costs.drew(self._flops, len(before), len(request.path) - len(before))
-
-    def _read(self, search: SearchSession, prefix: Path, answer: Json) -> None:
-        """What a request's prefix has cost."""
-        meta, known = answer["meta_info"], prefix in search.read
-        cached = int(meta.get("cached_tokens") or 0)
-        search.costs.read(self._flops, len(prefix), cached, known=known)
-        search.read.add(prefix)
 
     def _finish_step(self, search: SearchSession, request: StepRequest) -> Step:
         """A step that is complete, and its path that children may be forked from."""

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.model.attention import Attention, NativeAttention, Tiling, tiled
+from runtime.embedded.model.attention import Attention, NativeAttention, Tiling, build_tiling
 from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace, cut
@@ -48,7 +48,7 @@ def plan_of(spans: list[Span], store: KVStore, window: int | None = None) -> Bat
 
 
 def tiling_of(spans: list[Span], store: KVStore) -> Tiling:
-    return tiled(plan_of(spans, store), SIZES, KV_HEADS, store.rows)
+    return build_tiling(plan_of(spans, store), SIZES, KV_HEADS, store.rows)
 
 
 def filled(slots: int) -> KVStore:

@@ -15,7 +15,7 @@ from runtime.embedded.model import selfcheck
 from runtime.embedded.model.attention import NativeAttention
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.native import NotBuilt, native
-from runtime.embedded.model.selfcheck import chosen
+from runtime.embedded.model.selfcheck import choose_kernel
 from server.settings import BUNDLED
 from tests.runtime.kernels import KERNELS
 
@@ -64,13 +64,13 @@ def test_without_a_compiler_torch_attends(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CC", compiler)
     with caplog.at_level(logging.WARNING):
-        assert chosen("auto", CONFIG, (1,)) is None
-        assert chosen("auto", CONFIG, (1,)) is None
+        assert choose_kernel("auto", CONFIG, (1,)) is None
+        assert choose_kernel("auto", CONFIG, (1,)) is None
     (record,) = caplog.records
     assert "attention by torch" in record.message
     assert "no C compiler" in record.message
     with pytest.raises(NotBuilt, match=r"kernel: 'native'; no C compiler"):
-        chosen("native", CONFIG, (1,))
+        choose_kernel("native", CONFIG, (1,))
 
 
 @built
@@ -95,7 +95,7 @@ def test_a_compiler_without_openmp_builds_it_for_one_thread(
     monkeypatch.setattr(building, "THREADED", "-fno-such-flag")
     native.cache_clear()
     assert native().name != name
-    assert chosen("native", CONFIG, (1, 2)) is native()
+    assert choose_kernel("native", CONFIG, (1, 2)) is native()
 
 
 @built
@@ -111,15 +111,15 @@ def test_where_there_is_no_home_it_is_built_for_this_process(
 def test_torch_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler is looked for."""
     monkeypatch.setattr(selfcheck, "native", lambda: pytest.fail("built all the same"))
-    assert chosen("torch", CONFIG, (1,)) is None
+    assert choose_kernel("torch", CONFIG, (1,)) is None
 
 
 @pytest.mark.parametrize("size", [8, 272])
 def test_heads_that_it_cannot_read_are_left_to_torch(size: int) -> None:
     """Multiples of 16 up to 256; the error names the number."""
-    assert chosen("auto", replace(CONFIG, head_dim=size), (1,)) is None
+    assert choose_kernel("auto", replace(CONFIG, head_dim=size), (1,)) is None
     with pytest.raises(NotBuilt, match=f"heads of {size} numbers; multiples of 16 up to 256"):
-        chosen("native", replace(CONFIG, head_dim=size), (1,))
+        choose_kernel("native", replace(CONFIG, head_dim=size), (1,))
 
 
 @built
@@ -128,7 +128,7 @@ def test_heads_that_it_cannot_read_are_left_to_torch(size: int) -> None:
 def test_heads_of_many_sizes_are_read(size: int, window: int | None) -> None:
     """The check at the start is passed: a softmax's values, and the same bits in any company."""
     config = replace(CONFIG, head_dim=size, heads=6, kv_heads=2, sliding_window=window)
-    assert chosen("native", config, (1, 2)) is native()
+    assert choose_kernel("native", config, (1, 2)) is native()
 
 
 @built
@@ -145,7 +145,7 @@ def test_what_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(NativeAttention, "run", off(lambda rows: 1e-3))
     with pytest.raises(NotBuilt, match="from a plain softmax"):
-        chosen("native", CONFIG, (1,))
+        choose_kernel("native", CONFIG, (1,))
     monkeypatch.setattr(NativeAttention, "run", off(lambda rows: 1e-7 * rows))
     with pytest.raises(NotBuilt, match="depend on the others, with 1 threads"):
-        chosen("native", CONFIG, (1,))
+        choose_kernel("native", CONFIG, (1,))

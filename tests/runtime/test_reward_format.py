@@ -16,7 +16,7 @@ from runtime.reward_format import (
     OwnIds,
     PolicyIds,
     RewardFormat,
-    filled,
+    fill_template,
     reward_format,
 )
 from runtime.reward_reader import Head, Mean, Reader, Softmax, overhead_of
@@ -121,7 +121,7 @@ def test_what_a_path_takes_beside_the_policys_tokens(text: Text) -> None:
 def test_a_template_is_filled_once() -> None:
     """Every word in its place, and what was put in is no template."""
     words = {"question": "{steps}?", "steps": "So."}
-    assert filled("{question} {steps} {else}", words) == "{steps}? So. {else}"
+    assert fill_template("{question} {steps} {else}", words) == "{steps}? So. {else}"
 
 
 def test_a_dialogue_in_a_template_of_two_roles(text: Text, tmp_path: Path) -> None:

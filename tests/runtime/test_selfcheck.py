@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.embedded.model.selfcheck import Inexact, agreeing
+from runtime.embedded.model.selfcheck import Inexact, largest_agreeing
 
 
 def results(bits: dict[int, list[float]]):
@@ -14,21 +14,21 @@ def results(bits: dict[int, list[float]]):
 def test_the_largest_group_of_equal_sizes_stays():
     """Sizes 16 and 4 agree, 64 rounds differently: 64 is left out."""
     bits = {64: [1.0, 1.0], 16: [1.5, 1.5], 4: [1.5, 1.5]}
-    assert agreeing((64, 16, 4), results(bits)) == (16, 4)
+    assert largest_agreeing((64, 16, 4), results(bits)) == (16, 4)
 
 
 def test_a_size_that_does_not_repeat_itself_is_left_out():
     """Size 64 depends on its place or on the threads, though its first result agrees."""
     bits = {64: [1.5, 1.0], 16: [1.5, 1.5], 4: [1.5, 1.5]}
-    assert agreeing((64, 16, 4), results(bits)) == (16, 4)
+    assert largest_agreeing((64, 16, 4), results(bits)) == (16, 4)
 
 
 def test_on_a_tie_the_larger_sizes_win():
     """Two groups of one size each: the first, larger one."""
-    assert agreeing((64, 16), results({64: [1.0], 16: [2.0]})) == (64,)
+    assert largest_agreeing((64, 16), results({64: [1.0], 16: [2.0]})) == (64,)
 
 
 def test_a_machine_without_any_exact_size_is_refused():
     """Exact arithmetic is never claimed where it was not seen."""
     with pytest.raises(Inexact, match="exact: on"):
-        agreeing((64, 16), results({64: [1.0, 2.0], 16: [1.0, 2.0]}))
+        largest_agreeing((64, 16), results({64: [1.0, 2.0], 16: [1.0, 2.0]}))

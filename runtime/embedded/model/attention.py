@@ -75,7 +75,7 @@ class _Deal:
     place: Ints
 
 
-def tiled(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
+def build_tiling(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
     """Deal a plan's items to tiles and flatten these over key/value heads.
 
     ``sizes``: rows a tile may have, descending; ``store_rows``: rows of a head in the store.
@@ -196,7 +196,7 @@ class Attention:
     ) -> None:
         """``sizes``: rows a tile may have, descending; ``store_rows``: as in ``KVStore``."""
         kv_heads, group, head_dim = config.kv_heads, config.group, config.head_dim
-        tiling = tiled(plan, sizes, kv_heads, store_rows)
+        tiling = build_tiling(plan, sizes, kv_heads, store_rows)
         rows, items, heads = len(plan.rows.tokens), len(tiling.items), kv_heads * group
         self._tiling = tiling
         self._query = space.take("query_tiles", tiling.places, group * head_dim)

@@ -25,7 +25,7 @@ from runtime.embedded.model.kernels import (
 )
 from runtime.embedded.model.native import Kernel, Native
 from runtime.embedded.model.rows import NativeRows, TorchRows
-from runtime.embedded.model.selfcheck import QUERY_TILES, Tiles, check_tiles, chosen
+from runtime.embedded.model.selfcheck import QUERY_TILES, Tiles, check_tiles, choose_kernel
 from runtime.embedded.model.threads import ThreadTuner
 from runtime.embedded.model.weights import Layer, Weights
 
@@ -56,7 +56,7 @@ class Forward:
         self.exact = exact
         with torch.inference_mode():
             self._weights = Weights.load(checkpoint, self.config, head=head)
-            self._native = chosen(kernel, self.config, counts)
+            self._native = choose_kernel(kernel, self.config, counts)
             self.tiles = Tiles(rows=(), queries=QUERY_TILES)
             if exact:
                 attends = self._native is None

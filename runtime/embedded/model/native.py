@@ -105,7 +105,7 @@ def native() -> Native:
     tried = []
     for flags in ((*FLAGS, THREADED), FLAGS):
         try:
-            return Native(_built(compiler, flags))
+            return Native(_build(compiler, flags))
         except NotBuilt as error:
             tried.append(str(error))
     raise NotBuilt("; ".join(tried))
@@ -118,9 +118,9 @@ def _compiler() -> str:
     raise NotBuilt("no C compiler (CC, cc, gcc, clang)")
 
 
-def _built(compiler: str, flags: Sequence[str]) -> Path:
+def _build(compiler: str, flags: Sequence[str]) -> Path:
     """The library's file. Another process may build it at the same time: the last one stays."""
-    wanted = hashlib.sha256("\0".join(_determines(compiler, flags)).encode()).hexdigest()[:16]
+    wanted = hashlib.sha256("\0".join(_bit_sources(compiler, flags)).encode()).hexdigest()[:16]
     folder = _folder()
     path = folder / f"rows-{wanted}.so"
     if path.is_file():
@@ -134,7 +134,7 @@ def _built(compiler: str, flags: Sequence[str]) -> Path:
     return path
 
 
-def _determines(compiler: str, flags: Sequence[str]) -> Iterator[str]:
+def _bit_sources(compiler: str, flags: Sequence[str]) -> Iterator[str]:
     """What the library's bits depend on: source, compiler, flags and the processor's features."""
     yield SOURCE.read_text(encoding="utf-8")
     yield _run([compiler, "--version"])

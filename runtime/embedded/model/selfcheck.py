@@ -36,11 +36,10 @@ _TOLERANCE = 1e-4
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Sizes to use, descending: ``rows`` of matrix products (empty: no tiles), ``queries`` a key
-    block. ``dropped`` names the candidates that disagreed."""
+    block."""
 
     rows: tuple[int, ...]
     queries: tuple[int, ...]
-    dropped: tuple[str, ...] = ()
 
 
 class Inexact(ValueError):
@@ -56,10 +55,12 @@ def check_tiles(
     """
     counts, before = sorted({1, *threads}), torch.get_num_threads()
     try:
-        rows = agreeing(ROW_TILES, lambda tile: _row_products(weights, tile, counts))
+        rows = largest_agreeing(ROW_TILES, lambda tile: _row_products(weights, tile, counts))
         queries = QUERY_TILES
         if attends:
-            queries = agreeing(QUERY_TILES, lambda tile: _query_products(config, tile, counts))
+            queries = largest_agreeing(
+                QUERY_TILES, lambda tile: _query_products(config, tile, counts)
+            )
         _check_elementwise(config, counts)
     finally:
         torch.set_num_threads(before)
@@ -69,10 +70,10 @@ def check_tiles(
     )
     if dropped:
         _LOG.info("not bit-equal on this machine, so not used: %s", ", ".join(dropped))
-    return Tiles(rows, queries, dropped)
+    return Tiles(rows, queries)
 
 
-def agreeing(
+def largest_agreeing(
     candidates: Sequence[int], results: Callable[[int], Iterator[list[Tensor]]]
 ) -> tuple[int, ...]:
     """The largest set of candidates whose ``results`` are equal throughout, descending."""
@@ -179,7 +180,7 @@ def _check_elementwise(config: ModelConfig, threads: Sequence[int]) -> None:
                 )
 
 
-def chosen(kernel: Kernel, config: ModelConfig, threads: Sequence[int]) -> Native | None:
+def choose_kernel(kernel: Kernel, config: ModelConfig, threads: Sequence[int]) -> Native | None:
     """The library, seen to be exact with each of ``threads``, or None for torch's products.
 
     Raises NotBuilt where ``native`` is asked for and cannot be had.
@@ -225,22 +226,24 @@ def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None
     query *= config.head_dim**-0.5
     try:
         torch.set_num_threads(1)
-        found = _attended(library, config, spans, store, query)
-        error = (found - _plainly(config, spans, store, query)).abs().max().item()
+        found = _attend_natively(library, config, spans, store, query)
+        error = (found - _attend_plainly(config, spans, store, query)).abs().max().item()
         if not error < _TOLERANCE:
             raise NotBuilt(f"it is off by {error:.1e} from a plain softmax")
         for count in threads:
             torch.set_num_threads(count)
-            together = _attended(library, config, spans, store, query)
+            together = _attend_natively(library, config, spans, store, query)
             parts = zip(spans, query.split(new), strict=True)
-            alone = torch.cat([_attended(library, config, [s], store, own) for s, own in parts])
+            alone = torch.cat(
+                [_attend_natively(library, config, [s], store, own) for s, own in parts]
+            )
             if not torch.equal(together, found) or not torch.equal(alone, found):
                 raise NotBuilt(f"a row's bits depend on the others, with {count} threads")
     finally:
         torch.set_num_threads(before)
 
 
-def _attended(
+def _attend_natively(
     library: Native,
     config: ModelConfig,
     spans: Sequence[Span],
@@ -256,7 +259,9 @@ def _attended(
     return torch.empty_like(out).index_copy_(0, order, out)
 
 
-def _plainly(config: ModelConfig, spans: Sequence[Span], store: KVStore, query: Tensor) -> Tensor:
+def _attend_plainly(
+    config: ModelConfig, spans: Sequence[Span], store: KVStore, query: Tensor
+) -> Tensor:
     """The same by a softmax over each row's keys."""
     keys, values = (
         x.view(config.kv_heads, store.rows, -1) for x in (store.keys[0], store.values[0])

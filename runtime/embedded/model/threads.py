@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 _LOG = logging.getLogger(__name__)
 
-BLOCK = 4
+TURN_PASSES = 4
 """Passes in a row with one number of threads; the first wakes them and is not counted."""
-BLOCKS = 2
+TURNS = 2
 """Of each number in a trial, in turns: load that comes and goes meets all of them."""
 SOONEST, LATEST = 64, 512
 """Passes until the next trial, doubled each time that nothing has changed."""
-WORTH = 1.05
+LEAST_SPEEDUP = 1.05
 """How much faster more threads must be: what does not need a processor leaves it to others."""
 
 
@@ -31,7 +31,8 @@ class ThreadTuner:
     """Chooses among ``counts`` of threads for each size of pass, again and again, by short trials.
 
     Sizes are powers of two of a pass's rows. A trial runs passes that are wanted anyway with the
-    number chosen so far and its neighbours; the fewest threads win that none beats by ``WORTH``.
+    number chosen so far and its neighbours; the fewest threads win that none beats by
+    ``LEAST_SPEEDUP``.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class _Size:
                 return self.chosen
             place = counts.index(self.chosen)
             tried = counts[max(0, place - 1) : place + 2]
-            self.left = [count for _ in range(BLOCKS) for count in tried for _ in range(BLOCK)]
+            self.left = [count for _ in range(TURNS) for count in tried for _ in range(TURN_PASSES)]
         return self.left[0]
 
     def took(self, count: int, seconds_a_row: float) -> None:
         """How long it took, if it was part of a trial."""
         if self.left:
-            if len(self.left) % BLOCK:
+            if len(self.left) % TURN_PASSES:
                 self.taken[count].append(seconds_a_row)
             self.left.pop(0)
 
@@ -110,7 +111,7 @@ class _Size:
         """Choose, and wait for longer if nothing has changed."""
         costs = {count: statistics.median(times) for count, times in self.taken.items()}
         best = min(costs.values())
-        chosen = min(count for count, cost in costs.items() if cost <= WORTH * best)
+        chosen = min(count for count, cost in costs.items() if cost <= LEAST_SPEEDUP * best)
         self.pause = min(2 * self.pause, LATEST) if chosen == self.chosen else SOONEST
         self.chosen, self.wait = chosen, self.pause
         self.taken.clear()

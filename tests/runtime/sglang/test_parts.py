@@ -118,7 +118,7 @@ async def test_searches_share_their_servers_fairly() -> None:
     fleet = Fleet("policy", replicas)
     placed = [fleet.place(f"t{n}", (1, 2, 3)).url for n in range(40)]
     assert max(Counter(placed).values()) <= math.ceil(1.25 * 40 / 4)
-    assert placed[0] == rendezvous((1, 2, 3), fleet.urls)[0]
+    assert placed[0] == rendezvous((1, 2, 3), [replica.url for replica in replicas])[0]
     assert [fleet.place(f"t{n}", (1, 2, 3)).url for n in range(40)] == placed
     for replica in replicas:
         replica.up = False
@@ -146,24 +146,24 @@ async def test_a_router_is_refused_at_start() -> None:
 
 def test_request_costs_by_hand() -> None:
     """A prompt of 10 read once, two steps of 5 and 3 below it, one read again after an eviction."""
-    costs = RequestCosts()
 
     def flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
         return float(context_sum)
 
+    costs = RequestCosts(flops)
     prompt, one, other = (1,) * 10, (1,) * 15, (1,) * 13
-    costs.read(flops, 10, 0, known=False)
+    costs.read(10, 0, known=False)
     costs.hold(0, prompt, 10)
     for node, path, own in ((1, one, 5), (2, other, 3), (3, other, 3)):
-        costs.read(flops, 10, 9, known=True)
-        costs.drew(flops, 10, own)
+        costs.read(10, 9, known=True)
+        costs.drew(10, own)
         costs.hold(node, path, own)
     costs.mark_dead([2])
     assert costs.counters.kv_tokens_peak == 18
     costs.mark_dead([3])
     costs.hold(4, (1,) * 20, 5)
     assert costs.counters.kv_tokens_peak == 20
-    costs.read(flops, 15, 11, known=True)
+    costs.read(15, 11, known=True)
     cost = costs.counters
     assert (cost.prefilled_tokens, cost.rehydrated_tokens, cost.rehydrations) == (13, 3, 1)
     assert (cost.cached_tokens, cost.decoded_tokens) == (3 * 9 + 11, 11)

@@ -115,7 +115,7 @@ async def server() -> AsyncIterator[Told]:
 
 @pytest.fixture
 def early(server: Told) -> SglangBeamExtension:
-    return SglangBeamExtension(Fleet("policy", [server]), lambda *_: None, top=1, on=True)
+    return SglangBeamExtension(Fleet("policy", [server]), top=1, on=True)
 
 
 async def test_the_likeliest_children_begin_first(server: Told, early: SglangBeamExtension) -> None:

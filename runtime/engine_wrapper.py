@@ -1,4 +1,4 @@
-"""An engine that passes everything on to another: the base of those that change a little of it."""
+"""An engine that calls another for everything: the base of those that change a little of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from search.engine import (
 )
 
 
-class PassedOn:
+class EngineWrapper:
     """Every call goes to ``engine``, those of optional protocols if it knows them.
 
     The engine is not this one's to close.
