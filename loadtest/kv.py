@@ -77,7 +77,7 @@ async def measure(
         for name in dict.fromkeys((FULL_RETENTION, *plan.policies))
     }
     signals = {"signals": worth.theta.signals}
-    size = searches.models.policy.new_store(1).nbytes() // 2
+    size = sum(layer.nbytes for layer in searches.models.policy.new_store(1).both) // 2
     for case in cases_of(plan):
         cells = await _cells(plan, searches, case)
         rows += _rows(plan, case, cells, size, lambda policy: signals | events[policy])

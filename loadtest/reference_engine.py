@@ -80,8 +80,10 @@ class ReferenceEngine:
             self._reader = Reader.of(self._form, Text(options.prm), self._text)
             self._prm = _load(options.prm, head=not self._form.reads_hidden)
         self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
-        overhead = self._judge.overhead() if self._judge is not None else (0, 0)
-        if self._prm is not None:
+        overhead = (0, 0)
+        if self._judge is not None:
+            overhead = self._judge.overhead()
+        elif self._prm is not None and self._reader is not None:
             overhead = overhead_of(self._reader.paths)
         self._turn = asyncio.Lock()
         self._costs: dict[str, Counters] = {}

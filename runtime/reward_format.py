@@ -28,6 +28,11 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "classes": ("head",),
     "judge": ("template", "pattern"),
 }
+Ids = tuple[int, ...]
+Spelt = dict[tuple[str, str], Ids]
+"""Pieces of one search's paths that are spelt already, by their part and their text."""
+_OPENING, _FIRST, _LATER = "opening", "first", "later"
+_PROBE = ("What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2."))
 
 
 class RewardFormat(BaseModel):
@@ -197,14 +202,6 @@ def _from_file(path: Path) -> RewardFormat:
 
 def _known() -> str:
     return ", ".join(REWARD_FORMATS)
-
-
-Ids = tuple[int, ...]
-Spelt = dict[tuple[str, str], Ids]
-"""Pieces of one search's paths that are spelt already, by their part and their text."""
-
-_OPENING, _FIRST, _LATER = "opening", "first", "later"
-_PROBE = ("What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2."))
 
 
 class Paths(Protocol):

@@ -28,6 +28,12 @@ _BRACKETS = frozenset("<[{|")
 """What is added to a vocabulary and begins with one of these is structure, no word."""
 _THOUGHTS = frozenset({"<think>", "</think>"})
 """Models write these and clients send them back; templates cut the thoughts out."""
+SHRINKING: Mapping[str, int] = {"Prepend": 1, "Replace": 1, "NFC": 3, "NFKC": 12, "NFD": 1}
+"""By which factor a normaliser may shorten a text at most. Hangul's letters join to a third, a
+styled letter of four bytes may stand for one of one byte."""
+KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits"})
+CUTTING = frozenset({"Split", "Punctuation"})
+"""These keep all of a text unless they are told to remove what they find."""
 
 
 class Text:
@@ -304,14 +310,6 @@ def _spell_byte_level(name: str) -> bytes:
 def _spell_sentencepiece(name: str) -> bytes:
     one_byte = _BYTE_TOKEN.match(name)
     return bytes([int(one_byte[1], 16)]) if one_byte else name.replace("▁", " ").encode()
-
-
-SHRINKING: Mapping[str, int] = {"Prepend": 1, "Replace": 1, "NFC": 3, "NFKC": 12, "NFD": 1}
-"""By which factor a normaliser may shorten a text at most. Hangul's letters join to a third, a
-styled letter of four bytes may stand for one of one byte."""
-KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits"})
-CUTTING = frozenset({"Split", "Punctuation"})
-"""These keep all of a text unless they are told to remove what they find."""
 
 
 def most_bytes_a_token(tokenizer: Mapping[str, Any], pieces: Iterable[bytes]) -> int | None:

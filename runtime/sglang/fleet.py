@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 SLACK = 1.25
 """A server takes at most so many times its share of the searches."""
+_LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 
 class Fleet:
@@ -114,9 +115,6 @@ def _farewell(tree: str) -> Mapping[str, Any]:
         "input_ids": [0],
         "sampling_params": {"max_new_tokens": 0, "custom_params": custom_params(note)},
     }
-
-
-_LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 
 def _series(name: str) -> Any:

@@ -158,8 +158,8 @@ def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | No
 class PolicyJudge:
     """Asks the policy itself, by a judge's template."""
 
-    def __init__(self, drawer: StepSampler, judge: Judge) -> None:
-        self._sampler = drawer
+    def __init__(self, sampler: StepSampler, judge: Judge) -> None:
+        self._sampler = sampler
         self._judge = judge
 
     async def score(
@@ -191,8 +191,8 @@ class PolicyJudge:
 class LikelihoodScorer:
     """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
 
-    def __init__(self, drawer: StepSampler) -> None:
-        self._sampler = drawer
+    def __init__(self, sampler: StepSampler) -> None:
+        self._sampler = sampler
 
     async def score(
         self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]

@@ -26,6 +26,9 @@ from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import Workspace
 from runtime.embedded.model.native import Attending, Native
 
+_GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache
+_HIDDEN = -1e30
+
 
 @dataclass(frozen=True, slots=True)
 class Strip:
@@ -148,10 +151,6 @@ def _mask(items: Items, veils: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     if (low >= 0).any():
         mask |= key <= low[:, None]
     return mask
-
-
-_GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache
-_HIDDEN = -1e30
 
 
 class _Piece(NamedTuple):

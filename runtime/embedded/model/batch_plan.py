@@ -58,18 +58,6 @@ class QueryRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
-    """The distinct key blocks of a call.
-
-    ``slots`` (blocks, BLOCK); a span's j-th block is ``of[start[span] + j]``.
-    """
-
-    slots: Ints
-    of: Ints
-    start: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class Items:
     """Every (row, block) pair in column order, (items,) each.
 
@@ -109,9 +97,9 @@ def build_plan(spans: Sequence[Span], *, padding: int, window: int | None = None
     new, total, start = _lengths(spans)
     slots = np.concatenate([s.slots for s in spans]).astype(np.int64, copy=False)
     rows = _rows(spans, new, total, start, slots, window)
-    blocks = _blocks(slots, total, padding)
+    blocks, block_of, first = _blocks(slots, total, padding)
     columns = _columns(rows)
-    return BatchPlan(rows, blocks.slots, _items(rows, blocks, columns, window), columns)
+    return BatchPlan(rows, blocks, _items(rows, block_of, first, columns, window), columns)
 
 
 def _lengths(spans: Sequence[Span]) -> tuple[Ints, Ints, Ints]:
@@ -158,8 +146,11 @@ def _rows(
     )
 
 
-def _blocks(slots: Ints, total: Ints, padding: int) -> _Blocks:
+def _blocks(slots: Ints, total: Ints, padding: int) -> tuple[Ints, Ints, Ints]:
     """Cut every span's slots into blocks and merge those that are the same.
+
+    Returns the distinct ones' slots (blocks, BLOCK), and ``of`` and ``start``: a span's j-th block
+    is ``of[start[span] + j]``.
 
     A full block is named by its last slot (that slot's content fixes the path above it), the
     unfinished last block of a span by the span.
@@ -173,7 +164,7 @@ def _blocks(slots: Ints, total: Ints, padding: int) -> _Blocks:
     partial = np.flatnonzero(total % BLOCK)
     name[start[partial] + blocks[partial] - 1] = padding + 1 + partial
     _, first, of = np.unique(name, return_index=True, return_inverse=True)
-    return _Blocks(table[first], of, start)
+    return table[first], of, start
 
 
 def _columns(rows: QueryRows) -> Ints:
@@ -182,13 +173,15 @@ def _columns(rows: QueryRows) -> Ints:
     return np.concatenate(([0], having.cumsum()))
 
 
-def _items(rows: QueryRows, blocks: _Blocks, columns: Ints, window: int | None) -> Items:
+def _items(
+    rows: QueryRows, block_of: Ints, first: Ints, columns: Ints, window: int | None
+) -> Items:
     having = np.diff(columns)
     row = np.arange(columns[-1]) - np.repeat(columns[:-1], having)
     index = rows.first[row] + np.repeat(np.arange(len(having)), having)
     high = rows.positions[row] - index * BLOCK
     low = np.full_like(high, -1) if window is None else high - window
-    return Items(row, blocks.of[blocks.start[rows.span[row]] + index], low, high)
+    return Items(row, block_of[first[rows.span[row]] + index], low, high)
 
 
 class AttentionSlice:
@@ -206,11 +199,6 @@ class AttentionSlice:
         self._heads = config.group
         self._window = config.sliding_window
         self._queries = torch.empty(rows, config.group * config.head_dim)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the queries."""
-        return self._queries.nbytes
 
     def note(self, slots: Tensor, query: Tensor) -> None:
         """Keep the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""
@@ -271,11 +259,6 @@ class KVStore:
         """Rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), heads fastest."""
         heads = torch.arange(2 * self.kv_heads) * self.rows
         return (slots[:, None] + heads).flatten()
-
-    def nbytes(self) -> int:
-        """Bytes held, padding included."""
-        watched = 0 if self.slice is None else self.slice.nbytes
-        return sum(layer.nbytes for layer in self.both) + watched
 
     def _empty(self) -> Tensor:
         """A layer without tokens. What is written before it is read is not touched here: memory

@@ -22,6 +22,10 @@ _ARCHITECTURES = {
     "Qwen2ForPrmModel": "qwen2",
 }
 """Models by the name of their class; those with a head of their own are reward models."""
+SIDE = 1024
+"""Of the square matrices whose product is timed."""
+COPIED_BYTES = 64 << 20
+REPEATS = 5
 
 
 class UnsupportedModel(ValueError):
@@ -172,12 +176,6 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     if len(kinds) > 1:
         raise UnsupportedModel("layer_types: mixed full and sliding attention; one kind is done")
     return int(window) if kinds == {"sliding_attention"} else None
-
-
-SIDE = 1024
-"""Of the square matrices whose product is timed."""
-COPIED_BYTES = 64 << 20
-REPEATS = 5
 
 
 def footprint(config: ModelConfig, number_bytes: int) -> ModelCosts:

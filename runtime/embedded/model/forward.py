@@ -1,7 +1,8 @@
 """The embedded engine's forward pass: a Llama-family model over spans of many sequences at once.
 
 Exact mode: a row's logits are the same bits whatever else is in the call, however its prefix was
-cut into calls, and with any of the thread counts that the self-check has compared.
+cut into calls, and with any of the thread counts that the self-check has compared. What a layer
+does with its rows between the matrix products is done by torch or by the compiled library.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.embedded.model.attention import Attention, NativeAttention
 from runtime.embedded.model.batch_plan import BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.kernels import (
@@ -22,9 +24,9 @@ from runtime.embedded.model.kernels import (
     cut,
     normalise,
     product,
+    rotate,
 )
-from runtime.embedded.model.native import Kernel, Native
-from runtime.embedded.model.rows import NativeRows, TorchRows
+from runtime.embedded.model.native import Kernel, Native, Norm, Projection
 from runtime.embedded.model.selfcheck import QUERY_TILES, Tiles, check_tiles, choose_kernel
 from runtime.embedded.model.threads import ThreadTuner
 from runtime.embedded.model.weights import Layer, Weights
@@ -188,6 +190,104 @@ class _Pass:
         return padded
 
 
+class TorchRows:
+    """What a pass does with its rows between the products, by torch.
+
+    Buffers are made once and serve every layer. ``query``: the queries projected last, (rows,
+    heads, head_dim), scaled; ``attention`` runs over them.
+    """
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        sizes: Sequence[int],
+        turn: tuple[Tensor, Tensor],
+        store: KVStore,
+        config: ModelConfig,
+        space: Workspace,
+    ) -> None:
+        """``sizes``: rows of a tile of attention; ``turn``: RoPE of the rows' positions, padding
+        included, as ``Rotation.at`` gives it."""
+        self._count, self._heads = len(plan.rows.tokens), config.heads
+        self._turned, self._eps = config.heads + config.kv_heads, config.norm_eps
+        self.query = space.take("query", self._count, config.heads, config.head_dim)
+        self._scratch = space.take("turn", len(turn[0]), self._turned, config.head_dim)
+        self._store, self._writes = store, store.index(torch.from_numpy(plan.rows.writes))
+        self.attention = Attention(plan, sizes, config, store.rows, space)
+        self._turn = turn
+
+    def normalise(self, stream: Tensor, added: Tensor | None, out: Tensor) -> None:
+        """Add to the residual stream and norm its rows into ``out``, all (rows, hidden)."""
+        if added is not None:
+            stream.add_(added)
+        normalise(stream, self._eps, out)
+
+    def project(self, projected: Tensor, layer: Layer, number: int) -> None:
+        """Make a layer's ``projected`` (rows, heads and twice the key heads) its queries, and new
+        keys and values in the store."""
+        if layer.qkv_bias is not None:
+            projected.add_(layer.qkv_bias)
+        heads = projected.view(len(projected), -1, self.query.shape[2])
+        turned = heads[:, : self._turned]
+        if layer.head_norm is not None:
+            normal = normalise(turned, self._eps, self._scratch)
+            torch.mul(normal, layer.head_norm, out=turned)
+        rotate(turned, *self._turn, self._scratch)
+        new = heads[: self._count, self._heads :].reshape(len(self._writes), -1)
+        self._store.both[number].index_copy_(0, self._writes, new)
+        self.query.copy_(heads[: self._count, : self._heads])
+
+
+class NativeRows:
+    """As ``TorchRows``, in a fraction of the time."""
+
+    def __init__(
+        self,
+        library: Native,
+        plan: BatchPlan,
+        turn: tuple[Tensor, Tensor],
+        store: KVStore,
+        config: ModelConfig,
+        space: Workspace,
+    ) -> None:
+        """``turn``: RoPE of the rows' positions, as ``Rotation.at`` gives it."""
+        count = len(plan.rows.tokens)
+        self.query = space.take("query", count, config.heads, config.head_dim)
+        self._library, self._store = library, store
+        self.attention = NativeAttention(library, plan, config, space)
+        self._norm = Norm(width=config.hidden, eps=config.norm_eps)
+        self._slots, self._turn = plan.rows.writes, turn  # kept while the library reads them
+        self._projection = Projection(
+            cosine=turn[0].data_ptr(),
+            sine=turn[1].data_ptr(),
+            slots=self._slots.ctypes.data,
+            query=self.query.data_ptr(),
+            rows=count,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            size=config.head_dim,
+            store_rows=store.rows,
+            eps=config.norm_eps,
+        )
+
+    def normalise(self, stream: Tensor, added: Tensor | None, out: Tensor) -> None:
+        """Add to the residual stream and norm its rows into ``out``, all (rows, hidden)."""
+        call = self._norm
+        call.stream, call.out, call.rows = stream.data_ptr(), out.data_ptr(), len(stream)
+        call.added = None if added is None else added.data_ptr()
+        self._library.norm(call)
+
+    def project(self, projected: Tensor, layer: Layer, number: int) -> None:
+        """Make a layer's ``projected`` (rows, heads and twice the key heads) its queries, and new
+        keys and values in the store."""
+        call, store = self._projection, self._store
+        call.projected = projected.data_ptr()
+        call.bias = _where(layer.qkv_bias)
+        call.scales = _where(layer.head_norm)
+        call.keys, call.values = store.keys[number].data_ptr(), store.values[number].data_ptr()
+        self._library.project(call)
+
+
 def _rows(spans: Sequence[Span]) -> int:
     return sum(len(span.tokens) for span in spans)
 
@@ -205,3 +305,7 @@ def _asked(spans: Sequence[Span], plan: BatchPlan) -> Tensor:
     place = np.empty_like(plan.rows.order)
     place[plan.rows.order] = np.arange(len(place))
     return torch.from_numpy(place[within >= np.repeat(since, new)])
+
+
+def _where(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -28,9 +28,7 @@ class Workspace:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A contiguous float32 tensor of ``shape``; holds whatever its last user left there."""
-        size = 1
-        for extent in shape:
-            size *= extent
+        size = math.prod(shape)
         held = self._buffers.get(name)
         if held is None or held.numel() < size:
             held = self._buffers[name] = torch.zeros(max(size, 1))
