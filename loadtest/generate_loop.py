@@ -16,7 +16,7 @@ from torch import Tensor
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from loadtest.searches import SPRIG
 from runtime.embedded.sampler import sample
-from runtime.embedded.stop_strings import StopStrings, StopStringTables
+from runtime.stop_strings import StopStrings, StopStringTables
 from search.engine import Branch, RewardMissing, Sampling, Step, Trajectory
 from search.tree import Finish
 

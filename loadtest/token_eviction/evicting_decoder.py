@@ -23,7 +23,7 @@ from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
 from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from loadtest.token_eviction.token_eviction_policies import TokenEvictionPolicy, policy_for
 from runtime.embedded.sampler import sample
-from runtime.embedded.stop_strings import StopStrings, StopStringTables
+from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish

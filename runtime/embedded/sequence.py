@@ -12,7 +12,7 @@ import torch
 
 from runtime.embedded.cache_node import EMPTY, CacheNode
 from runtime.embedded.draft_tree import DraftChain, DraftTree
-from runtime.embedded.stop_strings import StopStrings, StopStringTables
+from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, KvMoved, Sampling, Step
 from search.tree import Finish

@@ -26,7 +26,7 @@ from runtime.embedded.messages import (
     tokens_of,
 )
 from runtime.embedded.step_embedder import Words
-from runtime.embedded.stop_strings import encoded
+from runtime.stop_strings import encoded
 from search.engine import Ahead, Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
-from runtime.embedded.stop_strings import StopStrings
+from runtime.stop_strings import StopStrings
 from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 

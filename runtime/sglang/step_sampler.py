@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.embedded.stop_strings import StopStrings, StopStringTables
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import StepRequest
+from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.stop_strings import StopStringTables
+from runtime.stop_strings import StopStringTables
 
 PIECES = st.lists(st.text("ab\n€", max_size=4).map(str.encode), min_size=1, max_size=12)
 STOPS = st.lists(st.text("ab\n€", min_size=1, max_size=6), max_size=4).map(tuple)

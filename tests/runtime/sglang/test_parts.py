@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
-from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.fleet import Fleet, ServerMetrics, parse_metrics, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
 from runtime.sglang.replica import Replica, ReplicaLost
@@ -24,6 +23,7 @@ from runtime.sglang.search_session import PluginNotes, RequestCosts
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy
+from runtime.stop_strings import StopStringTables
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
 from server.assemble import server_options, sglang_options

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from runtime.embedded.stop_strings import StopStringTables
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, SearchSession
@@ -23,6 +22,7 @@ from runtime.sglang.sglang_beam_extension import (
     worthwhile,
 )
 from runtime.sglang.step_request import StepRequest
+from runtime.stop_strings import StopStringTables
 from search.engine import Ahead, Branch, EngineError, Sampling
 from search.tree import Finish
 
