@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.search.test_call_errors import Clock
 
 from search.clusters import THRESHOLDS
 from search.engine import Branch, EmbeddingMissing, EngineDown, EngineError, RewardMissing
@@ -21,6 +20,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.tree import NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
+from tests.search.test_faults import Clock
 from tests.search.test_width import rough
 from tests.search.trees import END, STEP, drawn, row
 

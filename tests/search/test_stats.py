@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tests.search.test_call_errors import Clock
-
 from search.controller import Problem, search
 from search.counters import Counters
 from search.engine import Branch
 from search.spec import SearchSpec
 from search.stats import SearchStats
 from tests.search.scripted_engine import ScriptedEngine, encode, grow
+from tests.search.test_faults import Clock
 
 
 async def test_all_of_them() -> None:
