@@ -20,6 +20,7 @@ import numpy as np
 from loadtest.engine import Decoding
 from loadtest.searches import SPRIG
 from runtime.embedded.model import forward as passes
+from runtime.embedded.model.attention import Attention, NativeAttention
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.native import Kernel
 from runtime.embedded.sampler import sample
@@ -31,7 +32,7 @@ PARTS = {
     "plan": [(passes, "build_plan")],
     "buffers": [(passes._Pass, "__init__")],
     "products": [(passes, "product")],
-    "attention": [(passes.NativeRows, "attend"), (passes.TorchRows, "attend")],
+    "attention": [(NativeAttention, "run"), (Attention, "run")],
     "norms": [(passes.NativeRows, "normalise"), (passes.TorchRows, "normalise")],
     "heads": [(passes.NativeRows, "project"), (passes.TorchRows, "project")],
 }
