@@ -16,7 +16,7 @@ from hedgerow_sglang.noise import Words, gumbel_of
 
 BLOCK = 1 << 18
 """Scores that are looked at together: what is made of them stays within a core's cache."""
-FEW = 1 << 15
+FEW = 1 << 16
 """Scores of which all of the noise costs as little."""
 HASHES = 2**32 - 1
 SPREAD = 2.0**32 * (1 + 1e-4)
