@@ -129,7 +129,10 @@ class EmbeddedEngine:
         )
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Tell the KV manager about a tree; lost without harm when the engine is down."""
+        """Tell the KV manager about a tree; lost without harm when the engine is down.
+
+        Raises CallFault for a hint that cannot be sent.
+        """
         if self._link is not None:
             self._link.send(Hinted(tree, hint))
 

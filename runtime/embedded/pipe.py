@@ -24,6 +24,8 @@ from runtime.embedded.messages import FromEngine, Hinted, Said, Stop, ToEngine
 from runtime.embedded.options import EngineOptions
 from search.engine import CallFault
 
+STOP_SECONDS = 5.0
+
 _FORM = logging.Formatter()
 
 
@@ -51,9 +53,9 @@ class EngineEnd:
 class LogLines(logging.Handler):
     """Hands this process's log lines to the server's."""
 
-    def __init__(self, outlet: EngineEnd) -> None:
+    def __init__(self, pipe: EngineEnd) -> None:
         super().__init__()
-        self._outlet = outlet
+        self._pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line, with its traceback if it has one; dropped when nobody is left to hear."""
@@ -61,10 +63,7 @@ class LogLines(logging.Handler):
         if record.exc_info:
             text += "\n" + _FORM.formatException(record.exc_info)
         with contextlib.suppress(OSError):
-            self._outlet.send(Said(record.levelno, record.name, text))
-
-
-STOP_SECONDS = 5.0
+            self._pipe.send(Said(record.levelno, record.name, text))
 
 
 class ClientEnd:
