@@ -18,7 +18,7 @@ OFF = {
     if (off := declared(field)["off"]) is not None
 }
 WAYS = {
-    EMBEDDED: {},
+    EMBEDDED: {"engine": "embedded"},
     LAUNCHED: {"engine": "sglang", "launch": "true"},
     RUNNING: {"engine": "sglang", "policy_urls": "http://a:1", "reward_urls": "http://b:1"},
 }
