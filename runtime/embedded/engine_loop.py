@@ -96,7 +96,12 @@ class EngineLoop:
         self._format = reward_format(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
-        forward = Forward(options.policy, threads=options.pass_threads, **options.arithmetic)
+        forward = Forward(
+            options.policy,
+            exact=options.exact,
+            threads=options.pass_threads,
+            kernel=options.kernel,
+        )
         options = split_pools(options, SharedKv.of(options))
         self._pipe = pipe
         self._options = options
@@ -364,7 +369,7 @@ def scheduler_for(
         batch_limit=options.batch_limit,
         flops=config.flops,
         kv_policy=options.kv_policy,
-        values=options.worth(),
+        values=options.value_params(),
         speculation=load_speculative_decoder(options, text, clock),
         speculate=options.speculate,
         order=options.order,

@@ -320,9 +320,14 @@ def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
     if options.prm is None or not form.needs_model:
         return None
     reader = Reader.of(form, Text(options.prm), Text(options.policy))
-    head = not form.reads_hidden
-    how, threads = options.arithmetic, options.pass_threads
-    return Forward(options.prm, threads=threads, head=head, **how), reader
+    forward = Forward(
+        options.prm,
+        exact=options.exact,
+        threads=options.pass_threads,
+        head=not form.reads_hidden,
+        kernel=options.kernel,
+    )
+    return forward, reader
 
 
 def scorer_for(

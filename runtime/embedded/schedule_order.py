@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Literal, TypeVar
+from typing import TypeVar
 
+from runtime.embedded.choices import ScheduleOrder
 from search.engine import Branch
 
 T = TypeVar("T")
@@ -70,10 +71,6 @@ def _filled(totals: Mapping[str, int], room: int) -> dict[str, int]:
             room -= more
         unmet = [tree for tree in unmet if part[tree] < totals[tree]]
     return part
-
-
-ScheduleOrder = Literal["prefix", "fcfs", "random"]
-"""The names of ``SCHEDULE_ORDERS``."""
 
 
 def _in_order(branches: Sequence[Branch]) -> list[int]:

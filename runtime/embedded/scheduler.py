@@ -17,6 +17,7 @@ from kvpolicy.value import confidence_of_entropy
 from runtime.embedded.batch import Advance, Batch, Forwards
 from runtime.embedded.beam_extension import BeamExtension
 from runtime.embedded.call_errors import CallErrors
+from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.deduplication import (
     FollowerTokens,
     SampleFunction,
@@ -25,10 +26,10 @@ from runtime.embedded.deduplication import (
     sample_together,
     with_followers,
 )
-from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
+from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.queues import SequenceQueues
-from runtime.embedded.schedule_order import ScheduleOrder, ranks
+from runtime.embedded.schedule_order import ranks
 from runtime.embedded.sequence import (
     BranchSequence,
     ExpandCall,

@@ -438,13 +438,9 @@ async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineO
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"reward_format": "oracle"}, "reward_format: 'oracle'; one of math-shepherd, llemma, "),
-        ({"kv_tokens": 0}, "kv_tokens: 0; at least 1"),
-        ({"embedder": "oracle"}, "embedder: 'oracle'; one of hidden, lexical, encoder, endpoint"),
         ({"embedder": "encoder"}, "encoder: None; embedder 'encoder' needs one"),
         ({"embedder": "endpoint"}, "endpoint: None; embedder 'endpoint' needs one"),
-        ({"batch_limit": 0}, "batch_limit: 0; at least 1"),
-        ({"threads": -1}, r"threads: -1; 0 \(the fastest\) or more"),
+        ({"draft": "serial"}, "draft_model: None; draft 'serial' needs one"),
     ],
 )
 async def test_bad_options_are_refused_by_name(

@@ -7,7 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedded.schedule_order import ScheduleOrder, fair_order, prefill_budget, ranks
+from runtime.embedded.choices import ScheduleOrder
+from runtime.embedded.schedule_order import fair_order, prefill_budget, ranks
 from search.engine import Branch
 from search.spec import SearchSpec
 from tests.runtime.inline_engine import InlineEngine, grow

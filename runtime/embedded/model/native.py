@@ -20,13 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 _LOG = logging.getLogger(__name__)
-
-Kernel = Literal["auto", "native", "torch"]
-"""What computes between products: the compiled library where it can be had, it and nothing else, or
-torch."""
 
 SOURCE = Path(__file__).with_suffix(".c")
 MULTIPLE, MOST = 16, 256
