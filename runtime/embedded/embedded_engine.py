@@ -256,7 +256,7 @@ class EmbeddedEngine:
                     self._moved[tree] = moved.after(self._moved.get(tree))
                 self._settle(self._pending.pop(call, None), value)
             case Failed(call, error, usage):
-                self._usage = usage
+                self._usage = usage or self._usage
                 self._settle(self._pending.pop(call, None), error)
         link.expect_more(bool(self._pending))
 

@@ -124,11 +124,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call that cannot be answered, and why."""
+    """A call that cannot be answered, why, and the state after it, where the engine says so."""
 
     call: int
     error: EngineError
-    usage: Usage
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

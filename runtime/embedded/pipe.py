@@ -9,24 +9,56 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
+from pickle import PicklingError, Unpickler
 from queue import SimpleQueue
+from typing import Any, Self
 
-from runtime.embedded.messages import FromEngine, Hinted, Said, Stop, ToEngine
+from runtime.embedded.messages import Failed, FromEngine, Hinted, Said, Stop, ToEngine
 from runtime.embedded.options import EngineOptions
 from search.engine import CallFault
 
 STOP_SECONDS = 5.0
 
 _FORM = logging.Formatter()
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message as it came: whose call it is (None: nobody's) is known although the message may not
+    be readable."""
+
+    call: int | None
+    _rest: Unpickler
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """What ``seal`` made."""
+        rest = Unpickler(io.BytesIO(data))
+        return cls(rest.load(), rest)
+
+    def open(self) -> Any:
+        """The message. Raises whatever its parts raise where they cannot be read."""
+        return self._rest.load()
+
+
+def seal(message: ToEngine | FromEngine) -> memoryview:
+    """A message to send: its call, then itself."""
+    data = io.BytesIO()
+    pickler = ForkingPickler(data)
+    pickler.dump(getattr(message, "call", None))
+    pickler.dump(message)
+    return data.getbuffer()
 
 
 class EngineEnd:
@@ -38,12 +70,13 @@ class EngineEnd:
 
     def send(self, message: FromEngine) -> None:
         """Raises OSError when nobody is left to hear."""
+        data = seal(message)
         with self._sending:
-            self._pipe.send(message)
+            self._pipe.send_bytes(data)
 
-    def recv(self) -> ToEngine:
+    def recv(self) -> Envelope:
         """Waits for a message. Raises EOFError or OSError when none will come."""
-        return self._pipe.recv()
+        return Envelope.of(self._pipe.recv_bytes())
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether there is a message, after waiting so long for one."""
@@ -93,7 +126,7 @@ class ClientEnd:
         """Put a message on its way; never waits. Raises CallFault for one that holds what cannot
         be sent."""
         try:
-            data = ForkingPickler.dumps(message)
+            data = seal(message)
         except (PicklingError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
             raise CallFault(f"{type(message).__name__}: cannot be sent: {error}") from error
         if self._asked_at is None and not isinstance(message, Hinted):
@@ -111,7 +144,7 @@ class ClientEnd:
 
     def end(self) -> None:
         """Stop the process, by force if it does not go by itself. Waits."""
-        self._outbox.put(ForkingPickler.dumps(Stop()))
+        self._outbox.put(seal(Stop()))
         self._outbox.put(None)
         self.process.join(STOP_SECONDS)
         if self.process.is_alive():
@@ -120,10 +153,7 @@ class ClientEnd:
 
     def _read(self) -> None:
         while True:
-            try:
-                message: FromEngine | None = self._pipe.recv()
-            except (EOFError, OSError):
-                message = None
+            message = receive(self._pipe.recv_bytes)
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 self._loop.call_soon_threadsafe(self._hear, message)
             if message is None:
@@ -137,6 +167,21 @@ class ClientEnd:
                 self._pipe.send_bytes(data)
             except OSError:
                 return  # the reader says that the process is gone
+
+
+def receive(recv_bytes: Callable[[], bytes]) -> FromEngine | None:
+    """The engine's next message; None when none will come, or what cannot be read is nobody's call:
+    the process is of no use then. An answer that cannot be read is its own call's error."""
+    try:
+        envelope = Envelope.of(recv_bytes())
+    except (EOFError, OSError):
+        return None
+    try:
+        return envelope.open()
+    except Exception as error:  # whatever the parts of an answer raise when they are made
+        log.exception("call %s: what the engine sent cannot be read", envelope.call)
+        fault = CallFault(f"the engine's answer cannot be read ({type(error).__name__})")
+        return None if envelope.call is None else Failed(envelope.call, fault)
 
 
 def let_threads_rest() -> None:

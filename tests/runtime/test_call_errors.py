@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import math
-import pickle
 import time
 from collections import deque
 from dataclasses import fields, is_dataclass, replace
@@ -30,6 +29,7 @@ from runtime.embedded.messages import (
     in_parts,
 )
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import Envelope, seal
 from runtime.embedded.step_embedder import Words
 from search.controller import Problem, search
 from search.engine import (
@@ -360,9 +360,9 @@ def test_no_message_holds_the_loop_for_long(engine: InlineWorker) -> None:
     gc.collect()
     gc.freeze()  # as the engine's process does: what other tests have left is not looked through
     for kind, message in messages.items():
-        data = pickle.dumps(message)
+        data = bytes(seal(message))
         before = time.thread_time()
-        engine.worker._take(pickle.loads(data))
+        engine.worker._take(Envelope.of(data))
         taken[kind] = time.thread_time() - before
     gc.unfreeze()
     assert max(taken.values()) < 0.25, taken
