@@ -15,10 +15,8 @@ import time
 from collections.abc import Callable
 
 from runtime.embedded.batch import Forwards
-from runtime.embedded.call_errors import CallError, CallErrors
 from runtime.embedded.engine_usage import usage_of
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.hidden_states import load_embedder
 from runtime.embedded.judge_scorer import load_judge, owner
 from runtime.embedded.kv_split import SharedKv, split_pools
 from runtime.embedded.messages import (
@@ -45,7 +43,8 @@ from runtime.embedded.reward_scorer import load_scorer
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.speculative_decoding import load_speculative_decoder
-from runtime.embedded.validation import check, each
+from runtime.embedded.step_embedder import load_embedder
+from runtime.embedded.validation import CallError, CallErrors, check, each
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.counters import Counters, combined

@@ -12,7 +12,6 @@ import contextlib
 import io
 import logging
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from runtime.embedded.messages import Failed, FromEngine, Hinted, Said, Stop, ToEngine
-from runtime.embedded.options import EngineOptions
 from search.engine import CallFault
 
 STOP_SECONDS = 5.0
@@ -100,22 +98,22 @@ class LogLines(logging.Handler):
 
 
 class ClientEnd:
-    """A running engine process. ``hear`` is called in the event loop with every message, and with
-    None once when the process is gone."""
+    """A running engine process. ``receive`` is called in the event loop with every message, and
+    with None once when the process is gone."""
 
-    def __init__(self, options: EngineOptions, hear: Callable[[FromEngine | None], None]) -> None:
-        """Spawns the process. Must be made in a running event loop."""
+    def __init__(
+        self, work: Callable[[Connection], None], receive: Callable[[FromEngine | None], None]
+    ) -> None:
+        """Spawns the process, which does ``work`` with its end. Must be made in a running event
+        loop."""
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, engine_end = context.Pipe()
         self.process = context.Process(
-            target=_work,
-            args=(theirs, options, logging.getLogger().getEffectiveLevel()),
-            name="hedgerow-engine",
-            daemon=True,
+            target=work, args=(engine_end,), name="hedgerow-engine", daemon=True
         )
         self.process.start()
-        theirs.close()
-        self._hear = hear
+        engine_end.close()
+        self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outbox: SimpleQueue[memoryview | None] = SimpleQueue()
         self._asked_at: float | None = None
@@ -153,9 +151,9 @@ class ClientEnd:
 
     def _read(self) -> None:
         while True:
-            message = receive(self._pipe.recv_bytes)
+            message = next_message(self._pipe.recv_bytes)
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-                self._loop.call_soon_threadsafe(self._hear, message)
+                self._loop.call_soon_threadsafe(self._receive, message)
             if message is None:
                 self._outbox.put(None)
                 self._pipe.close()
@@ -169,7 +167,7 @@ class ClientEnd:
                 return  # the reader says that the process is gone
 
 
-def receive(recv_bytes: Callable[[], bytes]) -> FromEngine | None:
+def next_message(recv_bytes: Callable[[], bytes]) -> FromEngine | None:
     """The engine's next message; None when none will come, or what cannot be read is nobody's call:
     the process is of no use then. An answer that cannot be read is its own call's error."""
     try:
@@ -182,24 +180,3 @@ def receive(recv_bytes: Callable[[], bytes]) -> FromEngine | None:
         log.exception("call %s: what the engine sent cannot be read", envelope.call)
         fault = CallFault(f"the engine's answer cannot be read ({type(error).__name__})")
         return None if envelope.call is None else Failed(envelope.call, fault)
-
-
-def let_threads_rest() -> None:
-    """Have idle threads of torch sleep before long, unless the environment says what they do.
-
-    One that has done its part of an operation looks out for the next for a fraction of a
-    millisecond, since waking it each time costs more than it wins; then it leaves its core to the
-    server beside it. To be called before torch is loaded.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
-def _work(pipe: Connection, options: EngineOptions, log_level: int) -> None:
-    """What the spawned process does; only there are torch and the models loaded."""
-    end = EngineEnd(pipe)
-    logging.basicConfig(level=log_level, handlers=[LogLines(end)])
-    let_threads_rest()
-    from runtime.embedded import engine_loop
-
-    engine_loop.run(end, options)

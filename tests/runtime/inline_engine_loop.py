@@ -18,11 +18,11 @@ from runtime.embedded.messages import (
     Hinted,
     Release,
     Score,
+    StepWords,
     ToEngine,
 )
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import EngineEnd, Envelope, seal
-from runtime.embedded.step_embedder import Words
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
@@ -95,7 +95,7 @@ class InlineWorker:
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """Embed the last steps."""
-        steps = tuple(Words(t.steps[-1], t.texts[-1]) for t in trajectories)
+        steps = tuple(StepWords(t.steps[-1], t.texts[-1]) for t in trajectories)
         return await self._ask(lambda call: Embed(call, tree, steps))
 
     def hint(self, tree: str, hint: Hint) -> None:

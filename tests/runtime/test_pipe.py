@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 import pytest
 
 from runtime.embedded.messages import Done, Failed, Said
-from runtime.embedded.pipe import EngineEnd, LogLines, receive, seal
+from runtime.embedded.pipe import EngineEnd, LogLines, next_message, seal
 from search.engine import CallFault, Usage
 from tests.runtime.inline_engine_loop import Unreadable
 
@@ -30,8 +30,8 @@ def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
         raise ValueError("no book")
     except ValueError:
         log.exception("the books are wrong")
-    assert receive(ours.recv_bytes) == Said(logging.INFO, "engine.part", "2 threads")
-    line = receive(ours.recv_bytes)
+    assert next_message(ours.recv_bytes) == Said(logging.INFO, "engine.part", "2 threads")
+    line = next_message(ours.recv_bytes)
     assert isinstance(line, Said)
     assert (line.level, line.text.splitlines()[0]) == (logging.ERROR, "the books are wrong")
     assert line.text.endswith("ValueError: no book")
@@ -55,12 +55,12 @@ def test_an_answer_that_cannot_be_read_is_its_calls_error(
     ours, theirs = Pipe()
     for message in (Done(3, Unreadable(), Usage()), Done(4, None, Usage()), Unreadable()):  # type: ignore[arg-type]
         theirs.send_bytes(seal(message))  # type: ignore[arg-type]
-    failed = receive(ours.recv_bytes)
+    failed = next_message(ours.recv_bytes)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, CallFault)
     assert (failed.call, failed.usage) == (3, None)
     assert "call 3: what the engine sent cannot be read" in caplog.text
-    assert receive(ours.recv_bytes) == Done(4, None, Usage())
-    assert receive(ours.recv_bytes) is None
+    assert next_message(ours.recv_bytes) == Done(4, None, Usage())
+    assert next_message(ours.recv_bytes) is None
     theirs.close()
-    assert receive(ours.recv_bytes) is None
+    assert next_message(ours.recv_bytes) is None
