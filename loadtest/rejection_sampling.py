@@ -53,7 +53,7 @@ def distribution(logits: NDArray[np.float32], temperature: float, top_p: float) 
         weight[logits.argmax()] = 1.0
         return weight
     tempered = logits.astype(np.float64) / temperature
-    kept = nucleus(tempered, top_p) if top_p < 1.0 else np.ones(len(logits), dtype=np.bool_)
+    kept = nucleus(tempered, top_p) if top_p < 1.0 else np.arange(len(logits))
     weight[kept] = np.exp(tempered[kept] - tempered.max())
     return weight / weight.sum()
 
