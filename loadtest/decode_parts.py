@@ -19,10 +19,10 @@ import numpy as np
 
 from loadtest.engine import Decoding
 from loadtest.searches import SPRIG
+from runtime.embedded.choices import Kernel
 from runtime.embedded.model import forward as passes
 from runtime.embedded.model.attention import Attention, NativeAttention
 from runtime.embedded.model.forward import Forward
-from runtime.embedded.model.native import Kernel
 from runtime.embedded.sampler import sample
 
 SEQUENCES = (1, 4, 8, 16, 32, 64, 256)

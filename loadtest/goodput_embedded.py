@@ -17,9 +17,8 @@ from loadtest.goodput_pools import Pools, Way
 from loadtest.goodput_rows import BASELINE, PAPER, GoodputRun
 from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.searches import Item, Method, grow
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.schedule_order import ScheduleOrder
 from search.engine import Branch, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 

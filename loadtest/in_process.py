@@ -45,7 +45,9 @@ class ModelsInProcess:
         torch.set_num_threads(options.cores)
         self.options = options
         self.text = Text(options.policy)
-        self.policy = Forward(options.policy, threads=options.cores, **options.arithmetic)
+        self.policy = Forward(
+            options.policy, exact=options.exact, threads=options.cores, kernel=options.kernel
+        )
         scoring = load_reward_model(options)
         if scoring is None:
             raise ValueError(f"prm: {options.prm}; a reward model is needed")

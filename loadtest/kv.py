@@ -71,7 +71,7 @@ async def measure(
             rows += _rows(plan, case, cells, token_bytes(), lambda _: UNTOLD)
         return rows
     searches = KvSearches(plan, moments)
-    worth = searches.models.options.worth()
+    worth = searches.models.options.value_params()
     events = {
         name: event_us(EXACT[name], worth=worth) if name in EXACT else token_policy_event_us(name)
         for name in dict.fromkeys((FULL_RETENTION, *plan.policies))

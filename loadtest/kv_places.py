@@ -24,8 +24,8 @@ from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side_by_side
 from loadtest.turns import in_turns
 from models.tasks import TASKS
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.embedded_engine import EmbeddedEngine
-from runtime.embedded.eviction import KvPolicy
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome

@@ -10,7 +10,7 @@ from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
 from loadtest.token_eviction.token_eviction_baselines import STREAMS
 from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE
 from models.tasks.task import Split
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy
 from search.spec import SearchSpec
 
 CONFIGS = {"S": CONFIG_S, "L": CONFIG_L}

@@ -25,7 +25,7 @@ from loadtest.searches import SPRIG, Item, Method, grow
 from loadtest.token_eviction.token_eviction_engine import TokenEvictionModel
 from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 from loadtest.token_eviction.token_eviction_run import run_token_eviction
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import Scheduler

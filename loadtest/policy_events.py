@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from loadtest.searches import SPRIG
-from runtime.embedded.eviction import VALUE_PARAMS, KvPolicy, ValueParams
+from runtime.embedded.choices import KvPolicy
+from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.batch_plan import KVStore
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.prefix_cache import PrefixCache

@@ -6,13 +6,14 @@ have downloaded it to), by the name that its ``config.json`` remembers, or by it
 
 from __future__ import annotations
 
-import json
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from runtime.checkpoint import read_config
 
 CATALOG = Path(__file__).with_name("catalog.toml")
 _SNAPSHOTS = "snapshots"
@@ -95,8 +96,7 @@ def architecture(checkpoint: Path) -> str | None:
 def config_of(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint's ``config.json``; empty where there is none that can be read."""
     with suppress(OSError, ValueError):
-        found = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        return read_config(checkpoint)
     return {}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import AddedToken, Tokenizer
 
+from runtime.checkpoint import read_config
 from search.engine import PrefixTooLong
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Text:
         self.checkpoint = Path(checkpoint)
         if not (self.checkpoint / "config.json").is_file():
             raise ValueError(f"checkpoint: {checkpoint}; a folder with a config.json is needed")
-        self._config = _read_json(self.checkpoint / "config.json")
+        self._config = read_config(self.checkpoint)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -58,8 +59,12 @@ class Text:
 
     @property
     def context(self) -> int:
-        """The most tokens a sequence may have."""
-        return int(self._config["max_position_embeddings"])
+        """The most tokens a sequence may have. Raises ValueError if the checkpoint does not say."""
+        most = self._config.get("max_position_embeddings")
+        if most is None:
+            file = self.checkpoint / "config.json"
+            raise ValueError(f"{file}: max_position_embeddings: missing; the context is needed")
+        return int(most)
 
     @cached_property
     def vocab_size(self) -> int:

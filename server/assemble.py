@@ -156,7 +156,7 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
 def _known_flops(checkpoint: Path | None) -> Flops:
     """Of a model that SGLang runs, whose shape may be none that is known here."""
     try:
-        return no_flops if checkpoint is None else ModelConfig.from_checkpoint(checkpoint).flops
+        return no_flops if checkpoint is None else ModelConfig.sizes_of(checkpoint).flops
     except UnsupportedModel:
         return no_flops
 

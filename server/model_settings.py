@@ -65,9 +65,9 @@ def engine_for(
     if machine.cuda_devices() and python.is_file():
         return "sglang"
     needed = 0
-    for checkpoint in (policy, reward):
+    for checkpoint in [policy] if reward is None else [policy, reward]:
         try:
-            needed += 0 if checkpoint is None else _embedded_bytes(checkpoint)
+            needed += _embedded_bytes(checkpoint)
         except UnsupportedModel as error:
             raise ValueError(
                 f"{_name(checkpoint)}: {error}; {_elsewhere(policy, python)}"

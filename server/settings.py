@@ -19,6 +19,14 @@ from pydantic_settings import (
 )
 
 from models.bundled import SPRIG as BUNDLED
+from runtime.embedded.choices import (
+    DraftMode,
+    EmbedderName,
+    Kernel,
+    KvPolicy,
+    KvSplitMode,
+    ScheduleOrder,
+)
 from search.spec import AnswerRule
 from server.model_settings import AUTO
 from server.setting_types import (
@@ -135,7 +143,7 @@ class ModelSettings(_Settings):
     kv_tokens: int = setting(
         65_536, "KV of the policy model in tokens, all trees", on=(EMBEDDED, LAUNCHED), ge=64
     )
-    kv_policy: Literal["full", "lru", "arborkv"] = setting(
+    kv_policy: KvPolicy = setting(
         "arborkv", "what the policy model's KV gives up first", on=(EMBEDDED, LAUNCHED)
     )
     kv_theta: OptionalFile = setting(
@@ -146,7 +154,7 @@ class ModelSettings(_Settings):
     prm_kv_tokens: int = setting(
         65_536, "KV of the reward model in tokens", on=(EMBEDDED, LAUNCHED), ge=64
     )
-    kv_split: Literal["given", "even", "roofline"] = setting(
+    kv_split: KvSplitMode = setting(
         "given",
         "how the KV bytes of both models are shared; roofline: by what is asked",
         on=(EMBEDDED,),
@@ -156,7 +164,7 @@ class ModelSettings(_Settings):
         (64, 256, 64), "shared for at first: sequences, tokens each, new ones", on=(EMBEDDED,)
     )
     batch_limit: int = setting(256, "most sequences decoding at once", on=(EMBEDDED,), ge=1)
-    draft: Literal["off", "serial", "scheduled"] = setting(
+    draft: DraftMode = setting(
         "off",
         "draft ahead of the policy model; changes time alone",
         on=(EMBEDDED,),
@@ -180,20 +188,18 @@ class ModelSettings(_Settings):
     dedup: bool = setting(
         True, "what several sequences have alike is computed once", on=(EMBEDDED,), off=False
     )
-    order: Literal["prefix", "fcfs", "random"] = setting(
+    order: ScheduleOrder = setting(
         "prefix", "in which a round's branches are let in", on=(EMBEDDED,)
     )
     threads: int = setting(
         0, "of the engine; 0: as many as are fastest, at most one a core", on=(EMBEDDED,), ge=0
     )
     exact: bool = setting(True, "batch-invariant arithmetic", on=(EMBEDDED,), off=False)
-    kernel: Literal["auto", "native", "torch"] = setting(
+    kernel: Kernel = setting(
         "auto", "what attends: a library that the C compiler builds, or torch", on=(EMBEDDED,)
     )
 
-    embedder: Literal["hidden", "lexical", "encoder", "endpoint"] = setting(
-        "lexical", "what tells policy ets which steps are alike"
-    )
+    embedder: EmbedderName = setting("lexical", "what tells policy ets which steps are alike")
     embedder_layer: int | None = setting(
         None, "hidden: read after so many layers; default: half of them", on=(EMBEDDED,), ge=1
     )

@@ -15,8 +15,8 @@ from itertools import cycle
 import pytest
 
 from models.tasks import TASKS
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
-from runtime.embedded.eviction import KvPolicy
 from runtime.text import Text
 from search.controller import Problem, search
 from search.counters import EngineCounters

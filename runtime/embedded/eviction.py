@@ -12,7 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.value import UNFITTED, Theta, attention_shares
 from runtime.embedded.cache_node import EMPTY, CacheNode, StepId
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.radix_tree import RadixTree
 from search.engine import Hint
 from search.tree import ROOT
-
-KvPolicy = Literal["full", "lru", "arborkv"]
-"""The names of ``EVICTORS``."""
 
 MARGIN = 0.02
 """Share of the capacity that is evicted beyond what is wanted, so that evictions are few."""

@@ -5,44 +5,30 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict, get_args
 
 from kvpolicy.roofline import SplitLoad
 from kvpolicy.value import ThetaError, load_theta
-from runtime.embedded.draft_length import LONGEST
-from runtime.embedded.eviction import KvPolicy, ValueParams
-from runtime.embedded.model.native import Kernel
+from runtime.embedded.choices import (
+    DraftMode,
+    EmbedderName,
+    Kernel,
+    KvPolicy,
+    KvSplitMode,
+    ScheduleOrder,
+)
+from runtime.embedded.eviction import ValueParams
 from runtime.embedded.model.threads import thread_counts
-from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedders.endpoint import EndpointOptions
-from runtime.reward_format import reward_format
-
-WIDEST = 4
-"""Candidates at a depth of ``k_config``."""
 
 LOAD = SplitLoad(sequences=64, length=256, new=64)
 """What KV is shared for where nothing else is said."""
 
-KvSplit = Literal["given", "even", "roofline"]
-"""``given``: each pool as it is set; ``even``: half of the bytes of both each; ``roofline``: what
-takes least time (FlashTTS, section 4.3.1), by peaks measured at the start."""
-
-
-class Arithmetic(TypedDict):
-    """Arguments of ``Forward``."""
-
-    exact: bool
-    kernel: Kernel
-
-
-EmbedderName = Literal["hidden", "lexical", "encoder", "endpoint"]
-
-DraftMode = Literal["off", "serial", "scheduled"]
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """``policy`` and ``prm`` are checkpoint folders; without ``prm`` only a reward format that
+    """A setting by its own name; what it may be ``server.settings`` says and checks.
+
+    ``policy`` and ``prm`` are checkpoint folders; without ``prm`` only a reward format that
     needs no model can score.
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
@@ -76,7 +62,7 @@ class EngineOptions:
     reward_format: str = "math-shepherd"
     kv_tokens: int = 32_768
     prm_kv_tokens: int = 32_768
-    kv_split: KvSplit = "given"
+    kv_split: KvSplitMode = "given"
     kv_load: SplitLoad = LOAD
     kv_policy: KvPolicy = "arborkv"
     kv_theta: str | Path | None = None
@@ -104,51 +90,18 @@ class EngineOptions:
     endpoint: EndpointOptions | None = None
 
     def __post_init__(self) -> None:
-        for field in ("kv_tokens", "prm_kv_tokens", "batch_limit", "draft_kv_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}: {getattr(self, field)}; at least 1 is needed")
-        modes = {
-            "kv_split": KvSplit,
-            "kv_policy": KvPolicy,
-            "draft": DraftMode,
-            "order": ScheduleOrder,
-            "kernel": Kernel,
-        }
-        for field, known in modes.items():
-            if getattr(self, field) not in get_args(known):
-                allowed = ", ".join(get_args(known))
-                raise ValueError(f"{field}: {getattr(self, field)!r}; one of {allowed} is needed")
-        self._check_draft()
-        self.worth()
-        reward_format(self.reward_format)
-        if self.threads < 0:
-            raise ValueError(f"threads: {self.threads}; 0 (the fastest) or more is needed")
-
-        if self.embedder not in get_args(EmbedderName):
-            allowed = ", ".join(get_args(EmbedderName))
-            raise ValueError(f"embedder: {self.embedder!r}; one of {allowed} is needed")
-        for needy in ("encoder", "endpoint"):
-            if self.embedder == needy and getattr(self, needy) is None:
-                raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
+        """What one setting asks of another. Raises ValueError naming them."""
+        self.value_params()
+        if self.draft != "off" and self.draft_model is None:
+            raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
+        for needed in ("encoder", "endpoint"):
+            if self.embedder == needed and getattr(self, needed) is None:
+                raise ValueError(f"{needed}: None; embedder {needed!r} needs one")
         if self.embedder_layer is not None and self.embedder != "hidden":
             read = "only the embedder 'hidden' reads after a layer"
             raise ValueError(f"embedder_layer: {self.embedder_layer}; {read}")
 
-    def _check_draft(self) -> None:
-        if not 0 <= self.draft_tokens <= LONGEST:
-            raise ValueError(f"draft_tokens: {self.draft_tokens}; from 0 to {LONGEST} is needed")
-        if not all(1 <= width <= WIDEST for width in self.k_config):
-            raise ValueError(f"k_config: {self.k_config}; widths from 1 to {WIDEST} are needed")
-        if len(self.k_config) > LONGEST:
-            raise ValueError(
-                f"k_config: {len(self.k_config)} depths; at most {LONGEST} are allowed"
-            )
-        if self.verify_batch < 0:
-            raise ValueError(f"verify_batch: {self.verify_batch}; 0 (all) or more is needed")
-        if self.draft != "off" and self.draft_model is None:
-            raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
-
-    def worth(self) -> ValueParams:
+    def value_params(self) -> ValueParams:
         """How ``arborkv`` values a block. Raises ValueError naming file, field and value."""
         if self.kv_theta is None:
             return ValueParams(attends=self.attention)
@@ -157,9 +110,9 @@ class EngineOptions:
         except ThetaError as error:
             raise ValueError(f"kv_theta: {error}") from None
         except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) else error
+            reason = error.strerror if isinstance(error, OSError) else error
             needed = "a file that hedgerow calibrate has written is needed"
-            raise ValueError(f"kv_theta: {self.kv_theta}: {said}; {needed}") from None
+            raise ValueError(f"kv_theta: {self.kv_theta}: {reason}; {needed}") from None
         if theta.mode != "exact":
             raise ValueError(
                 f"kv_theta: {self.kv_theta}: mode: {theta.mode!r}; 'exact' is needed with "
@@ -171,11 +124,6 @@ class EngineOptions:
     def same_trees(self) -> bool:
         """Whether trees follow from their requests, bit for bit."""
         return self.exact and self.embedder != "endpoint"
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """How a model that says what is in an answer is computed."""
-        return {"exact": self.exact, "kernel": self.kernel}
 
     @property
     def cores(self) -> int:

@@ -357,6 +357,6 @@ async def _wait_for(replica: Replica, what: str, deadline: float) -> None:
 def _flops(text: Text) -> Flops:
     """What a forward pass costs, where the model's shape is one that is known."""
     try:
-        return ModelConfig.from_checkpoint(text.checkpoint).flops
+        return ModelConfig.sizes_of(text.checkpoint).flops
     except UnsupportedModel:
         return no_flops

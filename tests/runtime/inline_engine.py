@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.schedule_order import ScheduleOrder
+from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from search.controller import Problem, search
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.deduplication import SampleFunction, sample_requests
-from runtime.embedded.eviction import KvPolicy
-from runtime.embedded.schedule_order import ScheduleOrder
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.digest import node_seed

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.embedded.beam_extension import TRIAL_TOKENS, pays
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import BranchSequence
 from search.digest import step_seed

@@ -13,13 +13,8 @@ from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.value import Theta, confidence_of_entropy
 from runtime.embedded.cache_node import CacheNode
-from runtime.embedded.eviction import (
-    EVICTORS,
-    VALUE_PARAMS,
-    EvictionCandidates,
-    KvPolicy,
-    ValueParams,
-)
+from runtime.embedded.choices import KvPolicy
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, EvictionCandidates, ValueParams
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.radix_tree import RadixTree
 from search.digest import node_seed

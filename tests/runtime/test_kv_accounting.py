@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy
 from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
 from search.tree import Finish

@@ -75,12 +75,6 @@ def test_too_little_to_share_is_said(options: EngineOptions) -> None:
         shared_out(tight)
 
 
-def test_a_wrong_split_is_refused(options: EngineOptions) -> None:
-    """The field, its value and what is allowed."""
-    with pytest.raises(ValueError, match="kv_split: 'half'; one of given, even, roofline"):
-        replace(options, kv_split="half")  # type: ignore[arg-type]
-
-
 def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
     """Digest for digest, in pools for less than the search would hold."""
     tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=SplitLoad(4, 60, 20))

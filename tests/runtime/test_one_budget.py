@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.scheduler import Scheduler
 from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step

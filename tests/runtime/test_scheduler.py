@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from runtime.embedded.eviction import KvPolicy
+from runtime.embedded.choices import KvPolicy
 from runtime.embedded.sequence import SampledToken
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling
 from search.tree import ROOT, Finish

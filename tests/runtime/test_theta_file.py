@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.value import UNFITTED, Theta, save_theta
-from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, KvPolicy, ValueParams
+from runtime.embedded.choices import KvPolicy
+from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, ValueParams
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.radix_tree import RadixTree
 
@@ -16,14 +17,16 @@ ALL_SIGNALS = Path("tests/kvpolicy/all_signals.json")
 
 def test_without_a_file_the_value_decides_alone() -> None:
     """Calibration reads attention all the same."""
-    assert EngineOptions("policy").worth() == VALUE_PARAMS
+    assert EngineOptions("policy").value_params() == VALUE_PARAMS
     assert VALUE_PARAMS.theta.signals == "v"
-    assert EngineOptions("policy", attention=True).worth() == VALUE_PARAMS._replace(attends=True)
+    assert EngineOptions("policy", attention=True).value_params() == VALUE_PARAMS._replace(
+        attends=True
+    )
 
 
 def test_a_file_is_what_blocks_are_valued_by() -> None:
     """Its coefficients with the engine's own constants."""
-    assert EngineOptions("policy", kv_theta=ALL_SIGNALS).worth() == ValueParams(UNFITTED)
+    assert EngineOptions("policy", kv_theta=ALL_SIGNALS).value_params() == ValueParams(UNFITTED)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ def test_the_embedders_settings_reach_the_engine() -> None:
 def test_a_theta_reaches_the_engine_or_is_refused_before_the_start(tmp_path: Path) -> None:
     """``config check`` makes the same options."""
     theta = "tests/kvpolicy/all_signals.json"
-    assert engine_options(load_settings({"HEDGEROW_KV_THETA": theta})).worth().theta == UNFITTED
+    assert (
+        engine_options(load_settings({"HEDGEROW_KV_THETA": theta})).value_params().theta == UNFITTED
+    )
     wrong = tmp_path / "theta.json"
     wrong.write_text('{"schema": 2}')
     with pytest.raises(ValueError, match=r"kv_theta: .*theta\.json: schema: 2; 1 is needed"):

@@ -90,6 +90,9 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_BATCHLIMIT": "3"}, ["HEDGEROW_BATCHLIMIT", "HEDGEROW_BATCH_LIMIT"]),
         ({"HEDGEROW_EMBEDDER": "oracle"}, ["HEDGEROW_EMBEDDER = 'oracle'", "'lexical'"]),
         ({"HEDGEROW_EMBEDDINGS_URL": "host"}, ["HEDGEROW_EMBEDDINGS_URL = 'host'", "https?"]),
+        ({"HEDGEROW_KV_SPLIT": "half"}, ["HEDGEROW_KV_SPLIT = 'half'", "'even'"]),
+        ({"HEDGEROW_BATCH_LIMIT": "0"}, ["HEDGEROW_BATCH_LIMIT = '0'", "or equal to 1"]),
+        ({"HEDGEROW_THREADS": "-1"}, ["HEDGEROW_THREADS = '-1'", "or equal to 0"]),
         ({"HEDGEROW_X": "3"}, ["HEDGEROW_X: there is no such setting"]),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts
+from runtime.checkpoint import SIZES, read_config
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "Qwen2ForPrmModel": "qwen2",
 }
 """Models by the name of their class; those with a head of their own are reward models."""
+_OTHER = "other"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SIDE = 1024
 """Of the square matrices whose product is timed."""
 COPIED_BYTES = 64 << 20
@@ -77,11 +79,38 @@ class ModelConfig:
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> ModelConfig:
         """Read ``path/config.json``. Raises UnsupportedModel naming the field that is not done."""
-        raw = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        raw = read_config(path)
         architecture = _architecture(raw)
         _refuse(raw)
+        return cls._of(raw, architecture, *_rope(raw), _sliding_window(raw, architecture))
+
+    @classmethod
+    def sizes_of(cls, path: str | Path) -> ModelConfig:
+        """The same of a model of any class, for what its passes cost where another engine runs it:
+        the language model's of one with several towers.
+
+        Raises UnsupportedModel for one of experts, of which a token passes through a few alone, and
+        for sizes that are missing.
+        """
+        raw = read_config(path)
+        experts = next((name for name in _EXPERTS if raw.get(name)), None)
+        if experts is not None:
+            raise UnsupportedModel(f"{experts}: {raw[experts]}; what experts cost is not known")
+        return cls._of(raw, _OTHER)
+
+    @classmethod
+    def _of(
+        cls,
+        raw: Mapping[str, Any],
+        architecture: str,
+        theta: float = 10000.0,
+        scaling: Llama3Scaling | None = None,
+        window: int | None = None,
+    ) -> ModelConfig:
+        missing = [name for name in SIZES if raw.get(name) is None]
+        if missing:
+            raise UnsupportedModel(f"{missing[0]}: missing in config.json")
         heads = raw["num_attention_heads"]
-        theta, scaling = _rope(raw)
         attention_bias = bool(raw.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -99,7 +128,7 @@ class ModelConfig:
             output_bias=architecture != "qwen2" and attention_bias,
             qk_norm=architecture == "qwen3",
             tied=bool(raw.get("tie_word_embeddings", False)),
-            sliding_window=_sliding_window(raw, architecture),
+            sliding_window=window,
             context=raw["max_position_embeddings"],
         )
 
@@ -131,7 +160,10 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or ["(none)"]
     if names[0] not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModel(f"architectures: {names[0]}; the embedded engine runs {known}")
+        raise UnsupportedModel(
+            f"architectures: {names[0]}; the embedded engine runs {known}; "
+            "SGLang (--engine sglang) has more"
+        )
     return ARCHITECTURES[names[0]]
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.embedded.choices import Kernel
 from runtime.embedded.model.attention import Attention, NativeAttention
 from runtime.embedded.model.batch_plan import BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
@@ -26,7 +27,7 @@ from runtime.embedded.model.kernels import (
     product,
     rotate,
 )
-from runtime.embedded.model.native import Kernel, Native, Norm, Projection
+from runtime.embedded.model.native import Native, Norm, Projection
 from runtime.embedded.model.selfcheck import QUERY_TILES, Tiles, check_tiles, choose_kernel
 from runtime.embedded.model.threads import ThreadTuner
 from runtime.embedded.model.weights import Layer, Weights

@@ -1,0 +1,183 @@
+"""What a checkpoint's folder says of its model without its weights being loaded: sizes, the head's
+outputs, and whether two folders hold one tokenizer and one model."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NESTED = ("text_config", "llm_config", "language_config")
+"""Where models of several towers keep the language model's sizes."""
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+"""What a language model's config must say."""
+_IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
+_HEADS: Mapping[str, int] = {
+    "Qwen2ForProcessRewardModel": 2,
+    "Qwen2ForPrmModel": 1,
+    "Qwen2ForRewardModel": 1,
+}
+"""Outputs of classes whose head is always the same."""
+_LANGUAGE = ("ForCausalLM", "ForConditionalGeneration")
+_LABELLED = ("ForSequenceClassification", "ForTokenClassification")
+_LABELS = 2
+"""Of a classifier whose config names none, by transformers."""
+_SAMPLED_TENSORS = 8
+_SAMPLED_BYTES = 4096
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """``config.json``; of several towers the language model's, under the whole's class.
+
+    What a nested config leaves out is what transformers takes then. Raises ValueError naming the
+    file for one that holds no object, OSError for one that is not there.
+    """
+    file = Path(folder) / "config.json"
+    try:
+        whole = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(whole, dict):
+        raise ValueError(f"{file}: no object; a model's configuration is needed")
+    nested = next((whole[name] for name in _NESTED if isinstance(whole.get(name), dict)), None)
+    if nested is None:
+        return whole
+    if any(name not in whole and nested.get(name) is None for name in SIZES):
+        nested = _with_defaults(nested)
+    own = {name: whole[name] for name in ("architectures", *_IDS) if whole.get(name) is not None}
+    return whole | nested | own
+
+
+def _with_defaults(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested config with what transformers adds to its kind; as it is for an unknown kind."""
+    from transformers import AutoConfig  # takes seconds: only who needs it waits
+
+    given = dict(nested)
+    kind = given.pop("model_type", None)
+    try:
+        complete = AutoConfig.for_model(kind, **given).to_dict()
+    except ValueError:
+        return dict(nested)
+    return {name: complete.get(name) for name in SIZES} | given | {"model_type": kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder and its ``read_config``."""
+
+    folder: Path
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, folder: str | Path) -> Checkpoint:
+        """Raises ValueError and OSError as ``read_config``."""
+        return cls(Path(folder), read_config(folder))
+
+    @property
+    def architecture(self) -> str:
+        """The name of its class, as published; ``(none)`` if it names none."""
+        return (self.config.get("architectures") or ["(none)"])[0]
+
+    def head_outputs(self) -> int | None:
+        """What a server of embeddings gives of it: the outputs of its reward head, by its tensor or
+        its class, the hidden size of a language model; None if that is not known."""
+        tensors = {} if self.architecture.endswith(_LANGUAGE) else _tensors(self.folder)
+        for name in ("v_head.summary.weight", "score.2.weight", "score.weight"):
+            if name in tensors:
+                return int(tensors[name].shape[0])
+        return outputs_of_class(self.architecture, self.config)
+
+    def tokenizer(self) -> Mapping[str, Any] | None:
+        """What each id stands for, for comparing with another folder's; None if that is not told
+        by a ``tokenizer.json``."""
+        stored = self.folder / "tokenizer.json"
+        if not stored.is_file():
+            return None
+        content = json.loads(stored.read_text(encoding="utf-8"))
+        model = content["model"]
+        merges = [
+            pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []
+        ]
+        added = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
+        return {"vocabulary": model.get("vocab"), "merges": merges, "added": added}
+
+    def same_tokenizer(self, other: Checkpoint) -> bool | None:
+        """Whether both spell texts with the same ids; None where one of them does not tell."""
+        ours, theirs = (one.folder / "tokenizer.json" for one in (self, other))
+        if not (ours.is_file() and theirs.is_file()):
+            return None
+        if ours.read_bytes() == theirs.read_bytes():
+            return True
+        return self.tokenizer() == other.tokenizer()
+
+    def same_weights(self, other: Checkpoint) -> bool | None:
+        """Whether a sample of the tensors that both hold is alike, byte for byte; None where one of
+        them holds none in the other's number type."""
+        ours, theirs = _tensors(self.folder), _tensors(other.folder)
+        alike = [n for n in sorted(ours) if n in theirs and ours[n].kind == theirs[n].kind]
+        if not alike:
+            return None
+        sampled = alike[:: max(1, len(alike) // _SAMPLED_TENSORS)]
+        return all(ours[name].sample() == theirs[name].sample() for name in sampled)
+
+
+def outputs_of_class(architecture: str, config: Mapping[str, Any]) -> int | None:
+    """By a class alone and ``config``, empty where that is not known; None if they do not tell."""
+    if architecture in _HEADS:
+        return _HEADS[architecture]
+    if architecture.endswith(_LANGUAGE):
+        return config.get("hidden_size")
+    if architecture.endswith(_LABELLED) and config:
+        return config.get("num_labels") or len(config.get("id2label") or ()) or _LABELS
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Where a tensor stands in its file. ``kind``: number type and shape."""
+
+    file: Path
+    start: int
+    end: int
+    kind: tuple[Any, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.kind[1:]
+
+    def sample(self) -> bytes:
+        """From its middle: first rows of an embedding may never have been trained."""
+        with self.file.open("rb") as opened:
+            middle = (self.end - self.start) // 2
+            opened.seek(self.start + max(0, middle - _SAMPLED_BYTES // 2))
+            return opened.read(min(_SAMPLED_BYTES, self.end - self.start))
+
+
+def _tensors(folder: Path) -> dict[str, _Tensor]:
+    """The tensors of a folder's safetensors, by the files' headers; none for broken files."""
+    found: dict[str, _Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            size = opened.read(8)
+            if len(size) < 8:
+                continue
+            length = struct.unpack("<Q", size)[0]
+            if length > file.stat().st_size:
+                continue
+            header = json.loads(opened.read(length))
+        for name, about in header.items():
+            if name != "__metadata__":
+                first, last = about["data_offsets"]
+                kind = (about["dtype"], *about["shape"])
+                found[name] = _Tensor(file, 8 + length + first, 8 + length + last, kind)
+    return found

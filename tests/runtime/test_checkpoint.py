@@ -1,0 +1,141 @@
+"""What a folder says of its model: nested configs, heads, and whether two hold one model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Gemma3Config, Gemma3TextConfig
+
+from runtime.checkpoint import Checkpoint, outputs_of_class, read_config
+from runtime.embedded.model.config import ModelConfig, UnsupportedModel
+from runtime.text import Text
+from tests.runtime.test_reward_models import CASES
+from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+}
+
+
+def folder_of(folder: Path, config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_vision_models_text_tower_gives_the_sizes(tmp_path: Path) -> None:
+    """As Qwen2.5-VL's are published: the whole's class, the text's sizes; tokens that end a reply
+    are the whole's. The embedded engine says what it runs instead; for SGLang the costs are known.
+    """
+    config = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "eos_token_id": 7,
+        "text_config": SIZES | {"model_type": "qwen2_5_vl_text", "eos_token_id": 9},
+        "vision_config": {"hidden_size": 1280},
+    }
+    folder = folder_of(tmp_path, config)
+    make_tokenizer().save_pretrained(folder)
+    text = Text(folder)
+    assert (text.context, text.model_vocab, text.eos & {7, 9}) == (512, 320, {7})
+    assert Checkpoint.of(folder).architecture == "Qwen2_5_VLForConditionalGeneration"
+    named = "Qwen2_5_VLForConditionalGeneration; the embedded engine runs Llama.*sglang"
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_checkpoint(folder)
+    plain = make_checkpoint(tmp_path / "plain", "llama", **SIZES)
+    costs = [ModelConfig.sizes_of(one).flops(3, 6) for one in (folder, plain)]
+    assert costs[0] == costs[1] > 0
+
+
+def test_what_a_nested_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+    """Gemma 3's published configs name a few of the text tower's sizes alone."""
+    whole = Gemma3Config(text_config=Gemma3TextConfig(num_hidden_layers=3)).to_dict()
+    named = {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 512}
+    folder = folder_of(
+        tmp_path,
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": named},
+    )
+    found = read_config(folder)
+    for name in ("hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads"):
+        assert found[name] == whole["text_config"][name]
+    assert (found["num_hidden_layers"], Text(folder).context) == (3, found[SIZE])
+
+
+SIZE = "max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({k: v for k, v in SIZES.items() if k != SIZE}, f"{SIZE}: missing"),
+        (SIZES | {"num_experts": 8}, "num_experts: 8"),
+    ],
+)
+def test_sizes_that_are_not_known_are_named(config: Any, named: str, tmp_path: Path) -> None:
+    """Costs are not guessed."""
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.sizes_of(folder_of(tmp_path, config))
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "not JSON"), ("[]", "no object")])
+def test_a_broken_config_is_named(content: str, said: str, tmp_path: Path) -> None:
+    """By its file."""
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"config\.json: {said}"):
+        Text(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "outputs"),
+    [
+        ("Qwen2ForProcessRewardModel", {}, 2),
+        ("Qwen2ForRewardModel", {}, 1),
+        ("LlamaForSequenceClassification", {"num_labels": 1, "hidden_size": 64}, 1),
+        ("LlamaForSequenceClassification", {"id2label": {"0": "a", "1": "b", "2": "c"}}, 3),
+        ("LlamaForSequenceClassification", {"hidden_size": 64}, 2),
+        ("LlamaForSequenceClassification", {}, None),
+        ("LlamaForCausalLM", {"hidden_size": 64}, 64),
+        ("NobodyKnows", {"hidden_size": 64}, None),
+    ],
+)
+def test_a_classs_outputs(architecture: str, config: dict[str, Any], outputs: int | None) -> None:
+    """A language model gives its hidden state."""
+    assert outputs_of_class(architecture, config) == outputs
+
+
+@pytest.mark.parametrize(("form", "outputs"), [("qwen2.5-math-prm", 2), ("skywork", 1)])
+def test_a_heads_outputs_are_its_tensors(form: str, outputs: int, tmp_path: Path) -> None:
+    """By the files' headers: no tensor is loaded."""
+    assert Checkpoint.of(CASES[form].make(tmp_path)).head_outputs() == outputs
+
+
+def test_two_folders_of_one_model(tmp_path: Path) -> None:
+    """A tokenizer is compared by what its ids stand for, however it was written; weights by a
+    sample of tensors, where both have them."""
+    first, second, third = (
+        Checkpoint.of(make_checkpoint(tmp_path / str(n), seed=seed))
+        for n, seed in enumerate((1, 1, 2))
+    )
+    assert first.same_weights(second) is True
+    assert first.same_weights(third) is False
+    stored = second.folder / "tokenizer.json"
+    content = json.loads(stored.read_text())
+    content["model"]["merges"] = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]
+    ]
+    stored.write_text(json.dumps(content | {"padding": None}, indent=4))
+    assert first.same_tokenizer(second) is True
+    content["added_tokens"].pop()
+    stored.write_text(json.dumps(content))
+    assert first.same_tokenizer(second) is False
+    bare = Checkpoint.of(folder_of(tmp_path / "bare", SIZES))
+    assert first.same_tokenizer(bare) is first.same_weights(bare) is None
