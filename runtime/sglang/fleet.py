@@ -129,7 +129,7 @@ async def wait_for(replica: Replica, what: str, seconds: float) -> None:
 
     def say(waited: float) -> None:
         said = why or f"{replica.url} has not answered yet"
-        log.warning("waiting for the %s server, %.0f of up to %g s: %s", what, waited, seconds, said)
+        log.warning("waiting for a %s server, %.0f of up to %g s: %s", what, waited, seconds, said)
 
     try:
         async with asyncio.timeout(seconds):

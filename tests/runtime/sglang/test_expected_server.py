@@ -263,7 +263,7 @@ async def test_a_server_that_is_not_there_is_waited_for_aloud(
         await SglangEngine.start(options(url, start_seconds=0.3))
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) > 2
-    assert all(line.startswith("waiting for the policy server, ") for line in lines)
+    assert all(line.startswith("waiting for a policy server, ") for line in lines)
     assert f"of up to 0.3 s: {url} does not answer (connection refused)" in lines[-1]
 
 

@@ -150,6 +150,7 @@ async def test_a_start_is_not_silent(
     """What starts, for how long it is waited for, and what it last said when that is over."""
     monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
     python = python_that(tmp_path, "print('loading', flush=True); import time; time.sleep(600)")
+    (tmp_path / "log").touch()
     made = LaunchedServer(options(python=python, log=tmp_path / "log"))
     with started(made) as server, caplog.at_level(logging.INFO):
         while b"loading" not in (tmp_path / "log").read_bytes():
