@@ -7,16 +7,19 @@ tokens are left, and for these everything is computed as if it had been for all:
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from hedgerow_sglang.noise import Words, gumbel_of
 
 BLOCK = 1 << 18
 """Scores that are looked at together: what is made of them stays within a core's cache."""
-FEW = 1 << 16
+FEW = 1 << 15
 """Scores of which all of the noise costs as little."""
 HASHES = 2**32 - 1
 SPREAD = 2.0**32 * (1 + 1e-4)
@@ -26,6 +29,22 @@ LIKELY = (2.0**-6, 2.0**-10, 2.0**-14, 2.0**-16, 2.0**-18)
 """Of the likeliest token's probability: few nuclei hold others, and few tokens are sorted fast."""
 MARGIN = 1e-12
 """By which a sum must be above what is wanted of it, to be so whatever its rounding."""
+
+
+class Scratch(threading.local):
+    """Arrays that a thread writes to again and again: fresh memory costs more than what is computed
+    in it."""
+
+    def take(self, name: str, shape: tuple[int, ...], kind: DTypeLike) -> NDArray[Any]:
+        """One of this shape and type; it holds whatever its last user left there."""
+        size = math.prod(shape)
+        held = self.__dict__.get(name)
+        if held is None or held.size < size:
+            held = self.__dict__[name] = np.empty(size, kind)
+        return held[:size].reshape(shape)
+
+
+SCRATCH = Scratch()
 
 
 def blocks(rows: int, vocab: int, size: int = BLOCK) -> Iterator[slice]:
@@ -45,11 +64,23 @@ def gumbel_max(scores: NDArray[np.float64], hashed: Words, count: int = 1) -> ND
         return (scores + gumbel_of(hashed)).argmax(-1)[:, None]
     row, token = _candidates(scores, hashed, min(count, scores.shape[1]))
     values = scores[row, token] + gumbel_of(hashed[row, token])
+    return highest(row, token, values, len(scores), count)
+
+
+def highest(
+    row: NDArray[np.int64],
+    token: NDArray[np.int64],
+    values: NDArray[np.float64],
+    rows: int,
+    count: int,
+) -> NDArray[np.int64]:
+    """The ``count`` tokens of the highest values of every row, as ``gumbel_max`` gives them;
+    ``row``, ``token`` and ``values`` of all that may be among them."""
     order = np.lexsort((token, -values, row))
     row, token = row[order], token[order]
-    each = np.bincount(row, minlength=len(scores))
+    each = np.bincount(row, minlength=rows)
     rank = np.arange(len(row)) - np.repeat(np.cumsum(each) - each, each)
-    best = np.full((len(scores), count), -1, dtype=np.int64)
+    best = np.full((rows, count), -1, dtype=np.int64)
     best[row[rank < count], rank[rank < count]] = token[rank < count]
     return best
 
@@ -58,17 +89,28 @@ def _candidates(
     scores: NDArray[np.float64], hashed: Words, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows and ids of all tokens that may be among the ``count`` highest, and of few others."""
-    if count == 1:
-        likely = scores.argmax(-1)[:, None]
-    else:
-        likely = np.argpartition(-scores, count - 1)[:, :count]
-    taken = np.take_along_axis(hashed, likely, -1)
-    reached = np.take_along_axis(scores, likely, -1) + gumbel_of(taken)
+    likely = _likely(scores, count)
+    rows = np.arange(len(scores))[:, None]
+    reached = scores[rows, likely] + gumbel_of(hashed[rows, likely])
+    least = np.partition(reached, -count)[:, -count, None]
+    room = SCRATCH.take("room", scores.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # where too few are left: all of those
-        room = np.exp((scores - reached.min(-1, keepdims=True)).astype(np.float32))
+        np.subtract(scores, least, out=room, casting="same_kind")
+        np.exp(room, out=room)
         room *= SPREAD
     room += SLACK
-    near = (HASHES - hashed).astype(np.float32) <= room
-    near &= scores > -np.inf
-    row, token = np.nonzero(near)
-    return row, token
+    above = SCRATCH.take("above", scores.shape, np.float32)
+    np.subtract(HASHES, hashed, out=above, dtype=np.uint32, casting="unsafe")
+    near = np.less_equal(above, room, out=SCRATCH.take("near", scores.shape, np.bool_))
+    row, token = np.divmod(np.flatnonzero(near), scores.shape[1])
+    allowed = scores[row, token] > -np.inf
+    return row[allowed], token[allowed]
+
+
+def _likely(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Some tokens of every row, ``count`` at least: each the likeliest of a stretch of it."""
+    vocab = scores.shape[1]
+    parts = 1 if count == 1 else min(vocab, 4 * count)
+    width = vocab // parts
+    stretches = scores[:, : parts * width].reshape(len(scores), parts, width)
+    return stretches.argmax(-1) + width * np.arange(parts)

@@ -54,18 +54,37 @@ def hashes(
     seeds: Sequence[int] | NDArray[np.uint64],
     positions: Sequence[int] | NDArray[np.int64],
     vocab: int,
+    out: Words | None = None,
+    scratch: Words | None = None,
 ) -> Words:
-    """The 32-bit hashes under ``gumbel``: uint32 (rows, vocab)."""
+    """The 32-bit hashes under ``gumbel``: uint32 (rows, vocab), in ``out`` if that is given.
+
+    ``scratch``: an array of that shape that may be written to.
+    """
+    state = _state(seeds, positions)
+    return _last(np.bitwise_xor(state[:, None], _columns(vocab), out=out), scratch)
+
+
+def hashes_of(
+    seeds: NDArray[np.uint64], positions: NDArray[np.int64], tokens: NDArray[np.int64]
+) -> Words:
+    """``hashes`` of one token for each seed and position, all of one length."""
+    return _last(_state(seeds, positions) ^ _scramble(tokens.astype(np.uint32)))
+
+
+def _state(
+    seeds: Sequence[int] | NDArray[np.uint64], positions: Sequence[int] | NDArray[np.int64]
+) -> Words:
+    """After three of the four words, (rows,)."""
     seed = np.asarray(seeds, dtype=np.uint64)
     low = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     high = (seed >> np.uint64(32)).astype(np.uint32)
     position = np.asarray(positions).astype(np.uint32)
     state = np.zeros_like(low)
     for word in (low, high, position):
-        _absorb(state, _scramble(word))
-    state = np.bitwise_xor(state[:, None], _columns(vocab))
-    _turn(state)
-    return _finish(state)
+        state ^= _scramble(word)
+        _turn(state)
+    return state
 
 
 @lru_cache(maxsize=8)
@@ -84,26 +103,22 @@ def _scramble(word: Words) -> Words:
     return _rotate(word * _C1, 15) * _C2
 
 
-def _absorb(state: Words, scrambled: Words) -> None:
-    state ^= scrambled
-    _turn(state)
-
-
-def _turn(state: Words) -> None:
+def _turn(state: Words, scratch: Words | None = None) -> None:
     """What follows a word's xor into the state, in place."""
-    right = state >> np.uint32(19)
+    right = np.right_shift(state, np.uint32(19), out=scratch)
     state <<= np.uint32(13)
     state |= right
     state *= _FIVE
     state += _ADD
 
 
-def _finish(state: Words) -> Words:
-    """MurmurHash3's last mixing, in place."""
+def _last(state: Words, scratch: Words | None = None) -> Words:
+    """The turn after the fourth word and MurmurHash3's last mixing, in place."""
+    _turn(state, scratch)
     state ^= _LENGTH
-    state ^= state >> np.uint32(16)
+    state ^= np.right_shift(state, np.uint32(16), out=scratch)
     state *= np.uint32(0x85EBCA6B)
-    state ^= state >> np.uint32(13)
+    state ^= np.right_shift(state, np.uint32(13), out=scratch)
     state *= np.uint32(0xC2B2AE35)
-    state ^= state >> np.uint32(16)
+    state ^= np.right_shift(state, np.uint32(16), out=scratch)
     return state

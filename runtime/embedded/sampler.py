@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hedgerow_sglang.gumbel_max import LIKELY, MARGIN, blocks, gumbel_max
-from hedgerow_sglang.noise import hashes
+from hedgerow_sglang.gumbel_max import LIKELY, MARGIN, SCRATCH, blocks, gumbel_max, highest
+from hedgerow_sglang.noise import gumbel_of, hashes, hashes_of
 
 Floats = NDArray[np.float64]
 
@@ -58,17 +58,19 @@ def sample(
     if ((mass <= 0) | (mass > 1)).any():
         raise ValueError(f"top_p: {mass}; more than 0 and at most 1 is allowed")
     noise = np.asarray(seeds, np.uint64), np.asarray(positions)
-    tokens = values.argmax(-1)[of]
+    likeliest = values.argmax(-1)
+    most = values[np.arange(len(values)), likeliest].astype(np.float64)[:, None]
+    tokens = likeliest[of]
     drawn, entropies = np.empty(len(of)), np.empty(len(values))
     for block in blocks(*values.shape):
-        logprobs, entropies[block] = _log_softmax(values[block].astype(np.float64), block.start)
+        logprobs, entropies[block] = _log_softmax(values[block], most[block], block.start)
         draws = np.flatnonzero((of >= block.start) & (of < block.stop))
         warm = draws[heat[draws] > 0]
         for part in blocks(len(warm), values.shape[1]):
             some = warm[part]
-            scores = _scores(logprobs, of[some] - block.start, heat[some], mass[some])
-            hashed = hashes(noise[0][some], noise[1][some], values.shape[1])
-            tokens[some] = gumbel_max(scores, hashed)[:, 0]
+            scores = _tempered(logprobs, of[some] - block.start, heat[some])
+            best = _ranked(scores, noise[0][some], noise[1][some], mass[some])
+            tokens[some] = best[:, 0]
         drawn[draws] = logprobs[of[draws] - block.start, tokens[draws]]
     return Samples(tokens, drawn, entropies[of])
 
@@ -86,19 +88,19 @@ def rank_candidates(
     Arguments as of ``draw``, one temperature and top-p a row. -1 fills up where top-p leaves fewer.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
-    vocab = values.shape[1]
     seeded, at = np.asarray(seeds, np.uint64), np.asarray(positions)
     found = np.empty((len(values), count), dtype=np.int64)
     for block in blocks(*values.shape):
-        warm = temperature[block] > 0
-        scores = values[block] / np.where(warm, temperature[block], 1.0)[:, None]
-        for row in np.flatnonzero(warm & (top_p[block] < 1.0)):
-            scores[row, ~nucleus(scores[row], top_p[block][row])] = -np.inf
-        hashed = hashes(seeded[block], at[block], vocab)
-        found[block] = gumbel_max(scores, hashed, count)
+        warm = np.where(temperature[block] > 0, temperature[block], 1.0)[:, None]
+        scores = SCRATCH.take("scores", values[block].shape, np.float64)
+        np.divide(values[block], warm, out=scores)
+        found[block] = _ranked(scores, seeded[block], at[block], top_p[block], count)
     for row in np.flatnonzero(temperature <= 0):
         found[row] = -1
-        found[row, :vocab] = np.argsort(-values[row], kind="stable")[:count]
+        most = min(count, values.shape[1])
+        likely = np.flatnonzero(values[row] >= np.partition(values[row], -most)[-most])
+        order = np.argsort(-values[row, likely], kind="stable")
+        found[row, :most] = likely[order[:most]]
     return found
 
 
@@ -109,13 +111,15 @@ def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
     return np.broadcast_to(given, (draws,))
 
 
-def _log_softmax(x: Floats, first: int) -> tuple[Floats, Floats]:
-    """Log-probabilities (rows, vocab), computed in place of ``x``, and entropies (rows,).
+def _log_softmax(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:
+    """Log-probabilities (rows, vocab), good until the next call, and entropies (rows,).
 
-    ``first``: the number of its first row among all.
+    ``most``: each row's highest, (rows, 1). ``first``: the number of its first row among all.
     """
-    x -= x.max(-1, keepdims=True)
-    weight = np.exp(x)
+    x = SCRATCH.take("logprobs", logits.shape, np.float64)
+    weight = SCRATCH.take("weights", logits.shape, np.float64)
+    np.subtract(logits, most, out=x)
+    np.exp(x, out=weight)
     total = weight.sum(-1)
     weight *= x
     log_total = np.log(total)
@@ -127,30 +131,59 @@ def _log_softmax(x: Floats, first: int) -> tuple[Floats, Floats]:
     return x, entropies
 
 
-def _scores(logprobs: Floats, rows: NDArray[np.int64], heat: Floats, mass: Floats) -> Floats:
-    """What noise is added to: tempered log-probabilities of ``rows``, -inf outside the nucleus."""
+def _tempered(logprobs: Floats, rows: NDArray[np.int64], heat: Floats) -> Floats:
+    """The log-probabilities of ``rows`` by their temperatures, (draws, vocab)."""
     scores = logprobs if np.array_equal(rows, np.arange(len(logprobs))) else logprobs[rows]
-    if (heat != 1.0).any():
-        with np.errstate(over="ignore"):  # as cold as can be: the likeliest at 0, others at -inf
-            scores = scores / heat[:, None]
-    cut = np.flatnonzero(mass < 1.0)
+    if (heat == 1.0).all():
+        return scores
+    with np.errstate(over="ignore"):  # as cold as can be: the likeliest at 0, others at -inf
+        out = SCRATCH.take("scores", scores.shape, np.float64)
+        return np.divide(scores, heat[:, None], out=out)
+
+
+def _ranked(
+    scores: Floats,
+    seeds: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    mass: Floats,
+    count: int = 1,
+) -> NDArray[np.int64]:
+    """The ``count`` tokens of every row (draws, vocab) that come highest with their noise, within
+    its nucleus of ``mass``: ids (draws, count), as of ``gumbel_max``."""
+    found = np.empty((len(scores), count), dtype=np.int64)
+    whole, cut = np.flatnonzero(mass >= 1.0), np.flatnonzero(mass < 1.0)
+    if len(whole):
+        some = scores[whole] if len(cut) else scores
+        words = SCRATCH.take("hashes", some.shape, np.uint32)
+        spare = SCRATCH.take("shifted", some.shape, np.uint32)
+        hashed = hashes(seeds[whole], positions[whole], scores.shape[1], words, spare)
+        found[whole] = gumbel_max(some, hashed, count)
     if len(cut):
-        scores = scores.copy()
-    for row in cut:
-        scores[row, ~nucleus(scores[row], mass[row])] = -np.inf
-    return scores
+        kept = [nucleus(scores[row], mass[row]) for row in cut]
+        place, token = np.repeat(np.arange(len(cut)), [*map(len, kept)]), np.concatenate(kept)
+        row = cut[place]
+        values = scores[row, token] + gumbel_of(hashes_of(seeds[row], positions[row], token))
+        found[cut] = highest(place, token, values, len(cut), count)
+    return found
 
 
-def nucleus(tempered: Floats, top_p: float) -> NDArray[np.bool_]:
-    """The fewest likeliest tokens whose probabilities reach ``top_p``; ties by id. (vocab,)"""
-    weight = np.exp(tempered - tempered.max())
+def nucleus(tempered: Floats, top_p: float) -> NDArray[np.int64]:
+    """The fewest likeliest tokens of a row (vocab,) whose probabilities reach ``top_p``, the
+    likeliest first, equals by id."""
+    weight = SCRATCH.take("nucleus", tempered.shape, np.float64)
+    np.subtract(tempered, tempered.max(), out=weight)
+    np.exp(weight, out=weight)
     wanted = top_p * (total := weight.sum())
     # all tokens below this weight together hold less than 1 - top_p, so none of them is kept
     floor = (1.0 - top_p) * total / len(weight)
-    enough = (b for b in LIKELY if b > floor and weight[weight >= b].sum() > wanted * (1 + MARGIN))
-    likely = np.flatnonzero(weight >= next(enough, floor))
-    order = likely[np.argsort(-weight[likely], kind="stable")]
-    before = np.cumsum(weight[order]) - weight[order]
-    kept = np.zeros(len(weight), dtype=np.bool_)
-    kept[order[before < wanted]] = True
-    return kept
+    likely = np.flatnonzero(weight >= max(floor, LIKELY[-1]))
+    if weight[likely].sum() <= wanted * (1 + MARGIN):
+        likely = np.flatnonzero(weight >= floor)
+    own = weight[likely]
+    for bound in LIKELY:
+        if own[own >= bound].sum() > wanted * (1 + MARGIN):
+            likely, own = likely[own >= bound], own[own >= bound]
+            break
+    order = np.argsort(-own, kind="stable")
+    before = np.cumsum(own[order]) - own[order]
+    return likely[order[before < wanted]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow_sglang.noise import gumbel, hashes
+from hedgerow_sglang.noise import gumbel, hashes, hashes_of
 
 MASK = 0xFFFFFFFF
 
@@ -127,3 +127,14 @@ def test_it_is_gumbel_noise():
     noise = gumbel(range(200), range(200), 1000)
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.01)
     assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
+
+
+def test_a_tokens_own_hash_is_that_of_its_column():
+    """Alone, or written to arrays that held others': the same words."""
+    seeds, positions = np.array([5, 2**64 - 1], dtype=np.uint64), np.array([0, 7])
+    whole = hashes(seeds, positions, 1000)
+    tokens = np.array([999, 3])
+    assert hashes_of(seeds, positions, tokens).tolist() == [whole[0, 999], whole[1, 3]]
+    used = np.full((2, 1000), 7, dtype=np.uint32), np.full((2, 1000), 9, dtype=np.uint32)
+    assert hashes(seeds, positions, 1000, *used) is used[0]
+    assert np.array_equal(used[0], whole)

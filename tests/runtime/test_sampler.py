@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow_sglang.noise import gumbel
-from runtime.embedded.sampler import sample
+from runtime.embedded.sampler import nucleus, rank_candidates, sample
 
 HALVES = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float32))
 
@@ -136,3 +136,48 @@ def test_broken_logits_are_an_error():
     """Logits that are not finite never turn into a token."""
     with pytest.raises(FloatingPointError, match="row 1"):
         sample(np.array([[0.0, 1.0], [0.0, np.nan]], dtype=np.float32), [0, 0], [0, 0])
+
+
+def by_definition(logits, seed, position, temperature, top_p):
+    """Every token's score with its noise, best first; what top-p cuts left out."""
+    x = logits.astype(np.float64)
+    x -= x.max()
+    scores = (x - np.log(np.exp(x).sum())) / temperature
+    weight = np.exp(scores - scores.max())
+    falling = np.argsort(-weight, kind="stable")
+    before = np.cumsum(weight[falling]) - weight[falling]
+    kept = falling[before < top_p * weight.sum()] if top_p < 1 else falling
+    noisy = scores + gumbel([seed], [position], len(logits))[0]
+    return sorted(kept.tolist(), key=lambda token: (-noisy[token], token))
+
+
+@pytest.mark.parametrize("spread", [0.1, 2.0, 6.0])
+def test_a_real_vocabulary_is_drawn_by_the_definition(spread):
+    """49,152 tokens, from all alike to few that are likely: what is drawn and what comes after it,
+    after larger and smaller calls than its own."""
+    generator = np.random.default_rng(3)
+    logits = generator.normal(scale=spread, size=(7, 49_152)).astype(np.float32)
+    heat = np.array([1.0, 0.7, 1.0, 0.7, 1.3, 1.0, 1.0])
+    mass = np.array([1.0, 1.0, 0.9, 0.95, 0.5, 1e-9, 0.9999])
+    seeds, positions = np.arange(7, dtype=np.uint64) << np.uint64(33), np.arange(7) * 100
+    sample(HALVES, [1], [2], top_p=0.9)
+    tokens = sample(logits, seeds, positions, heat, mass).tokens
+    ranked = rank_candidates(logits, seeds, positions, heat, mass, 3)
+    for i, found in enumerate(ranked):
+        expected = by_definition(logits[i], int(seeds[i]), int(positions[i]), heat[i], mass[i])
+        assert tokens[i] == expected[0]
+        assert [t for t in found if t >= 0] == expected[:3]
+
+
+def test_candidates_of_a_cold_row_are_the_likeliest():
+    """Equals by id, and -1 where there are no more."""
+    logits = np.array([[1.0, 3.0, 2.0, 3.0, 2.0]], dtype=np.float32)
+    cold, whole = np.zeros(1), np.ones(1)
+    assert rank_candidates(logits, [0], [0], cold, whole, 4).tolist() == [[1, 3, 2, 4]]
+    assert rank_candidates(logits, [0], [0], cold, whole, 6).tolist() == [[1, 3, 2, 4, 0, -1]]
+
+
+def test_a_nucleus_is_told_with_the_likeliest_first():
+    """By hand: .5 and both of .2 are needed for .75; equals go by id."""
+    tempered = np.log(np.array([0.2, 0.1, 0.5, 0.2]))
+    assert nucleus(tempered, 0.75).tolist() == [2, 0, 3]
