@@ -71,7 +71,7 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
-class Hinted:
+class TreeHint:
     """A hint; not answered."""
 
     tree: str
@@ -115,7 +115,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StartFailed:
     """The engine cannot start with these options; the last word of its process."""
 
     error: EngineError | ValueError | OSError
@@ -142,7 +142,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LogLine:
     """A line for the log: its level, its logger's name, its text."""
 
     level: int
@@ -150,8 +150,8 @@ class Said:
     text: str
 
 
-ToEngine = Expand | Score | Embed | Hinted | Release | Abort | Ping | Stop
-FromEngine = Ready | Refused | Done | Failed | Usage | Said
+ToEngine = Expand | Score | Embed | TreeHint | Release | Abort | Ping | Stop
+FromEngine = Ready | StartFailed | Done | Failed | Usage | LogLine
 
 
 def in_parts(items: Sequence[T], sizes: Sequence[int], most: int) -> list[tuple[T, ...]]:

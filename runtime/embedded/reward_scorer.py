@@ -91,7 +91,7 @@ class RewardScorer:
         self._spelt: dict[str, Spelt] = {}
         self._ahead: dict[str, dict[int, np.ndarray]] = {}
         self._arrivals = 0
-        self.faults = CallErrors()
+        self.errors = CallErrors()
         """Searches whose calls get no answer: they are to be aborted and released."""
 
     @property
@@ -156,12 +156,12 @@ class RewardScorer:
         for advance in advances:
             self.accounts[advance.sequence.tree].counters.prm_tokens += advance.rows
             if advance.logits is not None:
-                with self.faults.at(advance.sequence.tree):
+                with self.errors.at(advance.sequence.tree):
                     self._read(advance)
         for sequence in [sequence for sequence in self.batch.sequences if not sequence.missing]:
             self.batch.publish(sequence)
-        finished = [call for call in self._finished if call.tree not in self.faults]
-        self._finished = [call for call in self._finished if call.tree in self.faults]
+        finished = [call for call in self._finished if call.tree not in self.errors]
+        self._finished = [call for call in self._finished if call.tree in self.errors]
         return [
             ScoreResult(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished
         ]
@@ -188,7 +188,7 @@ class RewardScorer:
         return [call.id for call in calls if call.tree == tree]
 
     def check(self) -> None:
-        """Raise AssertionError unless the books of the cache are right."""
+        """Raise AssertionError unless the accounting of the cache is right."""
         self.cache.check(self.accounts)
 
     def release(self, tree: str) -> Counters | None:

@@ -21,11 +21,11 @@ from runtime.embedded.messages import (
     Abort,
     Embed,
     Expand,
-    Hinted,
     Ping,
     Release,
     Score,
     StepWords,
+    TreeHint,
     tokens_of,
 )
 from runtime.stop_strings import encoded
@@ -96,9 +96,9 @@ def check(message: object) -> None:
 
     The branches and the sampling of a round are looked at where they are taken on.
     """
-    if not isinstance(message, Expand | Score | Embed | Hinted | Release | Abort | Ping):
+    if not isinstance(message, Expand | Score | Embed | TreeHint | Release | Abort | Ping):
         raise EngineError(f"message: {said(message)}; one of the engine's is needed")
-    if not isinstance(message, Hinted):
+    if not isinstance(message, TreeHint):
         whole("call", message.call, 0, LARGEST)
     if not isinstance(message, Ping):
         name("tree", message.tree)
@@ -111,7 +111,7 @@ def check(message: object) -> None:
             for step in each("steps", steps, StepWords):
                 ids("steps", step.tokens)
                 text("texts", step.text)
-        case Hinted(_, hint):
+        case TreeHint(_, hint):
             _check_hint(hint)
         case _:
             pass
