@@ -36,11 +36,10 @@ from search.policies.policy import (
 )
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
-from search.stats import Tally
+from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
 from search.tree import ROOT, Node, Tree
 from search.tree_builder import PendingNode, TreeBuilder
-from search.tree_kv import KvEvents, LogicalKV
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")

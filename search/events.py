@@ -10,7 +10,6 @@ each round, where the engine says so. It follows from memory and company, not fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -150,21 +149,6 @@ class Answered(Event):
     vote: str
     stop_reason: str
     tree_digest: str
-
-
-def rebuild(events: Iterable[Event]) -> Tree:
-    """The tree that a whole stream of events tells of.
-
-    Raises ValueError if the stream does not begin with ``started``.
-    """
-    stream = iter(events)
-    first = next(stream, None)
-    if not isinstance(first, Started):
-        raise ValueError("events: the first one must be started")
-    tree = Tree(first.prompt)
-    for event in stream:
-        grow(tree, event)
-    return tree
 
 
 def grow(tree: Tree, event: Event) -> None:

@@ -10,8 +10,8 @@ from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Traj
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
 from search.spec import SearchSpec
+from search.stats import path_length
 from search.tree import ROOT, Finish, Node, NodeState, Tree
-from search.tree_kv import path_length
 
 
 @dataclass(frozen=True, slots=True)

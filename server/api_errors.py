@@ -12,6 +12,7 @@ started and failed: the body is cut, not closed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -24,7 +25,9 @@ from starlette.routing import Match
 
 from search.engine import EngineDown, EngineError, KvFull, PrefixTooLong, RewardMissing
 from search.spec import SearchSpec
-from server.logs import request_id
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request being answered; None outside of any."""
 
 NO_RETRY = {"x-should-retry": "false"}
 LONGEST_ECHO = 80

@@ -19,10 +19,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.admission import QueueSlot
-from server.api_errors import ApiError, ClientLeft, StreamAborted, internal_error, shutting_down
+from server.api_errors import (
+    ApiError,
+    ClientLeft,
+    StreamAborted,
+    internal_error,
+    request_id,
+    shutting_down,
+)
 from server.api_keys import ApiKey, must_hold
-from server.body_limits import BodyLimits
-from server.logs import request_id
+from server.connections import BodyLimits
 from server.service import Service
 
 log = logging.getLogger("hedgerow.access")

@@ -12,8 +12,8 @@ from search.leaf_selection import NODE_LIMIT, Program, optimum
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.rebase import served
 from search.spec import CostName, SearchSpec, SolverName
+from search.stats import step_blocks, token_blocks
 from search.tree import Node, Tree
-from search.tree_kv import step_blocks, token_blocks
 
 
 @dataclass(frozen=True, slots=True)
