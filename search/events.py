@@ -24,10 +24,10 @@ class Event:
 
     def to_dict(self) -> dict[str, object]:
         """The fields under their names, and the event's own under ``event``."""
-        told: dict[str, object] = {"event": self.name}
+        fields: dict[str, object] = {"event": self.name}
         for name in self.__match_args__:  # the fields, inherited ones too, listed once a class
-            told[name] = getattr(self, name)
-        return told
+            fields[name] = getattr(self, name)
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,8 @@ def within_handles(settings: Settings, handles: int) -> Settings:
     }
     lowered = {name: n for name, n in fitting.items() if n < getattr(settings, name)}
     if lowered:
-        said = ", ".join(f"{name} {n}" for name, n in lowered.items())
-        log.warning("%d file handles are too few for the settings: %s", handles, said)
+        shown = ", ".join(f"{name} {n}" for name, n in lowered.items())
+        log.warning("%d file handles are too few for the settings: %s", handles, shown)
     return settings.model_copy(update=fitting)
 
 
@@ -331,8 +331,8 @@ def outside_strings(body: bytes, which: bytes) -> int:
     data = np.frombuffer(body, np.uint8)
     quotes = np.flatnonzero(data == QUOTE)
     quotes = quotes[~np.isin(quotes - 1, _escaping(data), assume_unique=True)]
-    found = np.flatnonzero(np.isin(data, np.frombuffer(which, np.uint8)))
-    before = np.searchsorted(quotes, found)  # quotes; after an odd number of them a string is open
+    places = np.flatnonzero(np.isin(data, np.frombuffer(which, np.uint8)))
+    before = np.searchsorted(quotes, places)  # quotes; after an odd number of them a string is open
     return int(np.count_nonzero(before % 2 == 0))
 
 

@@ -51,8 +51,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        name = given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        sent_id = Headers(scope=scope).get("x-request-id", "")
+        name = sent_id if GOOD_ID.fullmatch(sent_id) else uuid.uuid4().hex
         request_id.set(name)
         scope["root_path"] = self._settings.root_path  # a proxy may have stripped it, or not
         began = time.monotonic()
@@ -88,8 +88,8 @@ class RequestMiddleware:
                 fields = {"route": route, "status": status, "seconds": round(seconds, 3)}
                 key = scope.get("state", {}).get("key")
                 fields |= {} if key is None else {"key": key.name}
-                said = " ".join(f"{k}={v}" for k, v in fields.items())
-                log.info("answered %s", said, extra={"fields": fields})
+                line = " ".join(f"{k}={v}" for k, v in fields.items())
+                log.info("answered %s", line, extra={"fields": fields})
 
 
 OPEN = frozenset({"/", "/health", "/ready"})

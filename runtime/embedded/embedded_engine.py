@@ -166,9 +166,9 @@ class EmbeddedEngine:
         Returns at once: a quiet process is sent a ping, whose answer the next call counts on.
         """
         link = self._must_be_up()
-        silent = link.silent_seconds()
-        if silent > self._options.stall_seconds:
-            raise EngineDown(f"the engine has said nothing for {silent:.0f} s")
+        quiet = link.quiet_seconds()
+        if quiet > self._options.stall_seconds:
+            raise EngineDown(f"the engine has said nothing for {quiet:.0f} s")
         if not self._pending:
             call = next(self._calls)
             self._pending[call] = asyncio.get_running_loop().create_future()

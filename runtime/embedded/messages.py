@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
 """Branches, trajectories or steps of one message. The engine goes on in between."""
-MOST_TO_DRAW = 1 << 20
+MOST_TO_EXPAND = 1 << 20
 """Tokens of all prefixes in one message, those of one tuple counted once."""
 MOST_TO_SCORE = 1 << 16
 """Tokens of all steps in one message: many formats spell them anew."""
@@ -174,7 +174,7 @@ def rounds(branches: Sequence[Branch]) -> list[tuple[Branch, ...]]:
     tokens = [branch.tokens for branch in branches]
     above = [None, *tokens]
     sizes = [0 if own is last else len(own) for own, last in zip(tokens, above, strict=False)]
-    return in_parts(branches, sizes, MOST_TO_DRAW)
+    return in_parts(branches, sizes, MOST_TO_EXPAND)
 
 
 def readings(trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, ...]]:

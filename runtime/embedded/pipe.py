@@ -131,7 +131,7 @@ class ClientEnd:
             self._asked_at = time.monotonic()
         self._outbox.put(data)
 
-    def silent_seconds(self) -> float:
+    def quiet_seconds(self) -> float:
         """How long the process has said nothing although something was sent to it."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at

@@ -152,7 +152,7 @@ def must_hold_nothing(engine: InlineWorker) -> None:
     scheduler, scorer = engine.worker._scheduler, engine.worker._scorer
     assert scorer is not None
     assert not scheduler.searches
-    assert not scorer.accounts
+    assert not scorer.searches
 
 
 @settings(max_examples=25)
