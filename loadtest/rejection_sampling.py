@@ -21,12 +21,11 @@ from hedgerow_sglang.noise import gumbel, hashes
 from runtime.embedded.batch import Forwards
 from runtime.embedded.deduplication import SampleRequest, sample_requests
 from runtime.embedded.draft_model import DraftModel, DraftTip
-from runtime.embedded.draft_tree import DraftChain
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import nucleus
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.sequence import BranchSequence, SampledToken
+from runtime.embedded.sequence import BranchSequence, DraftChain, SampledToken
 from runtime.embedded.speculative_decoding import load_speculative_decoder
 from runtime.text import Text
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from search.counters import Counters, combined
 
 
 class Flops(Protocol):
@@ -62,3 +66,46 @@ class LivePaths(Generic[P]):
                 del self._nodes[path]
                 died.append(path)
         return died
+
+
+class TrackedSearch:
+    """The live paths and the costs of one search on one model.
+
+    A path is the int64 token ids from the prompt to the end of a step. ``number`` orders searches
+    by arrival; ``passes_saved``: by how many forward passes beam extension shortened its rounds.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.prompt: np.ndarray | None = None
+        self.counters = Counters()
+        self.passes_saved = 0
+        self._alive = LivePaths[bytes]()
+        self._dead: set[int] = set()
+
+    def name(self, node: int, path: np.ndarray) -> None:
+        """The search calls the step at ``path`` by this id. Nodes with equal steps share a path."""
+        if node not in self._dead:
+            self._alive.add(node, path.tobytes())
+
+    def mark_dead(self, nodes: Sequence[int]) -> bool:
+        """These nodes will not be visited again; whether a path died with its last named node."""
+        self._dead.update(nodes)
+        return bool(self._alive.mark_dead(nodes))
+
+    def count_rehydrated(self, tokens: int) -> None:
+        """A sequence starts by computing so many tokens again."""
+        self.counters.rehydrated_tokens += tokens
+        self.counters.rehydrations += tokens > 0
+
+    def alive(self) -> Iterator[np.ndarray]:
+        """The paths of the prompt and of every step that may be visited again."""
+        if self.prompt is not None:
+            yield self.prompt
+        for path in self._alive:
+            yield np.frombuffer(path, dtype=np.int64)
+
+
+def total_of(past: Counters, searches: Mapping[str, TrackedSearch]) -> Counters:
+    """What past searches and these have cost together."""
+    return combined(Counters, (past, *(search.counters for search in searches.values())))

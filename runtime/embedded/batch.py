@@ -8,7 +8,7 @@ computes.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Generator, Iterator, Sequence, Set
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -16,13 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runtime.embedded.draft_tree import DraftChain
+from runtime.accounting import Flops, TrackedSearch, sum_of_contexts
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
-from runtime.embedded.schedule_order import prefill_budget
-from runtime.embedded.sequence import TokenSequence, order_of
+from runtime.embedded.sequence import DraftChain, TokenSequence, order_of
 
+PREFILL_ROWS = 256
+"""Of an iteration, all sequences together, beside those that decode."""
 HEADROOM = 4
 """Slots a running sequence is expected to want soon, when another asks to enter."""
 PREEMPTIBLE_ROWS = 8
@@ -56,6 +57,14 @@ class Advance:
         """Tokens computed, those of children included."""
         return self.rows + sum(len(logits) for _, logits in self.children)
 
+    def flops(self, cost: Flops) -> float:
+        """What this part of the pass cost."""
+        contexts = sum_of_contexts(self.start, self.rows)
+        logits = 0 if self.logits is None else len(self.logits)
+        children = self.all_rows - self.rows
+        contexts += children * (self.start + self.rows)
+        return cost(self.all_rows, contexts, logits + children)
+
 
 class Batch:
     """The running sequences of one model."""
@@ -66,9 +75,8 @@ class Batch:
         cache: PrefixCache,
         *,
         limit: int,
-        rows: int,
     ) -> None:
-        """At most ``limit`` sequences at once and ``rows`` of prefill an iteration."""
+        """At most ``limit`` sequences at once."""
         self.cache = cache
         self.sequences: list[TokenSequence] = []
         self._forward = forward
@@ -77,7 +85,6 @@ class Batch:
             self._store.watch()
             cache.evictor.use_attention(self._store.attention)
         self._limit = limit
-        self._rows = rows
         self._plan: list[tuple[TokenSequence, int]] = []
 
     def enter(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> Refusal | None:
@@ -131,7 +138,7 @@ class Batch:
             if not sequence.preemptible and sequence.missing - sequence.draft_count > 1
         ]
         wanted = [(sequence.tree, sequence.missing) for sequence in prefilling]
-        budget = dict(zip(prefilling, prefill_budget(wanted, self._rows), strict=True))
+        budget = dict(zip(prefilling, prefill_budget(wanted, PREFILL_ROWS), strict=True))
         for sequence in list(self.sequences):
             if not sequence.live or sequence in held:
                 continue
@@ -262,3 +269,44 @@ def _spans(sequence: TokenSequence, rows: int) -> Iterator[Span]:
             tokens = np.array(child.tokens[child.computed :], dtype=np.int64)
             at = sequence.committed + child.at + child.computed
             yield Span(tokens, at, sequence.slots_along(child, child.depth), 0)
+
+
+def charge_pass(
+    searches: Mapping[str, TrackedSearch], advances: Sequence[Advance], cost: Flops
+) -> None:
+    """Charge a forward pass to the searches that had rows in it."""
+    for tree in {advance.sequence.tree for advance in advances}:
+        searches[tree].counters.model_calls += 1
+    for advance in advances:
+        searches[advance.sequence.tree].counters.flops += advance.flops(cost)
+
+
+def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
+    """How many of ``room`` rows each of these gets: (tree, rows wanted), oldest first.
+
+    Trees get equal parts, what one does not want going to the others; odd rows and, within a tree,
+    all rows go to the older ones.
+    """
+    totals: dict[str, int] = {}
+    for tree, rows in wanted:
+        totals[tree] = totals.get(tree, 0) + rows
+    left = _filled(totals, room)
+    budgets = []
+    for tree, rows in wanted:
+        budgets.append(min(rows, left[tree]))
+        left[tree] -= budgets[-1]
+    return budgets
+
+
+def _filled(totals: Mapping[str, int], room: int) -> dict[str, int]:
+    """Equal parts of ``room``, none more than its total."""
+    part = dict.fromkeys(totals, 0)
+    unmet = [tree for tree in totals if totals[tree]]
+    while unmet and room:
+        each = max(1, room // len(unmet))
+        for tree in unmet:
+            more = min(totals[tree] - part[tree], each, room)
+            part[tree] += more
+            room -= more
+        unmet = [tree for tree in unmet if part[tree] < totals[tree]]
+    return part

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from runtime.accounting import TrackedSearch
 from runtime.embedded.batch import Batch
 from runtime.embedded.queues import SequenceQueues
 from runtime.embedded.sequence import (
@@ -25,7 +26,6 @@ from runtime.embedded.sequence import (
     StepBuilder,
     TokenSequence,
 )
-from runtime.embedded.tracked_search import TrackedSearch
 from search.engine import Ahead, Trajectory
 from search.tree import Finish
 

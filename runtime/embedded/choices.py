@@ -16,7 +16,7 @@ DraftMode = Literal["off", "serial", "scheduled"]
 """``speculative_decoding``: no draft; one sequence's at a time; those of all that are ready."""
 
 ScheduleOrder = Literal["prefix", "fcfs", "random"]
-"""``schedule_order.SCHEDULE_ORDERS``: in which a round's branches are admitted."""
+"""``queues.SCHEDULE_ORDERS``: in which a round's branches are admitted."""
 
 Kernel = Literal["auto", "native", "torch"]
 """What computes between products: the compiled library where it can be had, it and nothing else, or

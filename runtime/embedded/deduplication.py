@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.sampler import sample
-from runtime.embedded.sequence import BranchSequence, SampledToken, SharedPrefix
+from runtime.embedded.sequence import BranchSequence, DraftTree, SampledToken, SharedPrefix
+from search.counters import Counters
 from search.tree import Finish
 
 SampleRequest = tuple[BranchSequence, Sequence[int], Sequence[int]]
@@ -64,6 +64,13 @@ class VerifiedTokens:
     draft: DraftTree
     tested: int
     accepted: int
+
+    def count(self, counters: Counters) -> None:
+        """Add it to what a search has come to."""
+        counters.decoded_tokens += len(self.tokens)
+        counters.drafted_tokens += self.draft.count
+        counters.tested_tokens += self.tested
+        counters.accepted_tokens += self.accepted
 
 
 def verify(

@@ -12,16 +12,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import numpy as np
 import torch
 
+from runtime.accounting import Flops
 from runtime.embedded.batch import Advance, Batch, Forwards
 from runtime.embedded.draft_length import PassTime
-from runtime.embedded.draft_tree import DraftChain, DraftTree
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.sampler import rank_candidates
-from runtime.embedded.sequence import BranchSequence, TokenSequence
-from runtime.embedded.tracked_search import pass_flops
-
-PREFILL_ROWS = 256
+from runtime.embedded.sequence import BranchSequence, DraftChain, DraftTree, TokenSequence
 
 
 class DraftModel:
@@ -38,15 +35,15 @@ class DraftModel:
         kv_tokens: int,
         batch_limit: int,
         eos: frozenset[int],
-        flops: Callable[[int, int, int], float],
+        flops: Flops,
         pass_time: PassTime,
         clock: Callable[[], float],
     ) -> None:
         """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
-        drafts. ``flops(tokens, context_sum, logits)``: the cost of a forward. ``pass_time``:
-        what each pass takes by ``clock`` is added to it."""
+        drafts. ``flops``: of a forward. ``pass_time``: what each pass takes by ``clock``
+        is added to it."""
         self.cache = PrefixCache(kv_tokens)
-        self._batch = Batch(forward, self.cache, limit=2 * batch_limit, rows=PREFILL_ROWS)
+        self._batch = Batch(forward, self.cache, limit=2 * batch_limit)
         self._longest = min(context, kv_tokens)
         self._eos = eos
         self._flops = flops
@@ -170,7 +167,7 @@ class DraftModel:
     def _note(self, advances: Sequence[Advance]) -> None:
         """Tell the time since the last pass, and count its cost."""
         for advance in advances:
-            self._spent[advance.sequence.tree] += pass_flops(advance, self._flops)
+            self._spent[advance.sequence.tree] += advance.flops(self._flops)
         before, self._since = self._since, self._clock()
         self._pass_time.add(sum(advance.all_rows for advance in advances), self._since - before)
 

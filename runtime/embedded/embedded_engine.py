@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, count
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from runtime.embedded.messages import (
@@ -22,14 +25,14 @@ from runtime.embedded.messages import (
     Release,
     Said,
     Score,
+    StepWords,
     ToEngine,
     in_parts,
     readings,
     rounds,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import ClientEnd
-from runtime.embedded.step_embedder import Words
+from runtime.embedded.pipe import ClientEnd, EngineEnd, LogLines
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters
@@ -123,7 +126,7 @@ class EmbeddedEngine:
             return await self._endpoint.embed_texts(texts)
         if self._options.embedder == "lexical":
             return await asyncio.to_thread(embed_texts, texts)
-        steps = [Words(t.steps[-1], t.texts[-1]) for t in trajectories]
+        steps = [StepWords(t.steps[-1], t.texts[-1]) for t in trajectories]
         return await self._ask_in_parts(
             in_parts(steps, [0] * len(steps), 0), lambda call, part: Embed(call, tree, part)
         )
@@ -193,11 +196,12 @@ class EmbeddedEngine:
         self._started = asyncio.get_running_loop().create_future()
         link: ClientEnd | None = None
 
-        def hear(message: FromEngine | None) -> None:
+        def receive(message: FromEngine | None) -> None:
             if link is not None and link in (self._link, self._loading):
-                self._hear(link, message)
+                self._receive(link, message)
 
-        link = self._loading = ClientEnd(self._options, hear)
+        log_level = logging.getLogger().getEffectiveLevel()
+        link = self._loading = ClientEnd(partial(_run_engine, self._options, log_level), receive)
         try:
             await self._started
         except BaseException:
@@ -233,7 +237,7 @@ class EmbeddedEngine:
             raise EngineDown("the engine is " + ("loading" if self._loading else "not running"))
         return self._link
 
-    def _hear(self, link: ClientEnd, message: FromEngine | None) -> None:
+    def _receive(self, link: ClientEnd, message: FromEngine | None) -> None:
         """Take a word from the current process, in the event loop."""
         match message:
             case None:
@@ -256,7 +260,7 @@ class EmbeddedEngine:
                     self._moved[tree] = moved.after(self._moved.get(tree))
                 self._settle(self._pending.pop(call, None), value)
             case Failed(call, error, usage):
-                self._usage = usage
+                self._usage = usage or self._usage
                 self._settle(self._pending.pop(call, None), error)
         link.expect_more(bool(self._pending))
 
@@ -275,3 +279,24 @@ class EmbeddedEngine:
             answer.exception()  # heard or not, it is no surprise to the event loop
         else:
             answer.set_result(value)
+
+
+def let_threads_rest() -> None:
+    """Have idle threads of torch sleep before long, unless the environment says what they do.
+
+    One that has done its part of an operation looks out for the next for a fraction of a
+    millisecond, since waking it each time costs more than it wins; then it leaves its core to the
+    server beside it. To be called before torch is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def _run_engine(options: EngineOptions, log_level: int, pipe: Connection) -> None:
+    """What the spawned process does; only there are torch and the models loaded."""
+    end = EngineEnd(pipe)
+    logging.basicConfig(level=log_level, handlers=[LogLines(end)])
+    let_threads_rest()
+    from runtime.embedded import engine_loop
+
+    engine_loop.run(end, options)

@@ -15,10 +15,8 @@ import time
 from collections.abc import Callable
 
 from runtime.embedded.batch import Forwards
-from runtime.embedded.call_errors import CallError, CallErrors
 from runtime.embedded.engine_usage import usage_of
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.hidden_states import load_embedder
 from runtime.embedded.judge_scorer import load_judge, owner
 from runtime.embedded.kv_split import SharedKv, split_pools
 from runtime.embedded.messages import (
@@ -40,12 +38,13 @@ from runtime.embedded.messages import (
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import EngineEnd
+from runtime.embedded.pipe import EngineEnd, Envelope
 from runtime.embedded.reward_scorer import load_scorer
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.speculative_decoding import load_speculative_decoder
-from runtime.embedded.validation import check, each
+from runtime.embedded.step_embedder import load_embedder
+from runtime.embedded.validation import CallError, CallErrors, check, each
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.counters import Counters, combined
@@ -186,23 +185,28 @@ class EngineLoop:
         until = time.thread_time() + TAKING_SECONDS
         while not self.busy or (time.thread_time() < until and self._pipe.poll()):
             try:
-                message: ToEngine = self._pipe.recv()
+                envelope = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 return False
-            if isinstance(message, Stop):
+            if not self._take(envelope):
                 return False
-            self._take(message)
         return True
 
-    def _take(self, message: ToEngine) -> None:
-        """Begin what a message asks for; whatever is wrong with it is its own call's error."""
+    def _take(self, envelope: Envelope) -> bool:
+        """Begin what a message asks for, False for the end; whatever is wrong with it is its own
+        call's error."""
         self._unchecked = True
-        tree, call = getattr(message, "tree", None), getattr(message, "call", None)
-        named = tree if isinstance(tree, str) else None
-        with self._faults.at(named, call if type(call) is int else None):
-            check(message)
-            self._begin(message)
+        call = envelope.call if type(envelope.call) is int else None
+        with self._faults.at(None, call):
+            message = envelope.open()
+            if isinstance(message, Stop):
+                return False
+            tree = getattr(message, "tree", None)
+            with self._faults.at(tree if isinstance(tree, str) else None, call):
+                check(message)
+                self._begin(message)
         self._let_go_of(self._faults)
+        return True
 
     def _begin(self, message: ToEngine) -> None:
         """Start a call, or answer it where that takes no model."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runtime.accounting import total_of
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.reward_scorer import ScoreResult
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import ExpandResult
-from runtime.embedded.tracked_search import total_of
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.text import Text

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from runtime.embedded.step_embedder import Vector, Words
 from search.counters import Counters
 from search.engine import (
     Branch,
@@ -28,6 +27,17 @@ MOST_TO_DRAW = 1 << 20
 """Tokens of all prefixes in one message, those of one tuple counted once."""
 MOST_TO_SCORE = 1 << 16
 """Tokens of all steps in one message: many formats spell them anew."""
+
+
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWords:
+    """A step to embed: its token ids and its text."""
+
+    tokens: tuple[int, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class Embed:
 
     call: int
     tree: str
-    steps: tuple[Words, ...]
+    steps: tuple[StepWords, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +134,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call that cannot be answered, and why."""
+    """A call that cannot be answered, why, and the state after it, where the engine says so."""
 
     call: int
     error: EngineError
-    usage: Usage
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,54 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
+from pickle import PicklingError, Unpickler
 from queue import SimpleQueue
+from typing import Any, Self
 
-from runtime.embedded.messages import FromEngine, Hinted, Said, Stop, ToEngine
-from runtime.embedded.options import EngineOptions
+from runtime.embedded.messages import Failed, FromEngine, Hinted, Said, Stop, ToEngine
 from search.engine import CallFault
 
 STOP_SECONDS = 5.0
 
 _FORM = logging.Formatter()
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message as it came: whose call it is (None: nobody's) is known although the message may not
+    be readable."""
+
+    call: int | None
+    _rest: Unpickler
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """What ``seal`` made."""
+        rest = Unpickler(io.BytesIO(data))
+        return cls(rest.load(), rest)
+
+    def open(self) -> Any:
+        """The message. Raises whatever its parts raise where they cannot be read."""
+        return self._rest.load()
+
+
+def seal(message: ToEngine | FromEngine) -> memoryview:
+    """A message to send: its call, then itself."""
+    data = io.BytesIO()
+    pickler = ForkingPickler(data)
+    pickler.dump(getattr(message, "call", None))
+    pickler.dump(message)
+    return data.getbuffer()
 
 
 class EngineEnd:
@@ -38,12 +68,13 @@ class EngineEnd:
 
     def send(self, message: FromEngine) -> None:
         """Raises OSError when nobody is left to hear."""
+        data = seal(message)
         with self._sending:
-            self._pipe.send(message)
+            self._pipe.send_bytes(data)
 
-    def recv(self) -> ToEngine:
+    def recv(self) -> Envelope:
         """Waits for a message. Raises EOFError or OSError when none will come."""
-        return self._pipe.recv()
+        return Envelope.of(self._pipe.recv_bytes())
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether there is a message, after waiting so long for one."""
@@ -67,22 +98,22 @@ class LogLines(logging.Handler):
 
 
 class ClientEnd:
-    """A running engine process. ``hear`` is called in the event loop with every message, and with
-    None once when the process is gone."""
+    """A running engine process. ``receive`` is called in the event loop with every message, and
+    with None once when the process is gone."""
 
-    def __init__(self, options: EngineOptions, hear: Callable[[FromEngine | None], None]) -> None:
-        """Spawns the process. Must be made in a running event loop."""
+    def __init__(
+        self, work: Callable[[Connection], None], receive: Callable[[FromEngine | None], None]
+    ) -> None:
+        """Spawns the process, which does ``work`` with its end. Must be made in a running event
+        loop."""
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, engine_end = context.Pipe()
         self.process = context.Process(
-            target=_work,
-            args=(theirs, options, logging.getLogger().getEffectiveLevel()),
-            name="hedgerow-engine",
-            daemon=True,
+            target=work, args=(engine_end,), name="hedgerow-engine", daemon=True
         )
         self.process.start()
-        theirs.close()
-        self._hear = hear
+        engine_end.close()
+        self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outbox: SimpleQueue[memoryview | None] = SimpleQueue()
         self._asked_at: float | None = None
@@ -93,7 +124,7 @@ class ClientEnd:
         """Put a message on its way; never waits. Raises CallFault for one that holds what cannot
         be sent."""
         try:
-            data = ForkingPickler.dumps(message)
+            data = seal(message)
         except (PicklingError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
             raise CallFault(f"{type(message).__name__}: cannot be sent: {error}") from error
         if self._asked_at is None and not isinstance(message, Hinted):
@@ -111,7 +142,7 @@ class ClientEnd:
 
     def end(self) -> None:
         """Stop the process, by force if it does not go by itself. Waits."""
-        self._outbox.put(ForkingPickler.dumps(Stop()))
+        self._outbox.put(seal(Stop()))
         self._outbox.put(None)
         self.process.join(STOP_SECONDS)
         if self.process.is_alive():
@@ -120,12 +151,9 @@ class ClientEnd:
 
     def _read(self) -> None:
         while True:
-            try:
-                message: FromEngine | None = self._pipe.recv()
-            except (EOFError, OSError):
-                message = None
+            message = next_message(self._pipe.recv_bytes)
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-                self._loop.call_soon_threadsafe(self._hear, message)
+                self._loop.call_soon_threadsafe(self._receive, message)
             if message is None:
                 self._outbox.put(None)
                 self._pipe.close()
@@ -139,22 +167,16 @@ class ClientEnd:
                 return  # the reader says that the process is gone
 
 
-def let_threads_rest() -> None:
-    """Have idle threads of torch sleep before long, unless the environment says what they do.
-
-    One that has done its part of an operation looks out for the next for a fraction of a
-    millisecond, since waking it each time costs more than it wins; then it leaves its core to the
-    server beside it. To be called before torch is loaded.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
-def _work(pipe: Connection, options: EngineOptions, log_level: int) -> None:
-    """What the spawned process does; only there are torch and the models loaded."""
-    end = EngineEnd(pipe)
-    logging.basicConfig(level=log_level, handlers=[LogLines(end)])
-    let_threads_rest()
-    from runtime.embedded import engine_loop
-
-    engine_loop.run(end, options)
+def next_message(recv_bytes: Callable[[], bytes]) -> FromEngine | None:
+    """The engine's next message; None when none will come, or what cannot be read is nobody's call:
+    the process is of no use then. An answer that cannot be read is its own call's error."""
+    try:
+        envelope = Envelope.of(recv_bytes())
+    except (EOFError, OSError):
+        return None
+    try:
+        return envelope.open()
+    except Exception as error:  # whatever the parts of an answer raise when they are made
+        log.exception("call %s: what the engine sent cannot be read", envelope.call)
+        fault = CallFault(f"the engine's answer cannot be read ({type(error).__name__})")
+        return None if envelope.call is None else Failed(envelope.call, fault)

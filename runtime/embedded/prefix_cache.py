@@ -12,10 +12,9 @@ import numpy as np
 
 from runtime.embedded.cache_node import EMPTY
 from runtime.embedded.choices import KvPolicy
-from runtime.embedded.draft_tree import DraftChain
 from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, ValueParams
 from runtime.embedded.radix_tree import RadixTree
-from runtime.embedded.sequence import TokenSequence
+from runtime.embedded.sequence import DraftChain, TokenSequence
 
 
 class KvPool:

@@ -1,22 +1,52 @@
-"""Which branches have a place in the batch, and which wait for one.
+"""Which branches have a place in the batch, which wait for one, and who goes first.
 
 A place is a sequence. Branches that have sampled the same share one
-(``runtime.embedded.deduplication``) and a prefix has one while it is computed. Who waits, and for
-how long, changes no token.
+(``runtime.embedded.deduplication``) and a prefix has one while it is computed. Searches get places
+in equal parts: one with hundreds of branches no more than one with four as long as both want more.
+Who waits, and for how long, changes no token.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
+from runtime.accounting import TrackedSearch
 from runtime.embedded.batch import Batch, Refusal
+from runtime.embedded.choices import ScheduleOrder
 from runtime.embedded.deduplication import DedupKey, dedup_key, with_followers
-from runtime.embedded.schedule_order import fair_order
 from runtime.embedded.sequence import BranchSequence, TokenSequence, order_of
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
-from runtime.embedded.tracked_search import TrackedSearch
+from search.engine import Branch
+
+T = TypeVar("T")
+
+
+def fair_order(
+    waiting: Sequence[T], tree_of: Callable[[T], str], running: Mapping[str, int]
+) -> Sequence[T]:
+    """The order in which to let in what is ``waiting``, which is given oldest first.
+
+    Next is always the oldest of the tree that has the fewest places, those given here included;
+    of equal ones the tree whose work is older. ``running``: places a tree has already.
+    """
+    queues: dict[str, deque[T]] = {}
+    for work in waiting:
+        queues.setdefault(tree_of(work), deque()).append(work)
+    if len(queues) < 2:
+        return waiting
+    heap = [(running.get(tree, 0), age, tree) for age, tree in enumerate(queues)]
+    heapify(heap)
+    order = []
+    while heap:
+        places, age, tree = heappop(heap)
+        order.append(queues[tree].popleft())
+        if queues[tree]:
+            heappush(heap, (places + 1, age, tree))
+    return order
 
 
 class SequenceQueues:
@@ -140,3 +170,40 @@ class SequenceQueues:
         if seq.prefix.used and not seq.output:
             self._searches[seq.tree].counters.cached_tokens += len(seq.prefix.tokens)
         seq.prefix.used = True
+
+
+def _in_order(branches: Sequence[Branch]) -> list[int]:
+    return [0] * len(branches)
+
+
+def _nth_child(branches: Sequence[Branch]) -> list[int]:
+    seen = Counter[int]()
+    keys = []
+    for branch in branches:
+        keys.append(seen[branch.parent])
+        seen[branch.parent] += 1
+    return keys
+
+
+def _by_seed(branches: Sequence[Branch]) -> list[int]:
+    return [branch.seed for branch in branches]
+
+
+SCHEDULE_ORDERS: Mapping[ScheduleOrder, Callable[[Sequence[Branch]], list[int]]] = {
+    "prefix": _in_order,
+    "fcfs": _nth_child,
+    "random": _by_seed,
+}
+"""A key for each branch, listed by rising parent and child; the least goes first, of equal ones the
+one listed first. ``prefix``: siblings together, their parents as they came (FlashTTS, section 4.2):
+the next path is one that shares most with the last. ``fcfs``: as a queue of copied beams gets them,
+every beam's first child, then every second one."""
+
+
+def ranks(branches: Sequence[Branch], order: ScheduleOrder) -> list[int]:
+    """Each branch's place in the order, from 0."""
+    keys = SCHEDULE_ORDERS[order](branches)
+    places = [0] * len(branches)
+    for rank, at in enumerate(sorted(range(len(branches)), key=keys.__getitem__)):
+        places[at] = rank
+    return places

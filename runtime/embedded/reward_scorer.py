@@ -7,30 +7,26 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from runtime.embedded.batch import Advance, Batch, Forwards, Refusal
-from runtime.embedded.call_errors import CallErrors
-from runtime.embedded.draft_tree import DraftTree
+from runtime.accounting import Flops, TrackedSearch, total_of
+from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, charge_pass
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.prefix_cache import PrefixCache
-from runtime.embedded.schedule_order import fair_order
-from runtime.embedded.sequence import Order, TokenSequence
-from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
-from runtime.embedded.validation import must_be_ids, must_fit
+from runtime.embedded.queues import fair_order
+from runtime.embedded.sequence import DraftTree, Order, TokenSequence, order_of
+from runtime.embedded.validation import CallErrors, must_be_ids, must_fit
 from runtime.reward_format import Spelt, reward_format
 from runtime.reward_reader import Reader, overhead_of
 from runtime.text import Text
 from search.counters import Counters
 from search.engine import Hint, Trajectory
-
-PREFILL_ROWS = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -76,17 +72,12 @@ class RewardScorer:
         vocab: int,
         kv_tokens: int,
         batch_limit: int,
-        flops: Callable[[int, int, int], float],
+        flops: Flops,
     ) -> None:
-        """``context``: the longest path; ``vocab``: token ids are below it;
-        ``flops(tokens, context_sum, logits)``: the cost of a forward."""
+        """``context``: the longest path; ``vocab``: token ids are below it; ``flops``: of a
+        forward."""
         self.cache = PrefixCache(kv_tokens)
-        self.batch = Batch(
-            forward,
-            self.cache,
-            limit=batch_limit,
-            rows=PREFILL_ROWS,
-        )
+        self.batch = Batch(forward, self.cache, limit=batch_limit)
         self.accounts: dict[str, TrackedSearch] = {}
         self.past = Counters()
         self._reader = reader
@@ -148,7 +139,7 @@ class RewardScorer:
             reading = ScoreSequence(tree, path, (account.number, self._arrivals, index))
             if node in later:
                 self._look_ahead(reading, node, later[node])
-            insort(self._waiting, reading, key=_order)
+            insort(self._waiting, reading, key=order_of)
         self._calls[call_id] = call
         self._settle(call)
 
@@ -246,7 +237,7 @@ class RewardScorer:
             if refusal is not Refusal.SHARED:
                 held_back += waiting[at + 1 :]
                 break
-        self._waiting = sorted(held_back, key=_order)
+        self._waiting = sorted(held_back, key=order_of)
 
     def _look_ahead(self, reading: ScoreSequence, node: int, path: np.ndarray) -> None:
         """Read a path along with the one before it, if it goes on from there and fits."""
@@ -295,11 +286,7 @@ class RewardScorer:
         read."""
         reading.ahead = None
         if reading.path.tobytes() not in self._rewards[reading.tree]:
-            insort(self._waiting, reading, key=_order)
-
-
-def _order(reading: ScoreSequence) -> Order:
-    return reading.order
+            insort(self._waiting, reading, key=order_of)
 
 
 def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] | None:
@@ -341,7 +328,7 @@ def scorer_for(
         raise ValueError("prm: None; a reward model is needed")
     head = not reward_format(options.reward_format).reads_hidden
 
-    def flops(tokens: int, context_sum: int, logits: int) -> float:
+    def flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
         return config.flops(tokens, context_sum, logits if head else 0)
 
     return RewardScorer(

@@ -8,15 +8,15 @@ a token is sampled, never which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
 from kvpolicy.value import confidence_of_entropy
-from runtime.embedded.batch import Advance, Batch, Forwards
+from runtime.accounting import Flops, TrackedSearch, total_of
+from runtime.embedded.batch import Advance, Batch, Forwards, charge_pass
 from runtime.embedded.beam_extension import BeamExtension
-from runtime.embedded.call_errors import CallErrors
 from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.deduplication import (
     FollowerTokens,
@@ -28,8 +28,7 @@ from runtime.embedded.deduplication import (
 )
 from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.prefix_cache import PrefixCache
-from runtime.embedded.queues import SequenceQueues
-from runtime.embedded.schedule_order import ranks
+from runtime.embedded.queues import SequenceQueues, ranks
 from runtime.embedded.sequence import (
     BranchSequence,
     ExpandCall,
@@ -38,14 +37,11 @@ from runtime.embedded.sequence import (
     StepBuilder,
 )
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
-from runtime.embedded.tracked_search import TrackedSearch, charge_pass, total_of
-from runtime.embedded.validation import validate_branches
+from runtime.embedded.validation import CallErrors, validate_branches
 from runtime.text import Text
 from search.counters import Counters
 from search.engine import Branch, Hint, KvMoved, Sampling
 from search.tree import ROOT, Finish
-
-PREFILL_ROWS = 256
 
 
 class Scheduler:
@@ -60,7 +56,7 @@ class Scheduler:
         vocab: int,
         kv_tokens: int,
         batch_limit: int,
-        flops: Callable[[int, int, int], float],
+        flops: Flops,
         kv_policy: KvPolicy = "lru",
         values: ValueParams = VALUE_PARAMS,
         speculation: SpeculativeDecoder | None = None,
@@ -69,14 +65,14 @@ class Scheduler:
         dedup: bool = True,
         sample: SampleFunction = sample_requests,
     ) -> None:
-        """``context``: the longest sequence; ``vocab``: token ids are below it;
-        ``flops(tokens, context_sum, logits)``: the cost of a forward; ``speculation``: what drafts,
-        if anything does; ``speculate``: beam extension fills idle places; ``order``: in which a
-        round's branches are admitted; ``dedup``: what several sample alike is computed once."""
+        """``context``: the longest sequence; ``vocab``: token ids are below it; ``flops``: of a
+        forward; ``speculation``: what drafts, if anything does; ``speculate``: beam extension fills
+        idle places; ``order``: in which a round's branches are admitted; ``dedup``: what several
+        sample alike is computed once."""
         if batch_limit < 1:
             raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = PrefixCache(kv_tokens, kv_policy, values)
-        self.batch = Batch(forward, self.cache, limit=batch_limit, rows=PREFILL_ROWS)
+        self.batch = Batch(forward, self.cache, limit=batch_limit)
         self.searches: dict[str, TrackedSearch] = {}
         self.preemptions = 0
         self.faults = CallErrors()
@@ -305,7 +301,7 @@ class Scheduler:
     def _record(self, seq: BranchSequence, verified: VerifiedTokens) -> None:
         """Count what a branch was given; end the step if it is complete."""
         self.cache.free_children(verified.draft.children)
-        self.searches[seq.tree].count_verified(verified)
+        verified.count(self.searches[seq.tree].counters)
         if self.speculation:
             self.speculation.note_verified(verified)
         finish = verified.finish

@@ -15,10 +15,9 @@ from runtime.embedded.batch import Advance
 from runtime.embedded.deduplication import FollowerTokens, VerifiedTokens
 from runtime.embedded.draft_length import DraftLength
 from runtime.embedded.draft_model import DraftModel
-from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.sequence import BranchSequence
+from runtime.embedded.sequence import BranchSequence, DraftTree
 from runtime.text import Text
 
 

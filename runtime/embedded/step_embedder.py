@@ -1,24 +1,24 @@
-"""Calls for embeddings, worked off a piece at a time so that drawing goes on beside them."""
+"""Calls for embeddings, worked off a piece at a time so that decoding goes on beside them; and the
+policy model's own hidden states as vectors, each step read alone, from position 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from runtime.embedded.call_errors import CallErrors
+import numpy as np
+
+from runtime.accounting import TrackedSearch
+from runtime.embedded.messages import StepWords, Vector
+from runtime.embedded.model.batch_plan import KVStore, Span
+from runtime.embedded.model.config import middle_layer
+from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.validation import CallErrors, must_be_ids
+from search.engine import EngineError
 
 PIECE_TOKENS = 256
 """Tokens of steps embedded in one iteration; a longer step is a piece of its own."""
-
-Vector = tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A step to embed: its token ids and its text."""
-
-    tokens: tuple[int, ...]
-    text: str
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class EmbedCall:
 
     id: int
     tree: str
-    steps: Sequence[Words]
+    steps: Sequence[StepWords]
     vectors: list[Vector] = field(default_factory=list)
 
 
@@ -44,8 +44,8 @@ class StepEmbedder:
 
     def __init__(
         self,
-        embed: Callable[[Sequence[Words]], list[Vector]],
-        charge: Callable[[str, Sequence[Words]], None],
+        embed: Callable[[Sequence[StepWords]], list[Vector]],
+        charge: Callable[[str, Sequence[StepWords]], None],
     ) -> None:
         """``charge`` books a piece to the search it is for."""
         self._embed = embed
@@ -59,7 +59,7 @@ class StepEmbedder:
         """Whether there is anything to embed or to answer."""
         return bool(self._calls)
 
-    def embed(self, call_id: int, tree: str, steps: Sequence[Words]) -> None:
+    def embed(self, call_id: int, tree: str, steps: Sequence[StepWords]) -> None:
         """Take on a call."""
         self._calls.append(EmbedCall(call_id, tree, steps))
 
@@ -84,10 +84,84 @@ class StepEmbedder:
         return stopped
 
 
-def _piece(steps: Sequence[Words]) -> Sequence[Words]:
+def _piece(steps: Sequence[StepWords]) -> Sequence[StepWords]:
     tokens = 0
     for count, step in enumerate(steps):
         tokens += len(step.tokens)
         if count and tokens > PIECE_TOKENS:
             return steps[:count]
     return steps
+
+
+class HiddenStates:
+    """The mean over a step's tokens of the normalised residual stream after one layer.
+
+    A KV store of its own, so that nothing of a search is touched. In exact mode a step's bits do
+    not depend on the steps read beside it.
+    """
+
+    def __init__(self, forward: Forward, layer: int | None = None) -> None:
+        """``layer``: read after so many layers, by default half of them."""
+        self._forward = forward
+        self._config = forward.config
+        self.layer = middle_layer(self._config.layers) if layer is None else layer
+        if not 1 <= self.layer <= self._config.layers:
+            allowed = f"1 to {self._config.layers} are allowed"
+            raise ValueError(f"embedder_layer: {self.layer}; {allowed} with this policy model")
+        self._store: KVStore | None = None
+        self._slots = 0
+
+    def embed_steps(self, steps: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """A vector (hidden,) a step. Raises EngineError for ids that the model does not have."""
+        for step in steps:
+            must_be_ids("steps", step, self._config.vocab)
+            if len(step) > self._config.context:
+                allowed = f"the context is {self._config.context}"
+                raise EngineError(f"steps: one of {len(step)} tokens; {allowed}")
+        ends = np.cumsum([len(step) for step in steps])
+        store = self._room(int(ends[-1]))
+        spans = [
+            Span(np.asarray(step, dtype=np.int64), 0, np.arange(end - len(step), end), 0)
+            for step, end in zip(steps, ends.tolist(), strict=True)
+        ]
+        states = self._forward.states(spans, store, self.layer).numpy().astype(np.float64)
+        parts = np.split(states, ends[:-1])
+        return [tuple((part.sum(axis=0) / len(part)).tolist()) for part in parts]
+
+    def flops(self, steps: Sequence[Sequence[int]]) -> float:
+        """What reading the steps costs: the layers up to the one read, no head."""
+        tokens = sum(len(step) for step in steps)
+        contexts = sum(len(step) * (len(step) + 1) // 2 for step in steps)
+        return replace(self._config, layers=self.layer).flops(tokens, contexts, 0)
+
+    def _room(self, slots: int) -> KVStore:
+        if self._store is None or self._slots < slots:
+            self._store, self._slots = self._forward.new_store(slots), slots
+        return self._store
+
+
+def load_embedder(
+    options: EngineOptions, policy: Forward, searches: Mapping[str, TrackedSearch]
+) -> StepEmbedder | None:
+    """What ``options.embedder`` names; None for what needs no model of this process.
+
+    ``searches``: of the searches in flight, to which reading hidden states is charged.
+    """
+    if options.embedder == "hidden":
+        hidden = HiddenStates(policy, options.embedder_layer)
+
+        def charge(tree: str, steps: Sequence[StepWords]) -> None:
+            search = searches.get(tree)
+            if search is not None:
+                search.counters.flops += hidden.flops([step.tokens for step in steps])
+                search.counters.model_calls += 1
+
+        return StepEmbedder(lambda steps: hidden.embed_steps([s.tokens for s in steps]), charge)
+    if options.embedder == "encoder" and options.encoder is not None:
+        from runtime.embedders.encoder import Encoder
+
+        encoder = Encoder(options.encoder)
+        return StepEmbedder(
+            lambda steps: encoder.embed_texts([step.text for step in steps]), lambda *_: None
+        )
+    return None

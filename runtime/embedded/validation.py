@@ -1,12 +1,14 @@
-"""What the values in a message must be. Whoever sent it, nothing else is worked on.
+"""What ends a call alone: a value that no message may hold, and what is raised at its work.
 
-All raise EngineError, which names the field, what it is and what is needed.
+Whoever sent a message, only what is sound in it is worked on; all checks raise EngineError, which
+names the field, what it is and what is needed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -23,9 +25,9 @@ from runtime.embedded.messages import (
     Ping,
     Release,
     Score,
+    StepWords,
     tokens_of,
 )
-from runtime.embedded.step_embedder import Words
 from runtime.stop_strings import encoded
 from search.engine import Ahead, Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
 
@@ -35,6 +37,58 @@ MOST_NODES = 1 << 22
 """The largest id: 65,536 expansions of 64 children, the most a request may ask for."""
 LARGEST = (1 << 63) - 1
 SEEDS = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """What failed for a tree, None for no tree that could be told; ``call``: at taking on or
+    answering this one."""
+
+    tree: str | None
+    call: int | None
+    error: Exception
+
+
+class CallErrors:
+    """The errors that nobody has looked at yet: one of each call, and one of each tree."""
+
+    def __init__(self) -> None:
+        self._errors: list[CallError] = []
+
+    def at(self, tree: str | None, call: int | None = None) -> _At:
+        """What is raised within has to do with this tree alone: it is noted and goes no further."""
+        return _At(self, tree, call)
+
+    def note(self, error: CallError) -> None:
+        """Keep an error until somebody looks."""
+        if error.call is not None or error.tree not in self:
+            self._errors.append(error)
+
+    def __contains__(self, tree: str | None) -> bool:
+        return any(error.tree == tree for error in self._errors)
+
+    def take(self) -> Iterator[CallError]:
+        """Those since the last look."""
+        errors, self._errors = self._errors, []
+        return iter(errors)
+
+
+class _At:
+    """See ``CallErrors.at``; entered for every token, so it is no generator."""
+
+    __slots__ = ("_call", "_errors", "_tree")
+
+    def __init__(self, errors: CallErrors, tree: str | None, call: int | None) -> None:
+        self._errors, self._tree, self._call = errors, tree, call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._errors.note(CallError(self._tree, self._call, error))
+        return True
 
 
 def check(message: object) -> None:
@@ -54,7 +108,7 @@ def check(message: object) -> None:
             text("question", question)
             _check_trajectories(trajectories)
         case Embed(_, _, steps):
-            for step in each("steps", steps, Words):
+            for step in each("steps", steps, StepWords):
                 ids("steps", step.tokens)
                 text("texts", step.text)
         case Hinted(_, hint):

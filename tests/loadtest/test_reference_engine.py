@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
-from runtime.embedded.hidden_states import HiddenStates
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.step_embedder import HiddenStates
 from runtime.text import Text
 from search.counters import Counters
 from search.digest import node_seed

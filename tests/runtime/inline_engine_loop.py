@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -19,16 +18,23 @@ from runtime.embedded.messages import (
     Hinted,
     Release,
     Score,
+    StepWords,
     ToEngine,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import EngineEnd
-from runtime.embedded.step_embedder import Words
+from runtime.embedded.pipe import EngineEnd, Envelope, seal
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
 OURS = 1 << 40
 """Calls of the engine itself are numbered from here, those that a test sends below."""
+
+
+class Unreadable:
+    """It can be pickled; reading it raises ValueError."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
 
 
 class LocalPipe:
@@ -41,14 +47,14 @@ class LocalPipe:
     def send(self, message: FromEngine) -> None:
         """The worker speaks."""
         if isinstance(message, Done | Failed):
-            message = pickle.loads(pickle.dumps(message))
+            message = Envelope.of(bytes(seal(message))).open()
             self.heard.setdefault(message.call, []).append(message)
 
-    def recv(self) -> ToEngine:
+    def recv(self) -> Envelope:
         """The worker listens. Raises EOFError where it would wait."""
         if not self.inbox:
             raise EOFError
-        return pickle.loads(pickle.dumps(self.inbox.popleft()))
+        return Envelope.of(bytes(seal(self.inbox.popleft())))
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether there is a message."""
@@ -89,7 +95,7 @@ class InlineWorker:
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """Embed the last steps."""
-        steps = tuple(Words(t.steps[-1], t.texts[-1]) for t in trajectories)
+        steps = tuple(StepWords(t.steps[-1], t.texts[-1]) for t in trajectories)
         return await self._ask(lambda call: Embed(call, tree, steps))
 
     def hint(self, tree: str, hint: Hint) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import math
-import pickle
 import time
 from collections import deque
 from dataclasses import fields, is_dataclass, replace
@@ -26,11 +25,12 @@ from runtime.embedded.messages import (
     Hinted,
     Release,
     Score,
+    StepWords,
     ToEngine,
     in_parts,
 )
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.step_embedder import Words
+from runtime.embedded.pipe import Envelope, seal
 from search.controller import Problem, search
 from search.engine import (
     Ahead,
@@ -103,7 +103,7 @@ def round_of(call: int, tokens: tuple[int, ...] = PROMPT, count: int = 3) -> Exp
 SOUND: tuple[ToEngine, ...] = (
     round_of(1),
     Score(1, TREE, PROMPT, "1?", (Trajectory(1, ((50, 51), (52,)), ("a", "b"), 3),)),
-    Embed(1, TREE, (Words((50, 51), "a"), Words((52,), "b"))),
+    Embed(1, TREE, (StepWords((50, 51), "a"), StepWords((52,), "b"))),
     Hinted(TREE, Hint({1: 0.5, 2: 0.25}, (1,), (2,), (1, 2))),
     Release(1, TREE),
     Abort(1, TREE),
@@ -347,7 +347,7 @@ def largest() -> dict[str, ToEngine]:
             tuple(Trajectory(i, (steps[i],), (texts[i],)) for i in range(MOST_AT_ONCE)),
         ),
         "hint": Hinted(TREE, Hint(dict.fromkeys(many, 0.5), many, many, many)),
-        "embed": Embed(3, TREE, tuple(map(Words, steps, texts))),
+        "embed": Embed(3, TREE, tuple(map(StepWords, steps, texts))),
         "abort": Abort(4, TREE),
         "release": Release(5, TREE),
     }
@@ -360,9 +360,9 @@ def test_no_message_holds_the_loop_for_long(engine: InlineWorker) -> None:
     gc.collect()
     gc.freeze()  # as the engine's process does: what other tests have left is not looked through
     for kind, message in messages.items():
-        data = pickle.dumps(message)
+        data = bytes(seal(message))
         before = time.thread_time()
-        engine.worker._take(pickle.loads(data))
+        engine.worker._take(Envelope.of(data))
         taken[kind] = time.thread_time() - before
     gc.unfreeze()
     assert max(taken.values()) < 0.25, taken

@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from runtime.embedded.hidden_states import HiddenStates
+from runtime.embedded.messages import StepWords
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
-from runtime.embedded.step_embedder import PIECE_TOKENS, StepEmbedder, Words
+from runtime.embedded.step_embedder import PIECE_TOKENS, HiddenStates, StepEmbedder
 from runtime.embedders.encoder import Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
 from runtime.embedders.lexical import SIZE, embed_texts
@@ -135,16 +135,16 @@ def test_calls_are_worked_off_in_pieces() -> None:
     pieces: list[int] = []
     charged: list[tuple[str, int]] = []
 
-    def embed(steps: Sequence[Words]) -> list[tuple[float, ...]]:
+    def embed(steps: Sequence[StepWords]) -> list[tuple[float, ...]]:
         pieces.append(len(steps))
         if any(step.text == "bad" for step in steps):
             raise EngineError("bad")
         return [(float(len(step.tokens)),) for step in steps]
 
     work = StepEmbedder(embed, lambda tree, steps: charged.append((tree, len(steps))))
-    half, long = Words((1,) * (PIECE_TOKENS // 2), ""), Words((1,) * (PIECE_TOKENS + 1), "")
+    half, long = StepWords((1,) * (PIECE_TOKENS // 2), ""), StepWords((1,) * (PIECE_TOKENS + 1), "")
     work.embed(1, "oak", [half, half, long, half])
-    work.embed(2, "elm", [Words((1,), "bad")])
+    work.embed(2, "elm", [StepWords((1,), "bad")])
     work.embed(3, "oak", [half])
     work.embed(4, "elm", [])
     assert work.abort("none") == []

@@ -34,6 +34,7 @@ from search.engine import (
     Trajectory,
 )
 from search.tree import ROOT, Finish
+from tests.runtime.inline_engine_loop import Unreadable
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 LIMIT = 12
@@ -256,14 +257,18 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
     assert (await engine.usage()).totals.call_errors == 4
 
 
-async def test_what_cannot_be_sent_is_its_own_calls_error(
+async def test_what_cannot_go_over_the_pipe_is_its_own_calls_error(
     engine: EmbeddedEngine, reference: Grown
 ) -> None:
-    """Nothing of the call waits for an answer, and others' go over the pipe as before."""
+    """Nor what cannot be read when it is there. Nothing of the call waits for an answer, and
+    others' go over the pipe as before."""
     with pytest.raises(CallFault, match="cannot be sent"):
         await engine.expand("elm", [Branch(ROOT, 0, (1,), lambda: 1, LIMIT, 1)], SAMPLING)  # type: ignore[arg-type]
     with pytest.raises(CallFault, match="cannot be sent"):
         engine.hint("elm", lambda: 1)  # type: ignore[arg-type]
+    with pytest.raises(CallFault, match=r"failed at this call \(ValueError\)"):
+        await engine.expand("elm", [], Unreadable())  # type: ignore[arg-type]
+    engine.hint("elm", Unreadable())  # type: ignore[arg-type]
     await engine.health()
     assert await grow(engine, "sent", 3) == reference
     await engine.release("sent")

@@ -7,8 +7,10 @@ from multiprocessing import Pipe
 
 import pytest
 
-from runtime.embedded.messages import Said
-from runtime.embedded.pipe import EngineEnd, LogLines
+from runtime.embedded.messages import Done, Failed, Said
+from runtime.embedded.pipe import EngineEnd, LogLines, next_message, seal
+from search.engine import CallFault, Usage
+from tests.runtime.inline_engine_loop import Unreadable
 
 
 @pytest.fixture
@@ -28,18 +30,37 @@ def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
         raise ValueError("no book")
     except ValueError:
         log.exception("the books are wrong")
-    assert ours.recv() == Said(logging.INFO, "engine.part", "2 threads")
-    said = ours.recv()
-    assert (said.level, said.text.splitlines()[0]) == (logging.ERROR, "the books are wrong")
-    assert said.text.endswith("ValueError: no book")
+    assert next_message(ours.recv_bytes) == Said(logging.INFO, "engine.part", "2 threads")
+    line = next_message(ours.recv_bytes)
+    assert isinstance(line, Said)
+    assert (line.level, line.text.splitlines()[0]) == (logging.ERROR, "the books are wrong")
+    assert line.text.endswith("ValueError: no book")
 
 
 def test_a_line_that_nobody_hears_is_dropped(log: logging.Logger) -> None:
     """The engine's loop learns from its own next word that the server is gone."""
     ours, theirs = Pipe()
-    outlet = EngineEnd(theirs)
-    log.addHandler(LogLines(outlet))
+    end = EngineEnd(theirs)
+    log.addHandler(LogLines(end))
     ours.close()
     log.info("still here")
     with pytest.raises(BrokenPipeError):
-        outlet.send(Said(logging.INFO, "", ""))
+        end.send(Said(logging.INFO, "", ""))
+
+
+def test_an_answer_that_cannot_be_read_is_its_calls_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged, and the next message is read; what is nobody's call ends the engine."""
+    ours, theirs = Pipe()
+    for message in (Done(3, Unreadable(), Usage()), Done(4, None, Usage()), Unreadable()):  # type: ignore[arg-type]
+        theirs.send_bytes(seal(message))  # type: ignore[arg-type]
+    failed = next_message(ours.recv_bytes)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, CallFault)
+    assert (failed.call, failed.usage) == (3, None)
+    assert "call 3: what the engine sent cannot be read" in caplog.text
+    assert next_message(ours.recv_bytes) == Done(4, None, Usage())
+    assert next_message(ours.recv_bytes) is None
+    theirs.close()
+    assert next_message(ours.recv_bytes) is None

@@ -7,8 +7,9 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.embedded.batch import prefill_budget
 from runtime.embedded.choices import ScheduleOrder
-from runtime.embedded.schedule_order import fair_order, prefill_budget, ranks
+from runtime.embedded.queues import fair_order, ranks
 from search.engine import Branch
 from search.spec import SearchSpec
 from tests.runtime.inline_engine import InlineEngine, grow

@@ -8,7 +8,7 @@ from runtime.embedded.model.selfcheck import Inexact, largest_agreeing
 
 def results(bits: dict[int, list[float]]):
     """A fake machine: what each size computes, one number a repetition."""
-    return lambda size: iter([[torch.tensor(value) for value in bits[size]]])
+    return lambda size: iter([[torch.tensor([value]) for value in bits[size]]])
 
 
 def test_the_largest_group_of_equal_sizes_stays():

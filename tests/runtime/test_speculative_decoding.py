@@ -13,11 +13,10 @@ from runtime.embedded.choices import KvPolicy
 from runtime.embedded.deduplication import FollowerTokens, VerifiedTokens
 from runtime.embedded.draft_length import AcceptanceRate, DraftLength, KeptPromise
 from runtime.embedded.draft_model import DraftModel
-from runtime.embedded.draft_tree import DraftTree
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.scheduler import Scheduler
-from runtime.embedded.sequence import BranchSequence
+from runtime.embedded.sequence import BranchSequence, DraftTree
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.tree import Finish
 from tests.runtime.hash_model import CONTEXT, HashModel, Letters, logits_after, naive_step

@@ -7,7 +7,6 @@ does the same by torch: other bits, and more time.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import logging
@@ -20,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from runtime.user_cache import user_cache
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def _compiler() -> str:
 def _build(compiler: str, flags: Sequence[str]) -> Path:
     """The library's file. Another process may build it at the same time: the last one stays."""
     wanted = hashlib.sha256("\0".join(_bit_sources(compiler, flags)).encode()).hexdigest()[:16]
-    folder = _folder()
+    folder = user_cache()
     path = folder / f"rows-{wanted}.so"
     if path.is_file():
         return path
@@ -150,16 +151,3 @@ def _run(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotBuilt(f"{command[0]}: {error}") from error
     return done.stdout
-
-
-def _folder() -> Path:
-    """The user's own cache, or for want of one a folder of this process's."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    with suppress(OSError, RuntimeError):  # nowhere to write, or no home
-        folder = (Path(home) if home else Path.home() / ".cache") / "hedgerow"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            return folder  # nobody else puts libraries there
-    made = tempfile.mkdtemp(prefix="hedgerow-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)

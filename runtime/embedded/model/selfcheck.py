@@ -28,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 
 ROW_TILES = (256, 192, 128, 96, 64, 56, 48, 40, 32, 24, 16, 12, 8, 6, 4, 2, 1)
 QUERY_TILES = (16, 4, 2, 1)
-_PROBED = 32
-"""Rows whose products are compared."""
+_PROBED, _LEAST_PROBED = 32, 8
+"""Rows whose products are compared: as many as a tile has, within these."""
 _TOLERANCE = 1e-4
 """How far the compiled attention may be from a plain softmax."""
 
@@ -84,7 +84,8 @@ def largest_agreeing(
         if steady is None:
             continue
         for known, members in classes:
-            if all(map(torch.equal, known, steady)):
+            pairs = zip(known, steady, strict=True)  # fewer rows of a smaller tile
+            if all(torch.equal(a[: len(b)], b[: len(a)]) for a, b in pairs):
                 members.append(tile)
                 break
         else:
@@ -110,16 +111,23 @@ def _row_products(weights: Weights, tile: int, threads: Sequence[int]) -> Iterat
     matrices = (first.qkv, first.output, first.up, first.down, *(() if head is None else (head,)))
     multiplied = [(matrix.inputs, matrix.times) for matrix in matrices]
     seed = torch.Generator().manual_seed(0)
-    tiles = cut(_PROBED, (tile,))
-    places = 0, tiles[-1][1] - _PROBED or 3
+    probed = min(_PROBED, max(_LEAST_PROBED, tile))
+    tiles = cut(probed, (tile,))
+    rows = tiles[-1][1]
     for inputs, multiply in (*multiplied, (first.gate.inputs, first.gate.gate)):
-        x = torch.randn(max(ROW_TILES), inputs, generator=seed)[: tiles[-1][1]]
+        x = torch.randn(max(ROW_TILES), inputs, generator=seed)[:rows]
+        if rows >= 2 * probed:
+            x[-probed:] = x[:probed]
+            given = [(x, (0, rows - probed))]
+        else:
+            place = rows - probed or 3
+            given = [(x, (0,)), (x.roll(place, 0), (place,))]
         repeats = []
         for count in threads:
             torch.set_num_threads(count)
-            for place in places:
-                out = product(x.roll(place, 0), tiles, multiply)
-                repeats.append(out.roll(-place, 0)[:_PROBED])
+            for each, places in given:
+                out = product(each, tiles, multiply)
+                repeats += [out[(torch.arange(probed) + place) % rows] for place in places]
         yield repeats
 
 

@@ -1,0 +1,124 @@
+"""A Llama of a GGUF file as a checkpoint's folder that Hugging Face's tools read, in bfloat16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from models.gguf import GgufError, GgufFile
+
+CONTROL = 3
+"""The kind of a token that is no text, in a GGUF file."""
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""A layer's tensors there and here."""
+
+
+def convert(file: GgufFile, folder: Path) -> None:
+    """Write the checkpoint. Raises GgufError for another architecture, or another tokenizer than
+    that of SmolLM: byte-level BPE that takes every digit by itself."""
+    for key, known in {"general.architecture": "llama", "tokenizer.ggml.pre": "smollm"}.items():
+        if file.metadata.get(key) != known:
+            raise GgufError(f"{key}: {file.metadata.get(key)!r}; {known!r} is read")
+    _write_json(folder / "config.json", _config(file.metadata))
+    ids = {name: file.metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
+    _write_json(folder / "generation_config.json", {f"{k}_token_id": i for k, i in ids.items()})
+    save_file(_tensors(file), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(file.metadata, folder)
+
+
+def _config(about: dict[str, Any]) -> dict[str, Any]:
+    own = {key.removeprefix("llama."): value for key, value in about.items()}
+    theta = own["rope.freq_base"]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": own["vocab_size"],
+        "hidden_size": own["embedding_length"],
+        "intermediate_size": own["feed_forward_length"],
+        "num_hidden_layers": own["block_count"],
+        "num_attention_heads": own["attention.head_count"],
+        "num_key_value_heads": own["attention.head_count_kv"],
+        "head_dim": own["rope.dimension_count"],
+        "max_position_embeddings": own["context_length"],
+        "rms_norm_eps": float(f"{own['attention.layer_norm_rms_epsilon']:.6g}"),
+        "rope_theta": theta,
+        "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": about["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": about["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": about["tokenizer.ggml.padding_token_id"],
+    }
+
+
+def _tensors(file: GgufFile) -> dict[str, torch.Tensor]:
+    """By Hugging Face's names. llama.cpp pairs neighbours where RoPE turns a head, Hugging Face
+    its halves: rows of queries and keys are put back."""
+    about = file.metadata
+    heads = {
+        "attn_q": about["llama.attention.head_count"],
+        "attn_k": about["llama.attention.head_count_kv"],
+    }
+    found = {
+        "model.embed_tokens.weight": file.tensor("token_embd.weight"),
+        "model.norm.weight": file.tensor("output_norm.weight"),
+    }
+    for layer in range(about["llama.block_count"]):
+        for theirs, ours in _LAYER.items():
+            weight = file.tensor(f"blk.{layer}.{theirs}.weight")
+            if theirs in heads:
+                pairs = weight.reshape(heads[theirs], -1, 2, weight.shape[1])
+                weight = pairs.swapaxes(1, 2).reshape(weight.shape)
+            found[f"model.layers.{layer}.{ours}.weight"] = weight
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)
+        for name, weight in found.items()
+    }
+
+
+def _write_tokenizer(about: dict[str, Any], folder: Path) -> None:
+    tokens: list[str] = about["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in about["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, about["tokenizer.ggml.token_type"], strict=True)
+    special = [token for token, kind in kinds if kind == CONTROL]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(about["tokenizer.chat_template"], encoding="utf-8")
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    settings = {
+        f"{ours}_token": tokens[about[f"tokenizer.ggml.{theirs}_token_id"]]
+        for ours, theirs in names.items()
+    } | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": about["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
