@@ -28,7 +28,8 @@ _HEADS: Mapping[str, int] = {
     "Qwen2ForRewardModel": 1,
 }
 """Outputs of classes whose head is always the same."""
-_LANGUAGE = ("ForCausalLM", "ForConditionalGeneration")
+LANGUAGE = ("ForCausalLM", "ForConditionalGeneration")
+"""How the classes of models that write end."""
 _LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 _LABELS = 2
 """Of a classifier whose config names none, by transformers."""
@@ -91,7 +92,7 @@ class Checkpoint:
     def head_outputs(self) -> int | None:
         """What a server of embeddings gives of it: the outputs of its reward head, by its tensor or
         its class, the hidden size of a language model; None if that is not known."""
-        tensors = {} if self.architecture.endswith(_LANGUAGE) else _tensors(self.folder)
+        tensors = {} if self.architecture.endswith(LANGUAGE) else _tensors(self.folder)
         for name in ("v_head.summary.weight", "score.2.weight", "score.weight"):
             if name in tensors:
                 return int(tensors[name].shape[0])
@@ -135,7 +136,7 @@ def outputs_of_class(architecture: str, config: Mapping[str, Any]) -> int | None
     """By a class alone and ``config``, empty where that is not known; None if they do not tell."""
     if architecture in _HEADS:
         return _HEADS[architecture]
-    if architecture.endswith(_LANGUAGE):
+    if architecture.endswith(LANGUAGE):
         return config.get("hidden_size")
     if architecture.endswith(_LABELLED) and config:
         return config.get("num_labels") or len(config.get("id2label") or ()) or _LABELS

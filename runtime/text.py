@@ -25,6 +25,8 @@ _ANCHOR = "\n"
 _DATE = "26 Jul 2024"
 _BREAK = "\udc00"
 """Half a character, which no text holds: what stands before and after it is encoded apart."""
+_TOKENIZERS = ("tokenizer*", "*.model", "vocab.json", "*.tiktoken")
+"""Files of which a tokenizer has one."""
 _BRACKETS = frozenset("<[{|")
 """What is added to a vocabulary and begins with one of these is structure, no word."""
 _THOUGHTS = frozenset({"<think>", "</think>"})
@@ -52,7 +54,9 @@ class Text:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The Hugging Face tokenizer, for its chat template."""
+        """The Hugging Face tokenizer, for its chat template. Raises ValueError without one."""
+        if not any(next(self.checkpoint.glob(name), None) for name in _TOKENIZERS):
+            raise ValueError(f"{self.checkpoint}: holds no tokenizer; tokenizer.json is needed")
         from transformers import AutoTokenizer  # takes seconds: only who needs it waits
 
         return AutoTokenizer.from_pretrained(str(self.checkpoint), local_files_only=True)
@@ -124,9 +128,9 @@ class Text:
             if len(self._controls.findall(normal)) > len(self._controls.findall(words)):
                 words = normal  # wide letters, say, that the tokenizer takes for plain ones
         parts, at = [], 0
-        while found := self._controls.search(words, at):
-            parts.append(words[at : found.start() + 1])
-            at = found.start() + 1  # another one may begin within this one
+        while match := self._controls.search(words, at):
+            parts.append(words[at : match.start() + 1])
+            at = match.start() + 1  # another one may begin within this one
         return _BREAK.join([*parts, words[at:]])
 
     def encode(self, text: str) -> list[int]:

@@ -158,7 +158,7 @@ async def _sglang_engine(
     """
     servers, urls = None, ()
     if settings.launch:
-        servers = LaunchedServers(server_options(settings))
+        servers = LaunchedServers(server_options(settings), settings.start_seconds)
         policy, *reward = (server.url for server in servers.servers)
         urls = ((policy,), tuple(reward))
         await servers.start()
@@ -189,6 +189,7 @@ def sglang_options(
         encoder=settings.encoder,
         endpoint=endpoint_options(settings),
         version=own_version(),
+        start_seconds=settings.start_seconds,
         stall_seconds=settings.stall_seconds,
     )
 

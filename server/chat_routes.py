@@ -212,8 +212,8 @@ async def _chunks(
                     for told in written.reasoning(0, line):
                         yield event(told)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
-        said = translate(error, settings.retry_after_seconds)
-        yield event(said.body())
+        reply_error = translate(error, settings.retry_after_seconds)
+        yield event(reply_error.body())
         raise StreamAborted from error
 
 

@@ -174,6 +174,9 @@ class ModelSettings(_Settings):
         on=(RUNNING,),
         flag="--reward-url",
     )
+    start_seconds: float = setting(
+        600.0, "for SGLang servers to be there at start", on=(RUNNING, LAUNCHED), gt=0
+    )
     launch: bool = setting(
         False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
     )

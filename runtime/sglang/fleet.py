@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 import re
 from collections import Counter, defaultdict
@@ -12,11 +13,17 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
-from runtime.sglang.replica import Replica, ReplicaLost
+from runtime.sglang.expected_server import WrongServer
+from runtime.sglang.replica import NotSglang, Replica, ReplicaLost
+from runtime.sglang.waiting import said_while
 from search.engine import EngineDown
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two attempts to reach a server that is not there yet."""
 SLACK = 1.25
 """A server takes at most so many times its share of the searches."""
 _LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
@@ -59,7 +66,7 @@ class Fleet:
         """The servers that are up. Raises EngineDown if none is."""
         up = [replica for replica in self.replicas if replica.up]
         if not up:
-            urls = ", ".join(replica.url for replica in self.replicas)
+            urls = ", ".join(replica.wrong or replica.url for replica in self.replicas)
             raise EngineDown(f"no {self.what} server answers: {urls}")
         return up
 
@@ -96,6 +103,44 @@ class Fleet:
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+
+async def wait_for(replica: Replica, what: str, seconds: float) -> None:
+    """Until a server is ready and says that it is the one to be; ``what`` it is for is said.
+
+    Raises ValueError at once for another server than is needed, EngineDown after ``seconds``.
+    """
+    why = ""
+
+    async def meet() -> None:
+        nonlocal why
+        replica.up = False  # nobody hears yet that it is lost
+        while True:
+            try:
+                await replica.meet()
+            except (NotSglang, WrongServer):
+                raise
+            except EngineDown as error:
+                why = str(error)
+            else:
+                replica.up = True
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def say(waited: float) -> None:
+        said = why or f"{replica.url} has not answered yet"
+        log.warning("waiting for a %s server, %.0f of up to %g s: %s", what, waited, seconds, said)
+
+    try:
+        async with asyncio.timeout(seconds):
+            await said_while(meet(), say)
+    except NotSglang as error:
+        raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
+    except WrongServer as error:
+        raise ValueError(f"{what}_urls: {error}") from error
+    except TimeoutError:
+        reason = why or f"{replica.url} has not answered"
+        raise EngineDown(f"no {what} server: {reason}; waited {seconds:g} s for it") from None
 
 
 def rendezvous(prompt: Sequence[int], names: Sequence[str]) -> list[str]:

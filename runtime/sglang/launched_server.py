@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME, REWARD_CLASSES, REWARD_MODELS
 from runtime.sglang.replica import PRIORITY_UNITS
+from runtime.sglang.server_output import ServerOutput
+from runtime.sglang.waiting import said_while
 from search.engine import EngineDown
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,19 @@ HOST = "127.0.0.1"
 STUBS = Path(__file__).parent / "cpu" / "stubs"
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 0.5
+KILLED = -signal.SIGKILL
 REFUSED = {
     "--enable-custom-logit-processor": "it lets whoever reaches the port run code",
     "--host": f"the servers listen on {HOST}",
     "--port": "the servers choose free ports",
     "--model-path": "the settings name the models",
+    "--model": "the settings name the models",
+    "--is-embedding": "the reward format says which server is one",
+    "--api-key": f"the servers listen on {HOST} alone, and Hedgerow sends none",
+    "--config": "a file could hold what is refused here",
 }
+"""Options of SGLang's. Its parser takes what a name begins with for the name, so that is refused,
+too: no other option of SGLang's is the beginning of one of these."""
 ON_CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
     *("--disable-overlap-schedule", "--watchdog-timeout", "1200", "--sleep-on-idle"),
@@ -82,8 +90,10 @@ class LaunchOptions:
             raise ValueError(f"python: '{self.python}': there is no such file; see make sglang-env")
         for given in self.args:
             name = given.partition("=")[0]
-            if name in REFUSED:
-                raise ValueError(f"{name}: not allowed; {REFUSED[name]}")
+            meant = next((one for one in sorted(REFUSED) if one.startswith(name)), None)
+            if name.startswith("--") and meant is not None:
+                short = "" if meant == name else f" (short for {meant})"
+                raise ValueError(f"{name}{short}: not allowed; {REFUSED[meant]}")
 
     def command(self, port: int) -> list[str]:
         """What is run."""
@@ -138,6 +148,7 @@ class LaunchedServer:
     options: LaunchOptions
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    _output: ServerOutput | None = None
 
     @property
     def url(self) -> str:
@@ -147,16 +158,15 @@ class LaunchedServer:
     def start(self) -> None:
         """Run it, in a process group of its own. Raises OSError if that cannot be done."""
         options = self.options
-        with contextlib.ExitStack() as files:
-            out = files.enter_context(options.log.open("ab")) if options.log else sys.stderr
-            self.process = subprocess.Popen(
-                options.command(self.port),
-                env=options.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        self.process = subprocess.Popen(
+            options.command(self.port),
+            env=options.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._output = ServerOutput(self.process, options.log)
 
     @property
     def ended(self) -> int | None:
@@ -175,21 +185,42 @@ class LaunchedServer:
         self.process = None
 
     async def ready(self, seconds: float) -> None:
-        """Wait until it answers. Raises EngineDown if it ends, or does not in time."""
-        deadline = time.monotonic() + seconds
+        """Wait until it answers, and say so meanwhile. Raises EngineDown if it ends, or does not
+        answer in time."""
+        model, begun = self.options.model, time.monotonic()
+
+        def say(waited: float) -> None:
+            log.info("SGLang starts with %s, %.0f of up to %g s", model, waited, seconds)
+
+        try:
+            async with asyncio.timeout(seconds):
+                await said_while(self._answers(), say)
+        except TimeoutError:
+            said = f"; it last said: {self._said()}" if self._said() else ""
+            raise EngineDown(
+                f"the SGLang server of {model} did not come up in {seconds:g} s{said}"
+            ) from None
+        took = time.monotonic() - begun
+        log.info("SGLang is ready with %s on %s, after %.0f s", model, self.url, took)
+
+    async def _answers(self) -> None:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
-            while time.monotonic() < deadline:
+            while True:
                 if self.ended is not None:
                     raise EngineDown(self.end())
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get("/health")).is_success:
                         return
                 await asyncio.sleep(LOOK_SECONDS)
-        raise EngineDown(f"the SGLang server of {self.options.model} did not come up")
 
     def end(self) -> str:
-        """How it ended, in words."""
-        return f"the SGLang server of {self.options.model} ended with {self.ended}"
+        """How it ended, in words, its own last ones included."""
+        said = f": {self._said()}" if self._said() else ""
+        killed = " (killed, as by the system when memory is short)" if self.ended == KILLED else ""
+        return f"the SGLang server of {self.options.model} ended with {self.ended}{killed}{said}"
+
+    def _said(self) -> str:
+        return "" if self._output is None else self._output.error()
 
 
 class LaunchedServers:

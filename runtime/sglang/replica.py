@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
 from hedgerow_sglang.plugin_protocol import plugin_counts
+from runtime.sglang.expected_server import (
+    PROBE,
+    ExpectedServer,
+    ServerInfo,
+    WrongServer,
+    changes,
+)
+from runtime.sglang.waiting import reason_of, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
@@ -26,6 +36,7 @@ CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
 NOT_FOUND = 404
+KEY_NEEDED = frozenset({401, 403})
 MESSAGE_LETTERS = 200
 AGAIN = "+"
 """Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
@@ -45,7 +56,7 @@ class ReplicaLost(EngineDown):
 
 
 class NotSglang(EngineDown):
-    """What answers is no SGLang server, such as a router before some."""
+    """What answers is no SGLang server that serves us, such as a router before some."""
 
 
 class Replica:
@@ -61,14 +72,24 @@ class Replica:
     """
 
     def __init__(
-        self, url: str, *, connect: float, answer: float, probe: float, stall: float
+        self,
+        url: str,
+        *,
+        connect: float,
+        answer: float,
+        probe: float,
+        stall: float,
+        expected: ExpectedServer | None = None,
     ) -> None:
         """Seconds to connect, for an answer, for a sign of life, and until it stands still.
 
-        Connects to nothing yet.
+        ``expected``: what it is compared with before it gets work. Connects to nothing yet.
         """
         self.url = url.rstrip("/")
         self.up = True
+        self.expected = expected
+        self.wrong = ""
+        """Why it gets no work although it answers."""
         self.details: Json = {}
         self.failures = 0
         self.plugged = False
@@ -147,15 +168,71 @@ class Replica:
         except httpx.HTTPError as error:
             log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
 
+    async def meet(self) -> None:
+        """Learn what the server is, and compare it with what it is to be; what cannot be compared
+        is said the first time.
+
+        Raises EngineDown, NotSglang, and WrongServer for another one than is needed.
+        """
+        info = await self.info()
+        wrong = tuple(changes(self.details, info))
+        if self.expected is not None:
+            told = ServerInfo(info, await self._model_info())
+            if await asyncio.to_thread(self.expected.asks_tokenizer, told):
+                told = replace(told, ids=await self._tokenized(PROBE))
+            compared = await asyncio.to_thread(self.expected.compare, told)
+            wrong += compared.wrong
+            if not self.details and not wrong:
+                for note in compared.notes:
+                    log.warning("%s: %s", self.url, note)
+                if compared.unknown:
+                    log.info("%s: not compared: %s", self.url, "; ".join(compared.unknown))
+        if wrong:
+            raise WrongServer(f"{self.url}: {'; and '.join(wrong)}")
+        self.learn(info)
+
     async def info(self) -> Json:
         """``/server_info``: how the server was started, and its state.
 
-        Raises EngineDown, NotSglang where there is no such route.
+        Raises EngineDown, NotSglang where that is not what it answers with.
         """
         response = await self._get("/server_info")
-        if response.status_code == NOT_FOUND:
-            raise NotSglang(f"{self.url}: no SGLang server, it has no /server_info")
-        return self._json(response)
+        if response.is_server_error:
+            raise self._lose(f"status {response.status_code}")
+        if response.status_code in KEY_NEEDED:
+            raise NotSglang(
+                f"{self.url} wants a key (status {response.status_code} of /server_info); Hedgerow "
+                "sends none: start SGLang without --api-key, where only Hedgerow reaches it"
+            )
+        with contextlib.suppress(ValueError):
+            content = response.json() if response.is_success else None
+            if isinstance(content, dict) and "internal_states" in content:
+                return content
+        kind = response.headers.get("content-type", "").partition(";")[0] or "nothing"
+        raise NotSglang(
+            f"{self.url}: no SGLang server, it answers /server_info with status "
+            f"{response.status_code} and {kind}"
+        )
+
+    async def _model_info(self) -> Json:
+        """``/model_info``, by its older name too; empty where it is not told."""
+        for path in ("/model_info", "/get_model_info"):
+            response = await self._get(path)
+            if response.status_code != NOT_FOUND:
+                return self._json(response)
+        return {}
+
+    async def _tokenized(self, words: str) -> Sequence[int] | None:
+        """The ids of a text by the server's own tokenizer; None where it does not tell."""
+        asked = {"prompt": words, "add_special_tokens": False}
+        try:
+            response = await self._request("POST", "/tokenize", json=asked, timeout=self._probe)
+        except httpx.HTTPError as error:
+            raise self._lose(error) from error
+        if not response.is_success:
+            return None
+        ids = self._json(response).get("tokens")
+        return ids if isinstance(ids, list) else None
 
     async def metrics(self) -> str | None:
         """``/metrics`` as text; None where the server was started without them.
@@ -202,6 +279,8 @@ class Replica:
         except httpx.TimeoutException as error:  # busy: what it draws is on its way
             raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
         except httpx.HTTPError as error:
+            if speaks_otherwise(error):
+                raise NotSglang(f"{self.url}: no SGLang server: {reason_of(error)}") from error
             raise self._lose(error) from error
 
     async def _post(self, path: str, body: Json, waits: Sequence[float] = FULL_WAITS) -> Json:
@@ -255,7 +334,7 @@ class Replica:
 
     def _lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
         """Open the breaker."""
-        said = reason if isinstance(reason, str) else type(reason).__name__
+        said = reason if isinstance(reason, str) else reason_of(reason)
         if self.up:
             log.error("%s does not answer (%s)", self.url, said)
             self.up = False
@@ -267,16 +346,30 @@ class Replica:
         return ReplicaLost(f"{self.url} does not answer ({said})")
 
     async def _revive(self) -> None:
-        """Close the breaker when the server generates again."""
+        """Close the breaker when the server generates again, and is the one it was."""
         waits = list(REVIVAL_WAITS)
         while not self.up:
             await asyncio.sleep(waits.pop(0) if len(waits) > 1 else waits[0])
             try:
                 response = await self._client.get("/health_generate", timeout=self._probe)
-                self.up = response.is_success
+                self.up = response.is_success and await self._fits()
             except httpx.HTTPError:
                 continue
         log.info("%s answers again", self.url)
+
+    async def _fits(self) -> bool:
+        """Whether what answers again may have work; why not is said once."""
+        wrong = ""
+        try:
+            await self.meet()
+        except (WrongServer, NotSglang) as error:
+            wrong = str(error)
+        except EngineDown:
+            return False
+        if wrong and wrong != self.wrong:
+            log.error("it gets no work: %s", wrong)
+        self.wrong = wrong
+        return not wrong
 
 
 def _refusal_message(response: httpx.Response) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -18,9 +17,10 @@ from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
-from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics
+from runtime.sglang.expected_server import ExpectedServer
+from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
 from runtime.sglang.launched_server import BY_PRIORITY
-from runtime.sglang.replica import NotSglang, Replica
+from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
@@ -30,7 +30,6 @@ from search.counters import Counters, EngineCounters, combined
 from search.engine import (
     Branch,
     Capabilities,
-    EngineDown,
     EngineError,
     Hint,
     Sampling,
@@ -41,7 +40,6 @@ from search.engine import (
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
 
@@ -62,9 +60,10 @@ class SglangEngine:
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
-        self._policy = Fleet("policy", [self._replica(url) for url in options.policy_urls])
-        urls = options.reward_urls if prm else ()
-        self._rewards = Fleet("reward", [self._replica(url) for url in urls])
+        policy = ExpectedServer("policy", self._text)
+        self._policy = Fleet("policy", self._replicas(options.policy_urls, policy))
+        reward = ExpectedServer("reward", prm, self._form) if prm else None
+        self._rewards = Fleet("reward", self._replicas(options.reward_urls, reward))
         self._searches: dict[str, SearchSession] = {}
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
@@ -79,8 +78,8 @@ class SglangEngine:
     async def start(cls, options: SglangOptions) -> SglangEngine:
         """Wait until every server answers, and read what it is.
 
-        Raises what is wrong with the options: ValueError, OSError, RewardMissing; EngineDown for a
-        server that does not answer in ``start_seconds``.
+        Raises what is wrong with the options or a server: ValueError, OSError, RewardMissing;
+        EngineDown for a server that does not answer in ``start_seconds``.
         """
         engine = cls(options)
         try:
@@ -246,27 +245,32 @@ class SglangEngine:
             )
         return self._searches[tree]
 
-    def _replica(self, url: str) -> Replica:
+    def _replicas(self, urls: Sequence[str], expected: ExpectedServer | None) -> list[Replica]:
+        """The servers of a kind; none where none is needed."""
         options = self._options
-        return Replica(
-            url,
-            connect=options.connect_seconds,
-            answer=options.answer_seconds,
-            probe=options.probe_seconds,
-            stall=options.stall_seconds,
-        )
+        return [
+            Replica(
+                url,
+                connect=options.connect_seconds,
+                answer=options.answer_seconds,
+                probe=options.probe_seconds,
+                stall=options.stall_seconds,
+                expected=expected,
+            )
+            for url in urls
+            if expected is not None
+        ]
 
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""
         options = self._options
-        deadline = time.monotonic() + options.start_seconds
-        await asyncio.gather(
-            *(
-                _wait_for(replica, fleet.what, deadline)
-                for fleet in (self._policy, self._rewards)
-                for replica in fleet.replicas
-            )
-        )
+        try:
+            async with asyncio.TaskGroup() as meetings:
+                for fleet in (self._policy, self._rewards):
+                    for replica in fleet.replicas:
+                        meetings.create_task(wait_for(replica, fleet.what, options.start_seconds))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None  # what one server is will not get better
         for replica in self._policy.replicas:
             if options.speculate and not replica.schedules:
                 raise ValueError(
@@ -336,22 +340,6 @@ class SglangEngine:
         named += [str(replica.seeds) for replica in self._policy.replicas]
         digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
         return f"sglang-{digest[:16]}"
-
-
-async def _wait_for(replica: Replica, what: str, deadline: float) -> None:
-    """Until a server is ready and says what it is; ``what`` it is for stands in an error."""
-    while True:
-        try:
-            replica.learn(await replica.info())
-        except NotSglang as error:
-            raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
-        except EngineDown as error:
-            if time.monotonic() > deadline:
-                raise EngineDown(f"{replica.url} did not come up: {error}") from error
-        else:
-            replica.up = True
-            return
-        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _flops(text: Text) -> Flops:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import httpx
+
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
@@ -47,6 +49,12 @@ class SglangOptions:
     def __post_init__(self) -> None:
         if not self.policy_urls:
             raise ValueError("policy_urls: none; at least one SGLang server is needed")
+        for kind in ("policy", "reward"):
+            for url in getattr(self, f"{kind}_urls"):
+                try:
+                    httpx.URL(url)
+                except httpx.InvalidURL as error:
+                    raise ValueError(f"{kind}_urls: {url!r}: {error}") from None
         if self.top < 1:
             raise ValueError(f"top: {self.top}; at least 1 is needed")
         needed = reward_format(self.reward_format).needs_model

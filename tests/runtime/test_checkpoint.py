@@ -94,6 +94,13 @@ def test_a_broken_config_is_named(content: str, said: str, tmp_path: Path) -> No
         Text(tmp_path)
 
 
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    """In one line."""
+    folder = folder_of(tmp_path, SIZES)
+    with pytest.raises(ValueError, match=f"{folder}: holds no tokenizer"):
+        _ = Text(folder).tokenizer
+
+
 @pytest.mark.parametrize(
     ("architecture", "config", "outputs"),
     [

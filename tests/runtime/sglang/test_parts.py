@@ -305,7 +305,8 @@ async def test_a_connection_that_ends_without_a_word_is_not_a_lost_server(
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
             await reader.readuntil(b"}")
         if asked == patience:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n" + b'{"meta_info":{}}')
+            said = b'{"meta_info":{},"internal_states":[]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)

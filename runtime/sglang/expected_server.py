@@ -1,0 +1,280 @@
+"""Whether a SGLang server is the one that a search needs, by what it says of itself and by the
+files that it names where they can be read here. Nothing is drawn or scored to find out: a server of
+embeddings that is asked for a verdict ends, and so does one that reads an id it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from hedgerow_sglang.plugin_protocol import plugin_counts
+from runtime.checkpoint import LANGUAGE, Checkpoint, outputs_of_class
+from runtime.reward_format import REWARD_FORMATS, RewardFormat
+from runtime.text import Text
+
+Json = Mapping[str, Any]
+
+PROBE = "Is it so?\n\n12,345 + 6 = 12,351 (x_1, 'naïve'): Σ of ten SENTENCES of words, ки 好."
+"""What a server's tokenizer is asked to spell where its files cannot be read."""
+PROBED = 0.75
+"""The share of its ids that is compared, the last ones: how a text begins is a matter of taste."""
+COMPARED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+class WrongServer(ValueError):
+    """A server is not the one that is needed; names both sides and the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself: ``/server_info``, ``/model_info`` (empty where it has none) and
+    the ids that ``/tokenize`` makes of ``PROBE`` (None: not asked, or no answer)."""
+
+    server: Json
+    model: Json = field(default_factory=dict)
+    ids: Sequence[int] | None = None
+
+    @property
+    def embeds(self) -> bool | None:
+        """Whether it gives embeddings and no text; None if it does not say."""
+        generates = self.model.get("is_generation")
+        return self.server.get("is_embedding") if generates is None else not generates
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that it runs."""
+        return (self.model.get("architectures") or [None])[0]
+
+    @property
+    def model_path(self) -> str | None:
+        """The model that it runs, as it was told it."""
+        return self.model.get("model_path") or self.server.get("model_path")
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """Its model's folder, or what this machine's cache has of it; None if neither is here."""
+        return _readable(self.model_path)
+
+    @property
+    def tokenizer(self) -> Checkpoint | None:
+        """The same of its tokenizer's."""
+        named = self.model.get("tokenizer_path") or self.server.get("tokenizer_path")
+        return _readable(named or self.model_path)
+
+
+def _readable(path: str | None) -> Checkpoint | None:
+    if path is None:
+        return None
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        try:
+            cached = try_to_load_from_cache(path, "config.json")
+        except HFValidationError:  # a path, and no name of the hub's
+            return None
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    return Checkpoint.of(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Sentences. ``wrong``: why a server cannot be used; ``unknown``: what could not be compared;
+    ``notes``: what works, at a price."""
+
+    wrong: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedServer:
+    """What the servers of a kind are to be: ``text`` is of their model's folder, ``form`` the
+    format by which a reward server is read, None for the policy's."""
+
+    kind: Literal["policy", "reward"]
+    text: Text
+    form: RewardFormat | None = None
+
+    @property
+    def setting(self) -> str:
+        """The option that names the model's folder."""
+        return "--model" if self.kind == "policy" else "--reward-model"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it is read as a server of embeddings."""
+        return self.form is not None and self.form.reads_hidden
+
+    def spelt(self) -> list[int]:
+        """The ids of ``PROBE`` that a server's tokenizer is to give, too."""
+        return self.text.encode(PROBE)
+
+    def asks_tokenizer(self, told: ServerInfo) -> bool:
+        """Whether its tokenizer's files do not tell if it is ours."""
+        theirs = told.tokenizer
+        if told.server.get("skip_tokenizer_init"):
+            return False
+        return theirs is None or self._own.same_tokenizer(theirs) is None
+
+    def compare(self, told: ServerInfo) -> Comparison:
+        """A server with what is needed. Reads files."""
+        wrong = [*self._kind(told), *self._options(told)]
+        differences, unknown = self._model(told)
+        if differences:
+            wrong.append(
+                f"it serves another model ({told.model_path}) than {self.setting} "
+                f"{self.text.checkpoint}: {', '.join(differences)}; start it with --model-path "
+                f"{self.text.checkpoint}, or name the served model's folder by {self.setting}"
+            )
+        if self.classifies and told.embeds is not False:
+            outputs, architecture = self._outputs(told)
+            wrong += self.head_faults(outputs, architecture)
+            if outputs is None:
+                unknown.append("the head's outputs")
+        return Comparison(tuple(wrong), tuple(unknown), tuple(_notes(told)))
+
+    def head_faults(self, outputs: int | None, architecture: str | None) -> Iterator[str]:
+        """What is wrong with a head of so many outputs; nothing where that is not known."""
+        form = self.form
+        if form is None or not form.reads_hidden or outputs is None:
+            return
+        if (architecture or "").endswith(LANGUAGE):
+            yield (
+                f"{architecture} has no reward head, only hidden states; reward format "
+                f"{form.name!r} reads a head's outputs: serve a reward model, or take a reward "
+                f"format that reads verdicts ({_formats(hidden=False)}) and no --is-embedding"
+            )
+        elif form.reads == "value" and outputs != 1:
+            yield (
+                f"its head has {outputs} outputs, reward format {form.name!r} reads one; take a "
+                f"format that reads several, such as qwen2.5-math-prm, or serve another model"
+            )
+        elif form.reads == "classes" and outputs <= max(1, form.label):
+            yield (
+                f"its head has {outputs} output{'s' * (outputs != 1)}, reward format {form.name!r} "
+                f"reads class {form.label} of several; take a format that reads one, such as "
+                "skywork, or serve another model"
+            )
+
+    @property
+    def _own(self) -> Checkpoint:
+        return Checkpoint.of(self.text.checkpoint)
+
+    def _kind(self, told: ServerInfo) -> Iterator[str]:
+        if told.embeds is None or told.embeds == self.classifies:
+            return
+        name = self.form.name if self.form else ""
+        if self.classifies:
+            yield (
+                f"it is a generation server, reward format {name!r} reads the outputs of a head; "
+                "start it with --is-embedding, or take a reward format that reads verdicts "
+                f"({_formats(hidden=False)})"
+            )
+        elif self.form is not None:
+            yield (
+                f"it is an embedding server (--is-embedding), reward format {name!r} reads "
+                "log-probabilities of a generation server; start it without --is-embedding, or "
+                f"take a reward format that reads a head ({_formats(hidden=True)})"
+            )
+        else:
+            yield "it is an embedding server, which draws nothing; start it without --is-embedding"
+
+    def _options(self, told: ServerInfo) -> Iterator[str]:
+        """What it was started with that would change or end what is drawn there."""
+        server = told.server
+        if server.get("disaggregation_mode") not in (None, "null"):
+            yield (
+                f"it does {server['disaggregation_mode']} alone; start it without "
+                "--disaggregation-mode"
+            )
+        if self.kind == "policy" and server.get("skip_tokenizer_init"):
+            yield "it cannot find strings that end steps; start it without --skip-tokenizer-init"
+        if self.kind == "policy" and server.get("preferred_sampling_params"):
+            yield (
+                f"it samples by {server['preferred_sampling_params']} beside what a search asks; "
+                "start it without --preferred-sampling-params"
+            )
+
+    def _model(self, told: ServerInfo) -> tuple[list[str], list[str]]:
+        """How its model differs from ours, and what of that is not known."""
+        ours, theirs = self._own, told.checkpoint
+        different, unknown = [], []
+        if told.architecture is None:
+            unknown.append("the class")
+        elif told.architecture != ours.architecture:
+            different.append(f"class {told.architecture} instead of {ours.architecture}")
+        if theirs is None:
+            unknown.append(f"sizes, vocabulary, weights ({told.model_path} is not readable here)")
+        elif not theirs.folder.samefile(ours.folder):
+            different += [
+                f"{name} {theirs.config.get(name)} instead of {ours.config.get(name)}"
+                for name in COMPARED
+                if theirs.config.get(name) != ours.config.get(name)
+            ]
+            if not different and ours.same_weights(theirs) is False:
+                different.append("other weights")
+        same = self._same_tokenizer(told)
+        if same is None:
+            unknown.append("the tokenizer")
+        elif not same:
+            different.append("another tokenizer")
+        return different, unknown
+
+    def _same_tokenizer(self, told: ServerInfo) -> bool | None:
+        theirs = told.tokenizer
+        same = None if theirs is None else self._own.same_tokenizer(theirs)
+        if same is not None or told.ids is None:
+            return same
+        ours = self.spelt()
+        last = int(PROBED * len(ours))
+        return list(told.ids)[-last:] == ours[-last:]
+
+    def _outputs(self, told: ServerInfo) -> tuple[int | None, str | None]:
+        """Outputs of its head, and the class that has it, as far as it is known."""
+        theirs = told.checkpoint
+        if theirs is not None:
+            return theirs.head_outputs(), told.architecture or theirs.architecture
+        if told.architecture is None:
+            return None, None
+        if told.architecture == self._own.architecture:
+            return self._own.head_outputs(), told.architecture
+        return outputs_of_class(told.architecture, {}), told.architecture
+
+
+def changes(before: Json, now: Json) -> Iterator[str]:
+    """What a server that came back can do no more, on which searches lean."""
+    had, has = (plugin_counts(info) or {} for info in (before, now))
+    for name, what in (("seeds", "draws by seed"), ("evicts", "evicts by our plug-in")):
+        if had.get(name) and not has.get(name):
+            yield f"it {what} no more; start it as before"
+    longest, most = (info.get("max_req_input_len") for info in (before, now))
+    if longest and most and most < longest:
+        yield f"its context is {most} tokens now, {longest} before; start it as before"
+
+
+def _notes(told: ServerInfo) -> Iterator[str]:
+    if told.server.get("enable_custom_logit_processor"):
+        yield "it runs code that requests bring (--enable-custom-logit-processor)"
+    if told.server.get("disable_radix_cache"):
+        yield "it reads every prefix again (--disable-radix-cache)"
+
+
+def _formats(*, hidden: bool) -> str:
+    """Names of the formats that read a head, or verdicts."""
+    return ", ".join(
+        form.name
+        for form in REWARD_FORMATS.values()
+        if (form.reads_hidden if hidden else form.reads == "softmax")
+    )

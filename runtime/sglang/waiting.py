@@ -1,0 +1,67 @@
+"""Nobody waits in silence: what a start waits for is said at once, and now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import httpx
+
+T = TypeVar("T")
+
+FIRST_SECONDS = 0.5
+"""What is there already answers sooner: nothing is said of it."""
+SAID_SECONDS = 10.0
+"""Between two lines of one wait."""
+
+
+async def said_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:
+    """What ``work`` gives; while it is at work ``say`` is called with the seconds it has taken."""
+    begun = time.monotonic()
+    task = asyncio.create_task(work)
+    pause = FIRST_SECONDS
+    try:
+        while not (await asyncio.wait({task}, timeout=pause))[0]:
+            say(time.monotonic() - begun)
+            pause = SAID_SECONDS
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return task.result()
+
+
+def reason_of(error: httpx.HTTPError) -> str:
+    """Why nothing came back, in words: the system's own where it has some."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    for cause in _causes(error):
+        if isinstance(cause, ConnectionRefusedError):
+            return "connection refused"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return str(error) or type(error).__name__
+
+
+def speaks_otherwise(error: httpx.HTTPError) -> bool:
+    """Whether something answers there that speaks no HTTP, or TLS where we do not, or we alone."""
+    garbled = isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error)
+    return garbled or any(
+        isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLWantReadError)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it came from, and the parts of groups among that."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        if isinstance(cause, BaseExceptionGroup):
+            yield from cause.exceptions
+        cause = cause.__cause__ or cause.__context__
