@@ -128,9 +128,9 @@ class Text:
             if len(self._controls.findall(normal)) > len(self._controls.findall(words)):
                 words = normal  # wide letters, say, that the tokenizer takes for plain ones
         parts, at = [], 0
-        while found := self._controls.search(words, at):
-            parts.append(words[at : found.start() + 1])
-            at = found.start() + 1  # another one may begin within this one
+        while match := self._controls.search(words, at):
+            parts.append(words[at : match.start() + 1])
+            at = match.start() + 1  # another one may begin within this one
         return _BREAK.join([*parts, words[at:]])
 
     def encode(self, text: str) -> list[int]:

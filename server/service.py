@@ -27,7 +27,6 @@ from server.settings import Settings
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
-    pass
     from server.tracing import Tracing
 
 LONG = 1 << 15

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
 """Branches, trajectories or steps of one message. The engine goes on in between."""
-MOST_TO_DRAW = 1 << 20
+MOST_TO_EXPAND = 1 << 20
 """Tokens of all prefixes in one message, those of one tuple counted once."""
 MOST_TO_SCORE = 1 << 16
 """Tokens of all steps in one message: many formats spell them anew."""
@@ -71,7 +71,7 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
-class Hinted:
+class TreeHint:
     """A hint; not answered."""
 
     tree: str
@@ -115,7 +115,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StartFailed:
     """The engine cannot start with these options; the last word of its process."""
 
     error: EngineError | ValueError | OSError
@@ -142,7 +142,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LogLine:
     """A line for the log: its level, its logger's name, its text."""
 
     level: int
@@ -150,8 +150,8 @@ class Said:
     text: str
 
 
-ToEngine = Expand | Score | Embed | Hinted | Release | Abort | Ping | Stop
-FromEngine = Ready | Refused | Done | Failed | Usage | Said
+ToEngine = Expand | Score | Embed | TreeHint | Release | Abort | Ping | Stop
+FromEngine = Ready | StartFailed | Done | Failed | Usage | LogLine
 
 
 def in_parts(items: Sequence[T], sizes: Sequence[int], most: int) -> list[tuple[T, ...]]:
@@ -174,7 +174,7 @@ def rounds(branches: Sequence[Branch]) -> list[tuple[Branch, ...]]:
     tokens = [branch.tokens for branch in branches]
     above = [None, *tokens]
     sizes = [0 if own is last else len(own) for own, last in zip(tokens, above, strict=False)]
-    return in_parts(branches, sizes, MOST_TO_DRAW)
+    return in_parts(branches, sizes, MOST_TO_EXPAND)
 
 
 def readings(trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, ...]]:

@@ -22,7 +22,7 @@ from pickle import PicklingError, Unpickler
 from queue import SimpleQueue
 from typing import Any, Self
 
-from runtime.embedded.messages import Failed, FromEngine, Hinted, Said, Stop, ToEngine
+from runtime.embedded.messages import Failed, FromEngine, LogLine, Stop, ToEngine, TreeHint
 from search.engine import CallFault
 
 STOP_SECONDS = 5.0
@@ -81,7 +81,7 @@ class EngineEnd:
         return self._pipe.poll(seconds)
 
 
-class LogLines(logging.Handler):
+class PipeLogHandler(logging.Handler):
     """Hands this process's log lines to the server's."""
 
     def __init__(self, pipe: EngineEnd) -> None:
@@ -94,7 +94,7 @@ class LogLines(logging.Handler):
         if record.exc_info:
             text += "\n" + _FORM.formatException(record.exc_info)
         with contextlib.suppress(OSError):
-            self._pipe.send(Said(record.levelno, record.name, text))
+            self._pipe.send(LogLine(record.levelno, record.name, text))
 
 
 class ClientEnd:
@@ -127,11 +127,11 @@ class ClientEnd:
             data = seal(message)
         except (PicklingError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
             raise CallFault(f"{type(message).__name__}: cannot be sent: {error}") from error
-        if self._asked_at is None and not isinstance(message, Hinted):
+        if self._asked_at is None and not isinstance(message, TreeHint):
             self._asked_at = time.monotonic()
         self._outbox.put(data)
 
-    def silent_seconds(self) -> float:
+    def quiet_seconds(self) -> float:
         """How long the process has said nothing although something was sent to it."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at

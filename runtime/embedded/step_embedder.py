@@ -47,11 +47,11 @@ class StepEmbedder:
         embed: Callable[[Sequence[StepWords]], list[Vector]],
         charge: Callable[[str, Sequence[StepWords]], None],
     ) -> None:
-        """``charge`` books a piece to the search it is for."""
+        """``charge`` adds what a piece costs to the search it is for."""
         self._embed = embed
         self._charge = charge
         self._calls: list[EmbedCall] = []
-        self.faults = CallErrors()
+        self.errors = CallErrors()
         """The calls that get no vectors, and why."""
 
     @property
@@ -68,7 +68,7 @@ class StepEmbedder:
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
         done = []
-        with self.faults.at(call.tree, call.id):  # a piece is one call's alone
+        with self.errors.at(call.tree, call.id):  # a piece is one call's alone
             call.vectors += self._embed(piece) if piece else []
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):

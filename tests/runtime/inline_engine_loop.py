@@ -15,11 +15,11 @@ from runtime.embedded.messages import (
     Expand,
     Failed,
     FromEngine,
-    Hinted,
     Release,
     Score,
     StepWords,
     ToEngine,
+    TreeHint,
 )
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import EngineEnd, Envelope, seal
@@ -100,7 +100,7 @@ class InlineWorker:
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Tell."""
-        self.pipe.inbox.append(Hinted(tree, hint))
+        self.pipe.inbox.append(TreeHint(tree, hint))
 
     async def release(self, tree: str) -> Counters:
         """What it cost."""

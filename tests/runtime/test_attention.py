@@ -164,7 +164,7 @@ def test_only_unfinished_blocks_are_masked():
     """A row at position 70 sees two whole blocks unmasked and 7 keys of the third."""
     tiling = tiling_of([span(70, list(range(71)))], KVStore(CONFIG, 100))
     assert tiling.columns == ((0, 1), (1, 1), (2, 1))
-    assert tiling.veils == ((2, 3),)
+    assert tiling.hidden == ((2, 3),)
     assert tiling.mask.tolist() == [[False] * 7 + [True] * (BLOCK - 7)]
 
 
