@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from runtime.accounting import TrackedSearch
-from runtime.embedded.messages import StepWords, Vector
 from runtime.embedded.model.batch_plan import KVStore, Span
 from runtime.embedded.model.config import middle_layer
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import StepWords, Vector
 from runtime.embedded.validation import CallErrors, must_be_ids
 from search.engine import EngineError
 

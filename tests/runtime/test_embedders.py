@@ -18,9 +18,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from runtime.embedded.messages import StepWords
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.pipe import StepWords
 from runtime.embedded.step_embedder import PIECE_TOKENS, HiddenStates, StepEmbedder
 from runtime.embedders.encoder import BATCH, Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions

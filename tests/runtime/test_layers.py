@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime.embedded.model import weights
-from runtime.embedded.model.weights import Matrix
+from runtime.embedded.model.layers import Matrix
 
 WAYS = [False, *([True] if weights.PACKED else [])]
 """Plain everywhere, packed where there is oneDNN."""
