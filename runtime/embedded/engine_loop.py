@@ -141,7 +141,7 @@ class EngineLoop:
             self._fail_calls(self._scorer.errors)
         if self._embedder is not None and self._embedder.busy:
             for embedded in self._embedder.step():
-                self._answer(embedded.call, embedded.vectors)
+                self._answer(embedded.id, embedded.vectors)
             self._fail_calls(self._embedder.errors)
         if time.monotonic() - self._reported > REPORT_SECONDS:  # calls take long
             self._send(self._usage())

@@ -31,14 +31,6 @@ class EmbedCall:
     vectors: list[Vector] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedResult:
-    """A finished call and its vectors."""
-
-    call: int
-    vectors: list[Vector]
-
-
 class StepEmbedder:
     """First come, first served. Each step is embedded alone, whatever is beside it in a piece."""
 
@@ -63,7 +55,7 @@ class StepEmbedder:
         """Take on a call."""
         self._calls.append(EmbedCall(call_id, tree, steps))
 
-    def step(self) -> list[EmbedResult]:
+    def step(self) -> list[EmbedCall]:
         """One iteration: embed a piece of the oldest call; that call if it is finished."""
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
@@ -73,7 +65,7 @@ class StepEmbedder:
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):
                 return []
-            done = [EmbedResult(call.id, call.vectors)]
+            done = [call]
         del self._calls[0]
         return done
 
