@@ -196,15 +196,20 @@ async def while_connected(
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         too_soon = not (task.done() or answered)  # servers tell of a disconnect after an answer too
         if not too_soon:
-            await asyncio.wait({task})
+            await _ended(task)
     finally:
         left.cancel()
         task.cancel()
-        await asyncio.wait({task})
+        await _ended(task)
     if not task.cancelled():
         task.result()
     if too_soon:
         raise ClientLeft
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    if not task.done():
+        await asyncio.wait({task})
 
 
 def forget_body(request: Request) -> None:
