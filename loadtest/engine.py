@@ -122,7 +122,7 @@ class Floor:
             product(self.head[0], self.pieces, self.head[1].times)
 
 
-def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+def interleaved(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
     """Median milliseconds of each call, taken in turn within one run."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats + 1):
