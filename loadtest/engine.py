@@ -50,13 +50,16 @@ WIDTH = 64
 class Decoding:
     """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
 
-    def __init__(self, forward: Forward, sequences: int) -> None:
+    def __init__(self, forward: Forward, sequences: int, text: Sequence[int] = ()) -> None:
+        """``text``: the contexts' tokens, one after the other; without them random ones."""
         own = OWN
         self.forward = forward
         self.store = forward.new_store(SHARED + sequences * own)
         rng = np.random.default_rng(0)
         shared = np.arange(SHARED)
         ids = rng.integers(0, forward.config.vocab, (sequences, CONTEXT))
+        if len(text):
+            ids = np.resize(np.asarray(text), (sequences, CONTEXT))
         ids[:, :SHARED] = ids[0, :SHARED]
         tables = [
             np.concatenate([shared, SHARED + i * own + np.arange(own)]) for i in range(sequences)

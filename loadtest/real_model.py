@@ -30,6 +30,7 @@ from loadtest.report import publish, say
 from loadtest.served import Served
 from loadtest.turns import in_turns
 from models.smollm2 import smollm2_folder
+from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions, let_threads_rest
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.threads import thread_counts
@@ -140,9 +141,11 @@ async def rate_rows(folder: Path, repeats: int) -> list[dict[str, Any]]:
 def draw_rows(folder: Path, repeats: int) -> list[dict[str, Any]]:
     """A decode step, its draw, the draw's share of both, and what memory drawing takes at most."""
     forward = Forward(folder, threads=thread_counts(CORES))
+    stories = TASKS["wordproblem"].questions("dev", 200, 0)
+    words = Text(folder).encode("\n".join(stories))
     rows = []
     for n in ROWS:
-        decoding = Decoding(forward, n)
+        decoding = Decoding(forward, n, words)
         logits = forward.run(decoding.spans, decoding.store)
         seeds, places = np.arange(n, dtype=np.uint64), np.full(n, 100)
         draws = [
