@@ -22,7 +22,7 @@ from kvpolicy.reentry import ReentryRecorder
 from kvpolicy.value import Theta, confidence_of_entropy, save_theta
 from runtime.embedded.model.config import ModelConfig
 from runtime.engine_wrapper import EngineWrapper
-from runtime.text import PROFILES
+from runtime.profiles import PROFILES
 from search.counters import Counters
 from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.spec import SearchSpec

@@ -21,8 +21,9 @@ from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, footprint
+from runtime.profiles import PROFILES, Profile
 from runtime.reward_format import reward_format
-from runtime.text import PROFILES, Profile, Text
+from runtime.text import Text
 from search.controller import Problem, search
 from search.digest import combined_digest
 from search.engine import Engine

@@ -71,7 +71,7 @@ def hedgerow(
 def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = None) -> None:
     """Serve OpenAI's API and /v1/search: hedgerow serve [MODEL] [--reward-model MODEL]."""
     from server.lifecycle import serve as run
-    from server.logs import start_logging
+    from server.lifecycle import start_logging
 
     settings = settings_of(context.obj, checkpoint)
     start_logging(settings.log_level, settings.log_format)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from models.catalog import public_policies, public_reward_models
 from runtime.embedded.model.config import ARCHITECTURES
+from runtime.profiles import PROFILES
 from runtime.reward_format import REWARD_FORMATS, RewardFormat
-from runtime.text import PROFILES
 
 READS = {
     "softmax": "P(`{good}`) against `{bad}`",

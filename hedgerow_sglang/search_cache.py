@@ -4,8 +4,8 @@ Room is made leaf by leaf from the tips: first what no search holds, by age, the
 exact order. A leaf that need not go whole keeps its head. What has died goes when the note that
 says so arrives. SGLang's own prefill brings back what is asked for again.
 
-Built on the classic ``RadixCache``, which has changed least from 0.5.16 to 0.5.23: its books, locks
-and matching are SGLang's.
+Built on the classic ``RadixCache``, which has changed least from 0.5.16 to 0.5.23: its counts,
+locks and matching are SGLang's.
 """
 
 from __future__ import annotations

@@ -55,14 +55,6 @@ def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Flo
     return ReentryRows(v, u, a, reentered, tokens)
 
 
-def accuracy_rows(v: Floats, u: Floats, a: Floats, drop: Floats) -> ReentryRows:
-    """Extractive mode: each row a closed block of a full-retention trajectory.
-
-    ``drop``: accuracy with all KV minus accuracy with the block's KV zeroed; a gain counts as 0.
-    """
-    return ReentryRows(v, u, a, np.maximum(drop, 0.0), np.ones(len(drop)))
-
-
 def together(parts: Sequence[ReentryRows]) -> ReentryRows:
     """The rows of several recordings, at least one, in this order."""
     names = ("v", "u", "a", "target", "weight")

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import torch
 
 from loadtest.rejection_sampling import rejecting_scheduler
-from runtime.embedded.engine_loop import scheduler_for
 from runtime.embedded.judge_scorer import JudgeScorer, load_judge
 from runtime.embedded.model.batch_plan import KVStore, Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.scheduler import scheduler_for
 from runtime.text import Text
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory

@@ -16,7 +16,7 @@ from loadtest.searches import Item
 from models.tasks import TASKS
 from search.digest import combined_digest
 from search.outcome import Outcome
-from search.tree_kv import path_length
+from search.stats import path_length
 
 PAPER, BASELINE = "paper_baseline", "baseline"
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from runtime.embedded.engine_loop import scheduler_for
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.reward_scorer import load_reward_model, scorer_for
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scheduler import Scheduler, scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_reader import overhead_of
 from runtime.text import Text
@@ -29,7 +28,6 @@ from search.engine import (
     Branch,
     Capabilities,
     Hint,
-    KvFull,
     KvMoved,
     Sampling,
     Step,
@@ -137,8 +135,8 @@ class InProcess:
                 self._watch(self.scheduler)
                 if done:
                     break
-                if self.scheduler.take_out_of_kv():
-                    raise KvFull(f"kv_tokens: {self.scheduler.cache.capacity} are all held")
+                for failed in self.scheduler.errors.take():
+                    raise failed.error
         self._moved[tree] = done[0].moved
         self.rounds += 1
         self.longest = max([self.longest, *(len(b.tokens) + b.limit for b in branches)])

@@ -14,7 +14,7 @@ class BundledModel:
     """A policy model and what belongs to it; it runs on the embedded engine unless asked otherwise.
 
     ``policy``: its checkpoint's folder, or what makes that folder at a start and returns it.
-    ``profile``, ``reward_format``: names of ``runtime.text`` and ``runtime.reward_format``.
+    ``profile``, ``reward_format``: names of ``runtime.profiles`` and ``runtime.reward_format``.
     """
 
     policy: Path | Callable[[], Path]

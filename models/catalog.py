@@ -22,7 +22,7 @@ _SNAPSHOTS = "snapshots"
 @dataclass(frozen=True, slots=True)
 class PublicPolicy:
     """A family of policy models. ``architecture``: the class its ``config.json`` names;
-    ``profile``: a name of ``runtime.text.PROFILES``."""
+    ``profile``: a name of ``runtime.profiles.PROFILES``."""
 
     names: tuple[str, ...]
     architecture: str

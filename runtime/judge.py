@@ -53,8 +53,8 @@ class Judge:
 
     def number(self, verdict: str) -> int | None:
         """The number a verdict ends on; None if it holds none within the range."""
-        found = list(re.finditer(self.form.pattern, verdict))
-        digits = found[-1][1] if found else None
+        matches = list(re.finditer(self.form.pattern, verdict))
+        digits = matches[-1][1] if matches else None
         if digits is None or not digits.isdecimal():
             return None
         number = int(digits)

@@ -177,30 +177,30 @@ def reward_format(name: str) -> RewardFormat:
         return REWARD_FORMATS[name]
     if name.endswith(".json"):
         return _from_file(Path(name))
-    raise ValueError(f"reward_format: {name!r}; one of {_known()} or a .json file is needed")
+    raise ValueError(f"reward_format: {name!r}; one of {_format_names()} or a .json file is needed")
 
 
 def _from_file(path: Path) -> RewardFormat:
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        own = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"reward_format: '{path}' cannot be read: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(own, dict):
         raise ValueError(f"reward_format: '{path}' holds no object")
-    base = given.pop("extends", None)
+    base = own.pop("extends", None)
     if base is not None and base not in REWARD_FORMATS:
-        raise ValueError(f"reward_format: '{path}': extends {base!r}; {_known()} are known")
+        raise ValueError(f"reward_format: '{path}': extends {base!r}; {_format_names()} are known")
     inherited = {} if base is None else REWARD_FORMATS[base].model_dump(mode="json")
     try:
-        return RewardFormat.model_validate_json(json.dumps(inherited | {"name": path.stem} | given))
+        return RewardFormat.model_validate_json(json.dumps(inherited | {"name": path.stem} | own))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "format"
-        said = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"reward_format: '{path}': {where}: {said}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"reward_format: '{path}': {where}: {message}") from None
 
 
-def _known() -> str:
+def _format_names() -> str:
     return ", ".join(REWARD_FORMATS)
 
 
@@ -362,4 +362,4 @@ def _fill_opening(template: str, question: str) -> str:
 def fill_template(template: str, words: Mapping[str, str]) -> str:
     """The template with each ``{name}`` of ``words`` replaced, what was put in left alone."""
     names = "|".join(words)
-    return re.sub(rf"\{{({names})\}}", lambda found: words[found[1]], template)
+    return re.sub(rf"\{{({names})\}}", lambda match: words[match[1]], template)

@@ -104,7 +104,7 @@ class Head:
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Head:
         """Raises RewardMissing naming the tensor that is missing or does not fit."""
-        from runtime.embedded.model.weights import tensor_reader  # brings torch along
+        from runtime.embedded.model.layers import tensor_reader
 
         try:
             read = tensor_reader(text.checkpoint)
@@ -186,17 +186,17 @@ def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
 def _token(form: RewardFormat, text: Text, part: str) -> int:
     """The id of the format's ``part``. Raises RewardMissing naming what was looked for."""
     wanted = getattr(form, part)
-    found = wanted if isinstance(wanted, int) else text.token(wanted)
-    if found is None:
+    token = wanted if isinstance(wanted, int) else text.token(wanted)
+    if token is None:
         raise RewardMissing(
             f"reward_format {form.name!r}: {part} {wanted!r} is not one token of {text.checkpoint}"
         )
-    if not 0 <= found < text.model_vocab:
+    if not 0 <= token < text.model_vocab:
         raise RewardMissing(
-            f"reward_format {form.name!r}: {part} {wanted!r} is token {found}; the model of "
+            f"reward_format {form.name!r}: {part} {wanted!r} is token {token}; the model of "
             f"{text.checkpoint} has ids from 0 to {text.model_vocab - 1}"
         )
-    return found
+    return token
 
 
 def _layer(read: Callable[[str], torch.Tensor], name: str) -> tuple[Matrix, Matrix]:

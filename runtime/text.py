@@ -6,7 +6,6 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -128,9 +127,9 @@ class Text:
             if len(self._controls.findall(normal)) > len(self._controls.findall(words)):
                 words = normal  # wide letters, say, that the tokenizer takes for plain ones
         parts, at = [], 0
-        while found := self._controls.search(words, at):
-            parts.append(words[at : found.start() + 1])
-            at = found.start() + 1  # another one may begin within this one
+        while match := self._controls.search(words, at):
+            parts.append(words[at : match.start() + 1])
+            at = match.start() + 1  # another one may begin within this one
         return _BREAK.join([*parts, words[at:]])
 
     def encode(self, text: str) -> list[int]:
@@ -362,60 +361,3 @@ def _lengthens(step: Mapping[str, Any]) -> bool:
         return True
     wanted = step["pattern"].get("String")
     return wanted is not None and len(step["content"].encode()) >= len(wanted.encode())
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """How a family of policy models is asked to work in steps.
-
-    ``delimiter`` ends a step; ``system`` is what a search tells the model first where the request
-    has no system message of its own, None for nothing.
-    """
-
-    name: str
-    delimiter: str = "\n\n"
-    system: str | None = None
-
-    def asked(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """A request's messages as a search puts them to the model."""
-        if self.system is None or any(message["role"] == "system" for message in messages):
-            return list(messages)
-        return [{"role": "system", "content": self.system}, *messages]
-
-
-_BOXED = r"Please reason step by step, and put your final answer within \boxed{}."
-_LLAMA_STEPS = r"""Solve the following math problem efficiently and clearly:
-
-- For simple problems (2 steps or fewer):
-Provide a concise solution with minimal explanation.
-
-- For complex problems (3 steps or more):
-Use this step-by-step format:
-
-## Step 1: [Concise description]
-[Brief explanation and calculations]
-
-## Step 2: [Concise description]
-[Brief explanation and calculations]
-
-...
-
-Regardless of the approach, always conclude with:
-
-Therefore, the final answer is: $\boxed{answer}$. I hope it is correct.
-
-Where [answer] is just the final number or expression that solves the problem."""
-"""As search-and-learn asks Llama 3's models, and Meta's own evaluation before it."""
-
-PROFILES: Mapping[str, Profile] = {
-    profile.name: profile
-    for profile in (
-        Profile("sprig"),
-        Profile("chat"),
-        Profile("qwen", system=_BOXED),
-        Profile("llama", system=_LLAMA_STEPS),
-        Profile("llemma", delimiter="ки"),
-        Profile("mistral-metamath", delimiter="ки"),
-    )
-}
-"""Profiles by name; ``chat`` is any chat model's."""

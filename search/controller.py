@@ -36,11 +36,10 @@ from search.policies.policy import (
 )
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
-from search.stats import Tally
+from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
 from search.tree import ROOT, Node, Tree
 from search.tree_builder import PendingNode, TreeBuilder
-from search.tree_kv import KvEvents, LogicalKV
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
 T = TypeVar("T")
@@ -319,11 +318,11 @@ class _SearchLoop:
         """
         return bool(unknown) and self.tally.embedder_fault is None
 
-    async def learn(self, unknown: Sequence[Trajectory], known: Embeddings) -> None:
+    async def learn(self, unknown: Sequence[Trajectory], embeddings: Embeddings) -> None:
         """Have steps embedded, or note why they are not."""
         try:
             vectors = await self.engine.embed(self.tree_id, self.problem.prompt, unknown)
-            known.take(unknown, vectors)
+            embeddings.take(unknown, vectors)
         except EmbeddingMissing as error:
             self.tally.embedder_fault = str(error)
 
@@ -333,11 +332,12 @@ class _SearchLoop:
         branches = self.builder.branches(plan)
         steps = await self.engine.expand(self.tree_id, branches, self.builder.sampling)
         pending = self.builder.pending(branches, steps)
-        known = self.embeddings
-        if known is not None and not known.empty:
-            fresh = known.new(self.builder.to_compare(pending))
+        embeddings = self.embeddings
+        if embeddings is not None and not embeddings.empty:
+            fresh = embeddings.new(self.builder.to_compare(pending))
             if self.asks(fresh):
-                rewards, _ = await asyncio.gather(self.score(pending), self.learn(fresh, known))
+                learn = self.learn(fresh, embeddings)
+                rewards, _ = await asyncio.gather(self.score(pending), learn)
                 return pending, rewards
         return pending, await self.score(pending)
 
@@ -347,15 +347,15 @@ class _SearchLoop:
         if not wanted:
             return {}
         problem = self.problem
-        given = await self.engine.score(self.tree_id, problem.prompt, problem.question, wanted)
-        good = [r for r in given if 0.0 <= r <= 1.0]
+        rewards = await self.engine.score(self.tree_id, problem.prompt, problem.question, wanted)
+        good = [r for r in rewards if 0.0 <= r <= 1.0]
         if len(good) != len(wanted):
             able = self.engine.capabilities
             raise RewardMissing(
                 f"engine {able.engine} ({dict(able.models)}) gave {len(good)} rewards in [0, 1] "
                 f"for {len(wanted)} trajectories"
             )
-        return {trajectory.node: r for trajectory, r in zip(wanted, given, strict=True)}
+        return {trajectory.node: r for trajectory, r in zip(wanted, rewards, strict=True)}
 
     def outcome(
         self,

@@ -37,8 +37,8 @@ def tree_digest(tree: Tree, answer: str | None) -> str:
     sha.update(struct.pack("<I", len(tree)))
     for node in tree.nodes:
         sha.update(_node(node))
-    said = (answer or "").encode()
-    sha.update(struct.pack("<?I", answer is not None, len(said)) + said)
+    text = (answer or "").encode()
+    sha.update(struct.pack("<?I", answer is not None, len(text)) + text)
     return sha.hexdigest()
 
 

@@ -10,7 +10,6 @@ each round, where the engine says so. It follows from memory and company, not fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,10 +24,10 @@ class Event:
 
     def to_dict(self) -> dict[str, object]:
         """The fields under their names, and the event's own under ``event``."""
-        told: dict[str, object] = {"event": self.name}
+        fields: dict[str, object] = {"event": self.name}
         for name in self.__match_args__:  # the fields, inherited ones too, listed once a class
-            told[name] = getattr(self, name)
-        return told
+            fields[name] = getattr(self, name)
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +149,6 @@ class Answered(Event):
     vote: str
     stop_reason: str
     tree_digest: str
-
-
-def rebuild(events: Iterable[Event]) -> Tree:
-    """The tree that a whole stream of events tells of.
-
-    Raises ValueError if the stream does not begin with ``started``.
-    """
-    stream = iter(events)
-    first = next(stream, None)
-    if not isinstance(first, Started):
-        raise ValueError("events: the first one must be started")
-    tree = Tree(first.prompt)
-    for event in stream:
-        grow(tree, event)
-    return tree
 
 
 def grow(tree: Tree, event: Event) -> None:

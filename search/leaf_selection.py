@@ -31,7 +31,7 @@ from scipy.optimize import Bounds, milp
 from scipy.sparse import coo_array
 
 from search.spec import SolverName
-from search.tree_kv import LeafKvBlocks
+from search.stats import LeafKvBlocks
 
 UNIT = 1_000_000
 """The objective is counted in whole numbers of 1/UNIT."""

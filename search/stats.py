@@ -1,15 +1,21 @@
-"""What a search did, in numbers."""
+"""What a search did, in numbers: of its tree, and of the tree's KV, which is counted, cut into
+blocks and reported to who watches.
+
+Nothing here knows an engine's own cache. Equal token prefixes are stored once, so they are counted
+once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 
 from search.counters import Counters
+from search.engine import KvMoved
+from search.events import Event, Evicted, KvHeld, Rehydrated
 from search.policies.policy import Frontier
-from search.tree import Node, NodeState, Tree
-from search.tree_kv import LogicalKV, path_length
+from search.tree import ROOT, Node, NodeState, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +117,159 @@ class Tally:
             engine=cost or Counters(),
             cost_known=cost is not None,
         )
+
+
+def path_length(tree: Tree, node_id: int) -> int:
+    """Generated tokens on the path down to a node, the prompt not counted."""
+    return sum(len(step.tokens) for step in tree.chain(node_id))
+
+
+class LogicalKV:
+    """A radix tree over the token paths of a search tree, kept only to count.
+
+    Its tokens do not depend on how paths are cut into steps: two siblings that begin alike share
+    their common beginning, two that are equal share everything.
+    """
+
+    def __init__(self, prompt_tokens: int) -> None:
+        """``prompt_tokens``: the prompt's length; it is on every path."""
+        self._prompt = prompt_tokens
+        self._edge: list[tuple[int, ...]] = [()]
+        self._above: list[int] = [-1]
+        self._below: dict[tuple[int, int], int] = {}
+        self._end: dict[int, int] = {ROOT: 0}
+
+    def add(self, node: Node) -> None:
+        """Take in a node whose parent has been taken in."""
+        at, rest = self._end[node.parent], node.tokens
+        while rest:
+            child = self._below.get((at, rest[0]))
+            if child is None:
+                at, rest = self._hang(at, rest), ()
+                continue
+            shared = _common(self._edge[child], rest)
+            at = child if shared == len(self._edge[child]) else self._split(child, shared)
+            rest = rest[shared:]
+        self._end[node.id] = at
+
+    def tokens(self, nodes: Iterable[int]) -> int:
+        """Unique tokens, prompt included, on the paths down to ``nodes``."""
+        seen: set[int] = set()
+        for node in nodes:
+            at = self._end[node]
+            while at and at not in seen:
+                seen.add(at)
+                at = self._above[at]
+        return self._prompt + sum(len(self._edge[at]) for at in seen)
+
+    def edges(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The radix tree so far: each edge's parent (-1: none) and its tokens, the prompt first.
+
+        Where an edge was split, its upper part has a higher number than its lower one.
+        """
+        lengths = map(len, self._edge[1:])
+        return tuple(self._above), (self._prompt, *lengths)
+
+    def end(self, node: int) -> int:
+        """The edge, counted as in ``edges``, in whose last token the path of ``node`` ends."""
+        return self._end[node]
+
+    def _hang(self, above: int, edge: tuple[int, ...]) -> int:
+        self._edge.append(edge)
+        self._above.append(above)
+        self._below[above, edge[0]] = len(self._edge) - 1
+        return len(self._edge) - 1
+
+    def _split(self, child: int, at: int) -> int:
+        """Put a new node ``at`` tokens down the edge of ``child``, which keeps its end."""
+        edge = self._edge[child]
+        middle = self._hang(self._above[child], edge[:at])
+        self._edge[child], self._above[child] = edge[at:], middle
+        self._below[middle, edge[at]] = child
+        return middle
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+@dataclass(frozen=True, slots=True)
+class LeafKvBlocks:
+    """A tree of blocks, whose numbers say nothing: a parent's may be above its child's.
+
+    ``above``: each block's parent, -1 for the first, which holds the prompt. ``costs``: whole
+    numbers. ``ends``: the block in which each leaf ends, by rising leaf id; leaves with the same
+    token path share it.
+    """
+
+    above: tuple[int, ...]
+    costs: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def step_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
+    """A block a distinct step, each at a cost of 1, as in the ETS paper; the prompt is one too."""
+    parent: dict[int, int] = {}
+    for leaf in leaves:
+        first = leaf.first
+        while first != ROOT and first not in parent:
+            parent[first] = tree[tree[first].parent].first
+            first = parent[first]
+    place = {first: block for block, first in enumerate(sorted((ROOT, *parent)))}
+    above = (-1, *(place[parent[first]] for first in sorted(parent)))
+    return LeafKvBlocks(above, (1,) * len(above), tuple(place[leaf.first] for leaf in leaves))
+
+
+def token_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
+    """A block an edge of the radix tree, which costs its tokens; the prompt costs its own."""
+    kv = LogicalKV(len(tree.prompt))
+    for node_id in sorted(tree.above(leaves)):
+        kv.add(tree[node_id])
+    return LeafKvBlocks(*kv.edges(), tuple(kv.end(leaf.id) for leaf in leaves))
+
+
+class KvEvents:
+    """Turns what an engine says of paths into events of steps. Whatever is new is held whole."""
+
+    def __init__(self, tree: Tree, emit: Callable[[Event], None]) -> None:
+        self._tree = tree
+        self._emit = emit
+        self._kept: dict[int, int] = {}
+        self._unborn: dict[int, int] = {}
+        self._told = False
+
+    def dead(self, number: int, nodes: Iterable[int]) -> None:
+        """In this round the engine was told that nobody comes back to these nodes.
+
+        Nothing is said of an engine that has not spoken of its KV.
+        """
+        for node in nodes if self._told else ():
+            if self._kept.get(node) != 0:
+                self._kept[node] = 0
+                self._emit(Evicted(number, node, 0, "dead"))
+
+    def round(self, number: int, moved: KvMoved, active: int) -> None:
+        """A round is in the tree; ``active``: unique tokens of the paths it grew from."""
+        self._told = True
+        cached = {**self._unborn, **moved.cached}
+        self._unborn = {node: at for node, at in cached.items() if node >= len(self._tree)}
+        for node in sorted(cached.keys() - self._unborn.keys() - {ROOT}):
+            self._tell(number, node, cached[node])
+        active = min(active, moved.held)
+        self._emit(KvHeld(number, active, moved.held - active, moved.capacity))
+
+    def _tell(self, number: int, id_: int, cached: int) -> None:
+        """``cached``: tokens of the node's whole path."""
+        node, tree = self._tree[id_], self._tree
+        above = len(tree.prompt) + path_length(tree, node.parent)
+        kept = min(max(cached - above, 0), len(node.tokens))
+        before = self._kept.get(id_, len(node.tokens))
+        self._kept[id_] = kept
+        if kept < before:
+            self._emit(Evicted(number, id_, kept, "room"))
+        elif kept > before:
+            self._emit(Rehydrated(number, id_, kept))

@@ -10,8 +10,8 @@ from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Traj
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
 from search.spec import SearchSpec
+from search.stats import path_length
 from search.tree import ROOT, Finish, Node, NodeState, Tree
-from search.tree_kv import path_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class TreeBuilder:
         ahead = potentials(rewards, max(1, mean))
         for node, children in zip(nodes, ahead, strict=True):
             first_id = len(self.tree) + len(branches)
-            branches += self._fork(node, plan.expand[node], first_id, children)
+            branches += self._children_of(node, plan.expand[node], first_id, children)
         return branches
 
     def pending(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[PendingNode]:
@@ -178,7 +178,9 @@ class TreeBuilder:
         ahead = tuple(node.id for node in self.expansion_order(self.tree))
         return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
 
-    def _fork(self, parent: int, children: int, first_id: int, potential: int) -> list[Branch]:
+    def _children_of(
+        self, parent: int, children: int, first_id: int, potential: int
+    ) -> list[Branch]:
         node = self.tree[parent]
         prefix = self.tree.tokens(parent)
         room = self._path_tokens - path_length(self.tree, parent)
@@ -259,8 +261,8 @@ def potentials(rewards: Sequence[float | None], branching: int) -> list[int]:
     """
     if branching < 1:
         raise ValueError(f"branching: {branching}; at least 1 is needed")
-    known = [reward for reward in rewards if reward is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    scored = [reward for reward in rewards if reward is not None]
+    low, high = min(scored, default=0.0), max(scored, default=0.0)
     return [1 if r is None else _potential(r, low, high, branching) for r in rewards]
 
 

@@ -52,8 +52,8 @@ def from_json(document: Mapping[str, object]) -> Tree:
     Raises ValueError naming the field, its value and what is allowed.
     """
     if document.get("version") != VERSION:
-        found = document.get("version")
-        raise ValueError(f"tree.version: {found!r}; only version {VERSION} can be read")
+        version = document.get("version")
+        raise ValueError(f"tree.version: {version!r}; only version {VERSION} can be read")
     try:
         read = _Document.model_validate(document)
     except ValidationError as error:

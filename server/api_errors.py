@@ -12,6 +12,7 @@ started and failed: the body is cut, not closed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -24,7 +25,9 @@ from starlette.routing import Match
 
 from search.engine import EngineDown, EngineError, KvFull, PrefixTooLong, RewardMissing
 from search.spec import SearchSpec
-from server.logs import request_id
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request being answered; None outside of any."""
 
 NO_RETRY = {"x-should-retry": "false"}
 LONGEST_ECHO = 80
@@ -177,12 +180,12 @@ def install(app: FastAPI, retry_after: int) -> None:
     """Make every foreseen error, unknown routes included, leave in OpenAI's shape."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        said = translate(error, retry_after)
-        headers = dict(said.headers or {})
-        if said.status_code == METHOD_NOT_ALLOWED:
+        reply = translate(error, retry_after)
+        headers = dict(reply.headers or {})
+        if reply.status_code == METHOD_NOT_ALLOWED:
             headers.pop("Allow", None)  # of one route of the path alone
             headers["allow"] = ", ".join(_methods(request))
-        return JSONResponse(said.body(), said.status_code, headers)
+        return JSONResponse(reply.body(), reply.status_code, headers)
 
     for kind in (StarletteHTTPException, RequestValidationError, EngineError, Deleted, Stopped):
         app.add_exception_handler(kind, answer)
@@ -234,11 +237,11 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, "missing_required_parameter", f"{name}: required", param=name)
     if first["type"] == "extra_forbidden":
-        known = f"; known are {', '.join(SearchSpec.model_fields)}" if "." in name else ""
-        message = f"{name}: there is no such field{known}"
+        names = f"; known are {', '.join(SearchSpec.model_fields)}" if "." in name else ""
+        message = f"{name}: there is no such field{names}"
         return ApiError(400, "unknown_parameter", message, param=name)
-    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return bad_value(name, f"{said}, got {echo(first['input'])}")
+    reply = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return bad_value(name, f"{reply}, got {echo(first['input'])}")
 
 
 def _from_http(error: StarletteHTTPException) -> ApiError:

@@ -67,8 +67,8 @@ class ApiKeys:
         owners: dict[bytes, str] = {}
         for digest, key in keys:
             if (first := owners.setdefault(digest, key.name)) != key.name:
-                said = f"{first!r} and {key.name!r} have the same secret; each its own is needed"
-                raise SettingsError(f"api keys: {said}")
+                message = f"{first!r} and {key.name!r} have the same secret; each its own is needed"
+                raise SettingsError(f"api keys: {message}")
         return cls(keys, _key({"name": ANYBODY}, settings, "limits"))
 
     def __len__(self) -> int:
@@ -87,20 +87,20 @@ class ApiKeys:
         if not self._keys:
             return self.anybody
         digest = sha256(bearer(authorization))
-        found = None
-        for known, key in self._keys:
-            if hmac.compare_digest(known, digest):
-                found = key
-        if found is None:
+        match = None
+        for own, key in self._keys:
+            if hmac.compare_digest(own, digest):
+                match = key
+        if match is None:
             raise unauthorised("this API key is not known")
-        return found
+        return match
 
 
 def bearer(authorization: Sequence[bytes]) -> bytes:
     """The token of the one ``Authorization: Bearer`` header. Raises ApiError (401)."""
     if len(authorization) != 1:
-        said = "more than one was sent" if authorization else "none was sent"
-        raise unauthorised(f"one header 'Authorization: Bearer KEY' is needed, {said}")
+        message = "more than one was sent" if authorization else "none was sent"
+        raise unauthorised(f"one header 'Authorization: Bearer KEY' is needed, {message}")
     scheme, token = authorization[0][: len(BEARER)], authorization[0][len(BEARER) :].strip()
     if scheme.lower() != BEARER or not token:
         raise unauthorised("the header must read 'Authorization: Bearer KEY'")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -42,6 +42,8 @@ class Certain:
     index: int
     text: str
 
+
+T = TypeVar("T")
 
 Tell = Callable[[Certain | Event], None]
 
@@ -98,7 +100,7 @@ async def _draw(
     prompt = len(parsed.problem.prompt)
     with service.quotas.booking(parsed.key, prompt, searched=False) as spent:
 
-        def draw(wanted: PlainCompletion) -> asyncio.Task[PlainReply]:
+        def draw(wanted: PlainCompletion) -> Coroutine[None, None, PlainReply]:
             tree = f"{parsed.tree}.{wanted.draw}" if wanted.draw else parsed.tree
             timed = replace(wanted, seconds=seconds)
 
@@ -107,17 +109,24 @@ async def _draw(
                 if tell is not None:
                     tell(Certain(wanted.draw, text))
 
-            return asyncio.create_task(service.runner.complete(tree, timed, hear))
+            return service.runner.complete(tree, timed, hear)
 
-        tasks = [draw(wanted) for wanted in parsed.completions]
-        try:
-            replies = await asyncio.gather(*tasks)
-            spent.completion = sum(reply.tokens for reply in replies)
-            return replies
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        replies = await _all([draw(wanted) for wanted in parsed.completions])
+        spent.completion = sum(reply.tokens for reply in replies)
+        return replies
+
+
+async def _all(works: Sequence[Coroutine[None, None, T]]) -> list[T]:
+    """What all come to. None goes on when one has failed, and all have ended then."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def search_in_turn(
@@ -203,8 +212,8 @@ async def _chunks(
                     for told in written.reasoning(0, line):
                         yield event(told)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
-        said = translate(error, settings.retry_after_seconds)
-        yield event(said.body())
+        reply_error = translate(error, settings.retry_after_seconds)
+        yield event(reply_error.body())
         raise StreamAborted from error
 
 

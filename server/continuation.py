@@ -53,11 +53,11 @@ def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:
         raise bad_value("node", f"{node} has ended ({tree[node].finish.value}); nothing follows it")
     chain = tree.chain(node)
     before = kept.get("branched_from", {}).get("path", {"steps": [], "texts": []})
-    given = sum(map(len, before["steps"]))
+    steps_tokens = sum(map(len, before["steps"]))
     return Continuation(
         search=kept["id"],
         node=node,
-        prompt=tree.prompt[: len(tree.prompt) - given],
+        prompt=tree.prompt[: len(tree.prompt) - steps_tokens],
         steps=(*map(tuple, before["steps"]), *(step.tokens for step in chain)),
         texts=(*before["texts"], *(step.text for step in chain)),
     )

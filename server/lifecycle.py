@@ -1,9 +1,11 @@
-"""How a server starts, stays up and ends: a watchdog over its engines, a graceful shutdown."""
+"""How a server starts, stays up and ends: log lines that carry the id of the request they belong
+to, a watchdog over its engines, a graceful shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import signal
 import socket
@@ -11,12 +13,13 @@ import time
 from contextlib import AsyncExitStack
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import uvicorn
 from prometheus_client import Counter
 
 from search.engine import EngineDown, EngineError
+from server.api_errors import request_id
 from server.api_keys import ApiKeys
 from server.app import create_app
 from server.assemble import Restartable, further_models, running
@@ -27,7 +30,6 @@ from server.connections import (
     raised_handle_limit,
     within_handles,
 )
-from server.logs import start_logging
 from server.service import Service, add_model, create_service, own_version
 from server.settings import Settings, SettingsError
 from server.tree_log import TreeLog
@@ -50,8 +52,8 @@ def listen(host: str, port: int) -> socket.socket:
     It is TCP by name: asyncio turns Nagle's algorithm off (40 ms a response) for such ones only.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-        family, kind, proto, _, address = found[0]
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, proto, _, address = infos[0]
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -195,3 +197,51 @@ async def watch_engine(engine: Restartable, seconds: float, restarts: Counter, m
                 log.info("%s: the engine is back", model)
             except (EngineError, ValueError, OSError) as error:
                 log.error("%s: the engine does not start: %s", model, error)
+
+
+LOG_TEXT = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
+
+
+class TextLines(logging.Formatter):
+    """A line for people."""
+
+    def __init__(self) -> None:
+        super().__init__(LOG_TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, with the request's id where there is one."""
+        name = request_id.get()
+        record.request = f" [{name}]" if name else ""
+        return super().format(record)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, and what a record has beside."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object; ``fields`` of the record become its own keys."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": request_id.get(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps({key: value for key, value in line.items() if value is not None})
+
+
+def start_logging(level: str, form: Literal["text", "json"]) -> None:
+    """Send everything from ``level`` on to stderr in that form.
+
+    Of ``httpx`` warnings alone: it has a line for every request to an engine's servers, and a
+    search makes hundreds.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    if level != "debug":
+        logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -132,17 +132,17 @@ def apply_limits(
     ``seed`` is taken when the spec has none; of two limits on a trajectory the smaller holds. What
     is not given is lowered to the limit without a word, what is given never.
     """
-    given = spec.model_fields_set
+    set_fields = spec.model_fields_set
     changes: dict[str, Any] = {}
     for name, most in (("width", key.width), ("max_depth", key.depth)):
-        if name in given:
+        if name in set_fields:
             _must_not_exceed(name, getattr(spec, name), most)
         elif getattr(spec, name) > most:
             changes[name] = most
     if spec.seed is None:
         changes["seed"] = seed
     if trajectory_tokens is not None:
-        own = spec.trajectory_tokens if "trajectory_tokens" in given else trajectory_tokens
+        own = spec.trajectory_tokens if "trajectory_tokens" in set_fields else trajectory_tokens
         changes["trajectory_tokens"] = min(own, trajectory_tokens)
     settled = spec.model_copy(update=changes)
     if spec.max_tokens is not None:

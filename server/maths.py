@@ -159,11 +159,11 @@ def _depth(text: str) -> int:
 def _small(tree: sympy.Basic) -> bool:
     parts = list(sympy.preorder_traversal(tree))
     solved = any(isinstance(part, SOLVED) for part in parts)
-    known = PLAIN + GROUPS + (SOLVED if solved else FUNCTIONS)
+    allowed = PLAIN + GROUPS + (SOLVED if solved else FUNCTIONS)
     powers = [part for part in parts if isinstance(part, sympy.Pow | sympy.exp)]
     return (
         len(parts) <= (MOST_PARTS_SOLVED if solved else MOST_PARTS)
-        and all(isinstance(part, known) for part in parts)
+        and all(isinstance(part, allowed) for part in parts)
         and all(_tame(power) for power in powers)
         and not (
             solved and any(power.args[1] not in range(MOST_POWER_SOLVED + 1) for power in powers)

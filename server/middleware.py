@@ -19,10 +19,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.admission import QueueSlot
-from server.api_errors import ApiError, ClientLeft, StreamAborted, internal_error, shutting_down
+from server.api_errors import (
+    ApiError,
+    ClientLeft,
+    StreamAborted,
+    internal_error,
+    request_id,
+    shutting_down,
+)
 from server.api_keys import ApiKey, must_hold
-from server.body_limits import BodyLimits
-from server.logs import request_id
+from server.connections import BodyLimits
 from server.service import Service
 
 log = logging.getLogger("hedgerow.access")
@@ -45,8 +51,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        name = given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        sent_id = Headers(scope=scope).get("x-request-id", "")
+        name = sent_id if GOOD_ID.fullmatch(sent_id) else uuid.uuid4().hex
         request_id.set(name)
         scope["root_path"] = self._settings.root_path  # a proxy may have stripped it, or not
         began = time.monotonic()
@@ -82,8 +88,8 @@ class RequestMiddleware:
                 fields = {"route": route, "status": status, "seconds": round(seconds, 3)}
                 key = scope.get("state", {}).get("key")
                 fields |= {} if key is None else {"key": key.name}
-                said = " ".join(f"{k}={v}" for k, v in fields.items())
-                log.info("answered %s", said, extra={"fields": fields})
+                line = " ".join(f"{k}={v}" for k, v in fields.items())
+                log.info("answered %s", line, extra={"fields": fields})
 
 
 OPEN = frozenset({"/", "/health", "/ready"})
@@ -190,15 +196,20 @@ async def while_connected(
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         too_soon = not (task.done() or answered)  # servers tell of a disconnect after an answer too
         if not too_soon:
-            await asyncio.wait({task})
+            await _ended(task)
     finally:
         left.cancel()
         task.cancel()
-        await asyncio.wait({task})
+        await _ended(task)
     if not task.cancelled():
         task.result()
     if too_soon:
         raise ClientLeft
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    if not task.done():
+        await asyncio.wait({task})
 
 
 def forget_body(request: Request) -> None:

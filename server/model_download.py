@@ -102,24 +102,24 @@ def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError:
-        said = (
+        problem = (
             f"its license is to be accepted at https://huggingface.co/{name}; then: hf auth login"
         )
     except errors.RevisionNotFoundError:
-        said = f"it has no revision {revision!r} on the hub"
+        problem = f"it has no revision {revision!r} on the hub"
     except errors.RepositoryNotFoundError:
-        said = "neither a folder nor a model on the hub; for a private one: hf auth login"
+        problem = "neither a folder nor a model on the hub; for a private one: hf auth login"
     except (errors.LocalEntryNotFoundError, ConnectionError) as error:
         why = "HF_HUB_OFFLINE is set" if is_offline_mode() else f"no answer ({_cause(error)})"
-        said = (
+        problem = (
             f"neither a folder nor downloaded, and the hub cannot be asked: {why}; where there "
             f"is a network: {get}; or name a folder"
         )
     except (errors.HfHubHTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
-        said = f"it cannot be downloaded: {str(error).splitlines()[0]}"
+        problem = f"it cannot be downloaded: {str(error).splitlines()[0]}"
     else:
         return
-    raise SettingsError(f"{variable(key)} = '{name}': {said}")
+    raise SettingsError(f"{variable(key)} = '{name}': {problem}")
 
 
 def _cause(error: BaseException) -> str:

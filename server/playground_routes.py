@@ -48,7 +48,7 @@ def page_routes(service: Service) -> APIRouter:
         return await pages.get_response("index.html", request.scope)
 
     @router.get("/playground/facts.json")
-    async def known() -> Response:
+    async def facts() -> Response:
         return JSONResponse(page_facts(service), headers=HEADERS)
 
     @router.api_route("/playground/{name}", methods=["GET", "HEAD"])

@@ -46,7 +46,7 @@ class ReplyFormat:
         """The whole response."""
         parsed = self._parsed
         choices = [
-            _choice(i, ended) | self._said(*parsed.split_reasoning(text))
+            _choice(i, ended) | self._message(*parsed.split_reasoning(text))
             for i, (text, ended) in enumerate(reply.choices)
         ]
         body = self._head(self.kind)
@@ -79,7 +79,7 @@ class ReplyFormat:
         """The last chunk, for clients that asked for the usage."""
         return self._head(self.chunk_kind) | {"choices": [], "usage": used}
 
-    def _said(self, thought: str, text: str) -> dict[str, Any]:
+    def _message(self, thought: str, text: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"message": message | ({"reasoning_content": thought} if thought else {})}
 
@@ -111,7 +111,7 @@ class TextFormat(ReplyFormat):
     def reasoning(self, index: int, text: str) -> list[dict[str, Any]]:
         return []
 
-    def _said(self, thought: str, text: str) -> dict[str, Any]:
+    def _message(self, thought: str, text: str) -> dict[str, Any]:
         return {"text": text}
 
     def _more(self, text: str | None) -> dict[str, Any]:

@@ -293,8 +293,8 @@ def prompt_text(prompt: Any) -> str:
 
 def question_of(messages: list[dict[str, str]]) -> str:
     """What a reward model and a task see: the last thing the user said."""
-    said = [message["content"] for message in messages if message["role"] == "user"]
-    return said[-1] if said else messages[-1]["content"]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    return asked[-1] if asked else messages[-1]["content"]
 
 
 def _text(content: Any, name: str) -> str:

@@ -256,8 +256,8 @@ def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
     policies = "|".join(get_args(PolicyName))
     alias = re.fullmatch(rf"{re.escape(settings.model)}:({policies})-([1-9]\d{{0,5}})", name)
     if alias is None or int(alias[2]) > settings.max_width:
-        known = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
-        message = f"model: {echo(name)} does not exist; this server has {known}"
+        names = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
+        message = f"model: {echo(name)} does not exist; this server has {names}"
         raise ApiError(404, "model_not_found", message, param="model")
     return {"policy": alias[1], "width": int(alias[2])}
 
@@ -302,8 +302,8 @@ async def _tokens(
     try:
         prompt = await service.tokenizing.run(service.text, size, encode)
     except PrefixTooLong as error:
-        said = f"{field}: beyond this model's maximum context length: {error}"
-        raise ApiError(400, "context_length_exceeded", said, param=field) from None
+        message = f"{field}: beyond this model's maximum context length: {error}"
+        raise ApiError(400, "context_length_exceeded", message, param=field) from None
     context = service.runner.engine.capabilities.context_tokens
     if len(prompt) >= context:
         raise prompt_too_long(len(prompt), context, field)

@@ -154,8 +154,8 @@ async def _events(
             yield event(data, name, number)
             number += 1
     except Exception as error:  # the HTTP boundary: told to the client, then cut
-        said = translate(error, settings.retry_after_seconds)
-        yield event(said.body(), "error", number)
+        reply = translate(error, settings.retry_after_seconds)
+        yield event(reply.body(), "error", number)
         raise StreamAborted from error
 
 
@@ -214,12 +214,12 @@ def in_background(
             return
         if not isinstance(error, Exception):
             raise error
-        said = translate(error, service.settings.retry_after_seconds)
-        if said.code == "internal_error":
+        reply = translate(error, service.settings.retry_after_seconds)
+        if reply.code == "internal_error":
             log.error("a background search failed", exc_info=error)
-        event_log.add("error", said.body(), last=True)
+        event_log.add("error", reply.body(), last=True)
         failed = unfinished(parsed.id, parsed.created, "failed")
-        service.store.finish(parsed.id, json.dumps(failed | said.body()).encode())
+        service.store.finish(parsed.id, json.dumps(failed | reply.body()).encode())
 
     task.add_done_callback(end)
 

@@ -13,7 +13,8 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from runtime.text import PROFILES, Profile, Text
+from runtime.profiles import PROFILES, Profile
+from runtime.text import Text
 from search.engine import Engine
 from server.admission import Admission
 from server.api_keys import ApiKeys
@@ -27,7 +28,6 @@ from server.settings import Settings
 from server.tree_log import TreeLog
 
 if TYPE_CHECKING:
-    pass
     from server.tracing import Tracing
 
 LONG = 1 << 15

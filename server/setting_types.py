@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 
 from models.bundled import BUNDLED_MODELS
+from runtime.profiles import PROFILES
 from runtime.reward_format import reward_format
-from runtime.text import PROFILES
 from server.machine import SGLANG_ENVIRONMENT, sglang_python
 from server.model_settings import (
     AUTO,

@@ -60,7 +60,7 @@ class StablePrefix:
         self._tree: Tree | None = None
         self._trunk = ROOT
         """The last node known to be on the way to everything alive, and the text down to it."""
-        self._said = ""
+        self._sent = ""
         self._goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
 
     def hear(self, event: Event) -> None:
@@ -78,8 +78,8 @@ class StablePrefix:
         alive = tree.above((*tree.leaves(), *tree.finished()))
         while len(below := _below(tree, self._trunk, alive)) == 1:
             self._trunk = below[0].id
-            self._said += below[0].text
-        return self._said + _common(tree, below, alive)
+            self._sent += below[0].text
+        return self._sent + _common(tree, below, alive)
 
 
 def _below(tree: Tree, node: int, alive: AbstractSet[int]) -> list[Node]:

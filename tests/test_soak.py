@@ -55,9 +55,9 @@ async def one(engine: EmbeddedEngine, number: int, question: str, stop_after: in
 
 @pytest.mark.slow
 async def test_two_hundred_searches_leave_nothing_held() -> None:
-    """Half are aborted midway; afterwards no KV is held but evictable prompts, and books balance.
+    """Half are aborted midway; afterwards no KV is held but evictable prompts, and no slot is lost.
 
-    The engine checks its books whenever it is idle and dies in strict mode where they are wrong.
+    The engine checks its accounting whenever it is idle and dies in strict mode where it is wrong.
     """
     draw = random.Random(0)
     questions = [q for task in TASKS.values() for q in task.questions("dev", 10, seed=1)]

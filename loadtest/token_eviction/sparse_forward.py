@@ -21,8 +21,7 @@ from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
 from runtime.embedded.model.batch_plan import KVStore
 from runtime.embedded.model.config import ModelConfig, middle_layer
-from runtime.embedded.model.kernels import Rotation, normalise, rotate
-from runtime.embedded.model.weights import Layer, Weights
+from runtime.embedded.model.layers import Layer, Rotation, Weights, normalise, rotate
 
 _HIDDEN = -1e30
 _NOWHERE = np.iinfo(np.int64).max
@@ -160,9 +159,9 @@ class _Plan:
             places[at, : len(reading.places)] = reading.places
         head_rows = torch.arange(store.kv_heads)[:, None] * store.rows
         self._keys = (torch.from_numpy(keys)[:, None] + head_rows).flatten()
-        self._hidden = self._veil(torch.from_numpy(places), config.sliding_window)
+        self._hidden = self._hidden_keys(torch.from_numpy(places), config.sliding_window)
 
-    def _veil(self, places: Tensor, window: int | None) -> Tensor:
+    def _hidden_keys(self, places: Tensor, window: int | None) -> Tensor:
         """(readings, 1, 1, rows, keys): whether a row must not see a key."""
         positions = torch.zeros(self.shape, dtype=torch.int64)
         positions[self.reading, self.row] = self.positions

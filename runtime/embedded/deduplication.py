@@ -158,9 +158,9 @@ def sample_together(
     agreeing: list[list[SampledToken]] = []
     for (seq, _), start in zip(passed, starts, strict=True):
         verified = verify(seq, next(samples), finish_of)
-        theirs = [next(samples) for _ in seq.followers]
-        together.append((seq, verified, theirs))
-        pairs = zip(seq.followers, theirs, strict=True)
+        follower_samples = [next(samples) for _ in seq.followers]
+        together.append((seq, verified, follower_samples))
+        pairs = zip(seq.followers, follower_samples, strict=True)
         agree = [(one, own) for one, own in pairs if own[0][0] == verified.tokens[0]]
         depths = range(1, len(verified.rows))
         if agree and depths:
@@ -171,9 +171,9 @@ def sample_together(
     for own, more in zip(agreeing, sample_rows(logits[further_rows], further), strict=True):
         own += more
     results = []
-    for seq, verified, theirs in together:
+    for seq, verified, follower_samples in together:
         followers, seq.followers = seq.followers, []
-        followed = sample_followers(followers, theirs, verified.tokens, finish_of)
+        followed = sample_followers(followers, follower_samples, verified.tokens, finish_of)
         results.append((seq, verified, followed))
     return results
 

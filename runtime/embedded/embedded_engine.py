@@ -11,28 +11,30 @@ from itertools import chain, count
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from runtime.embedded.messages import (
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     Abort,
+    ClientEnd,
     Done,
     Embed,
+    EngineEnd,
     Expand,
     Failed,
     FromEngine,
-    Hinted,
+    LogLine,
     Ping,
+    PipeLogHandler,
     Ready,
-    Refused,
     Release,
-    Said,
     Score,
+    StartFailed,
     StepWords,
     ToEngine,
+    TreeHint,
     in_parts,
     readings,
     rounds,
 )
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import ClientEnd, EngineEnd, LogLines
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters
@@ -137,7 +139,7 @@ class EmbeddedEngine:
         Raises CallFault for a hint that cannot be sent.
         """
         if self._link is not None:
-            self._link.send(Hinted(tree, hint))
+            self._link.send(TreeHint(tree, hint))
 
     def kv_moved(self, tree: str) -> KvMoved | None:
         """What the KV of a tree went through since the last look, by the engine's last word."""
@@ -166,9 +168,9 @@ class EmbeddedEngine:
         Returns at once: a quiet process is sent a ping, whose answer the next call counts on.
         """
         link = self._must_be_up()
-        silent = link.silent_seconds()
-        if silent > self._options.stall_seconds:
-            raise EngineDown(f"the engine has said nothing for {silent:.0f} s")
+        quiet = link.quiet_seconds()
+        if quiet > self._options.stall_seconds:
+            raise EngineDown(f"the engine has said nothing for {quiet:.0f} s")
         if not self._pending:
             call = next(self._calls)
             self._pending[call] = asyncio.get_running_loop().create_future()
@@ -248,11 +250,11 @@ class EmbeddedEngine:
                 self._capabilities, self._usage = capabilities, usage
                 self._link, self._loading = link, None
                 self._settle(self._started, None)
-            case Refused(error):
+            case StartFailed(error):
                 self._settle(self._started, error)
             case Usage():
                 self._usage = message
-            case Said(level, logger, text):
+            case LogLine(level, logger, text):
                 logging.getLogger(logger).log(level, "%s", text)
             case Done(call, value, usage, tree, moved):
                 self._usage = usage
@@ -295,7 +297,7 @@ def let_threads_rest() -> None:
 def _run_engine(options: EngineOptions, log_level: int, pipe: Connection) -> None:
     """What the spawned process does; only there are torch and the models loaded."""
     end = EngineEnd(pipe)
-    logging.basicConfig(level=log_level, handlers=[LogLines(end)])
+    logging.basicConfig(level=log_level, handlers=[PipeLogHandler(end)])
     let_threads_rest()
     from runtime.embedded import engine_loop
 

@@ -1,7 +1,7 @@
 """The engine's own process: reads calls from a pipe, runs both models, answers.
 
 Between two iterations it looks for messages; with nothing to do it waits for one and checks its
-books. It ends when it is told to, or when the other end of the pipe is gone.
+accounting. It ends when it is told to, or when the other end of the pipe is gone.
 """
 
 from __future__ import annotations
@@ -12,42 +12,38 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
 
-from runtime.embedded.batch import Forwards
-from runtime.embedded.engine_usage import usage_of
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.judge_scorer import load_judge, owner
+from runtime.embedded.judge_scorer import cost_of_judging, load_judge, owner
 from runtime.embedded.kv_split import SharedKv, split_pools
-from runtime.embedded.messages import (
+from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     Abort,
     Done,
     Embed,
+    EngineEnd,
+    Envelope,
     Expand,
     Failed,
     FromEngine,
-    Hinted,
     Ping,
     Ready,
-    Refused,
     Release,
     Score,
+    StartFailed,
     Stop,
     ToEngine,
+    TreeHint,
 )
-from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.forward import Forward
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import EngineEnd, Envelope
 from runtime.embedded.reward_scorer import load_scorer
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scheduler import scheduler_for
 from runtime.embedded.sequence import ExpandResult
-from runtime.embedded.speculative_decoding import load_speculative_decoder
 from runtime.embedded.step_embedder import load_embedder
 from runtime.embedded.validation import CallError, CallErrors, check, each
 from runtime.reward_format import reward_format
 from runtime.text import Text
-from search.counters import Counters, combined
+from search.counters import Counters, EngineCounters, combined
 from search.engine import (
     Branch,
     CallFault,
@@ -63,13 +59,13 @@ from search.engine import (
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25
-SHOWN = 200
-"""Letters of a tree's name in the log."""
+NAME_LETTERS = 200
+"""Of a tree's name in the log."""
 IDLE_SECONDS = 0.05
-TAKING_SECONDS = 0.05
-"""Of this thread's time, in which messages are taken before the next iteration; the last of them
+RECEIVE_SECONDS = 0.05
+"""Of this thread's time, in which messages are received before the next iteration; the last of them
 may take longer."""
-FORESEEN = (PrefixTooLong, KvFull, RewardMissing, EmbeddingMissing)
+EXPECTED = (PrefixTooLong, KvFull, RewardMissing, EmbeddingMissing)
 """What a sound call may meet. Nothing has begun then, or the search is to go on without."""
 
 
@@ -77,14 +73,14 @@ def run(pipe: EngineEnd, options: EngineOptions) -> None:
     """The process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's process decides when to end
     try:
-        worker = EngineLoop(pipe, options)
+        loop = EngineLoop(pipe, options)
     except (EngineError, ValueError, OSError) as error:
-        pipe.send(Refused(error))
+        pipe.send(StartFailed(error))
         return
     gc.collect()
     gc.freeze()  # what stays for good is not looked through again and again
     with contextlib.suppress(BrokenPipeError):  # nobody is left to hear answers
-        worker.serve()
+        loop.serve()
 
 
 class EngineLoop:
@@ -112,7 +108,7 @@ class EngineLoop:
         self._embedder = load_embedder(options, forward, self._scheduler.searches)
         self._reported = 0.0
         self._kv_accounting_errors = self._call_errors = 0
-        self._faults = CallErrors()
+        self._errors = CallErrors()
         self._unchecked = False
         self._capabilities = Capabilities(
             engine="embedded",
@@ -135,19 +131,20 @@ class EngineLoop:
 
     def turn(self) -> bool:
         """Take the messages that are there and do one iteration of each part; False to stop."""
-        if not self._listen():
+        if not self._receive_all():
             return False
         if self._scheduler.busy:
-            self._draw()
+            self._decode()
         if self._scorer is not None and self._scorer.busy:
             for scored in self._scorer.step():
                 self._answer(scored.call, scored.rewards)
-            self._let_go_of(self._scorer.faults)
+            self._fail_calls(self._scorer.errors)
         if self._embedder is not None and self._embedder.busy:
             for embedded in self._embedder.step():
-                self._answer(embedded.call, embedded.vectors)
-            self._let_go_of(self._embedder.faults)
-        self._report_in_time()
+                self._answer(embedded.id, embedded.vectors)
+            self._fail_calls(self._embedder.errors)
+        if time.monotonic() - self._reported > REPORT_SECONDS:  # calls take long
+            self._send(self._usage())
         return True
 
     @property
@@ -156,62 +153,59 @@ class EngineLoop:
         beside = (self._scorer, self._embedder)
         return self._scheduler.busy or any(part is not None and part.busy for part in beside)
 
-    def _draw(self) -> None:
+    def _decode(self) -> None:
         """One iteration of the policy model."""
-        for drawn in self._scheduler.step():
-            with self._faults.at(drawn.tree, drawn.call):
-                self._drew(drawn)
-        for call in self._scheduler.take_out_of_kv():
-            said = f"kv_tokens: {self._scheduler.cache.capacity} are all held for searches"
-            self._send(Failed(call, KvFull(said), self._usage()))
-        for faults in (self._faults, self._scheduler.faults):
-            self._let_go_of(faults)
+        for result in self._scheduler.step():
+            with self._errors.at(result.tree, result.call):
+                self._answer_round(result)
+        for errors in (self._errors, self._scheduler.errors):
+            self._fail_calls(errors)
 
-    def _drew(self, drawn: ExpandResult) -> None:
+    def _answer_round(self, result: ExpandResult) -> None:
         """Answer a finished round, or with what it comes to if it was the judge's."""
-        ruled = self._judge.rule(drawn) if self._judge else None
-        if ruled is not None:
-            self._answer(drawn.call, ruled.rewards)
+        scored = self._judge.rule(result) if self._judge else None
+        if scored is not None:
+            self._answer(result.call, scored.rewards)
         else:
-            self._send(Done(drawn.call, drawn.steps, self._usage(), drawn.tree, drawn.moved))
+            self._send(Done(result.call, result.steps, self._usage(), result.tree, result.moved))
 
-    def _listen(self) -> bool:
+    def _receive_all(self) -> bool:
         """Take the messages that are there, waiting for one when idle; False to stop.
 
-        While something is being drawn, what takes long is taken in between two iterations.
+        While something is being decoded, what takes long is taken in between two iterations.
         """
         if self._unchecked and not self.busy and not self._pipe.poll(IDLE_SECONDS):
-            self._check_books()
-        until = time.thread_time() + TAKING_SECONDS
+            self._check_accounting()
+        until = time.thread_time() + RECEIVE_SECONDS
         while not self.busy or (time.thread_time() < until and self._pipe.poll()):
             try:
                 envelope = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 return False
-            if not self._take(envelope):
+            if not self._receive(envelope):
                 return False
         return True
 
-    def _take(self, envelope: Envelope) -> bool:
+    def _receive(self, envelope: Envelope) -> bool:
         """Begin what a message asks for, False for the end; whatever is wrong with it is its own
         call's error."""
         self._unchecked = True
         call = envelope.call if type(envelope.call) is int else None
-        with self._faults.at(None, call):
+        with self._errors.at(None, call):
             message = envelope.open()
             if isinstance(message, Stop):
                 return False
             tree = getattr(message, "tree", None)
-            with self._faults.at(tree if isinstance(tree, str) else None, call):
+            with self._errors.at(tree if isinstance(tree, str) else None, call):
                 check(message)
                 self._begin(message)
-        self._let_go_of(self._faults)
+        self._fail_calls(self._errors)
         return True
 
     def _begin(self, message: ToEngine) -> None:
         """Start a call, or answer it where that takes no model."""
         match message:
-            case Hinted(tree, hint):
+            case TreeHint(tree, hint):
                 self._scheduler.hint(tree, hint)
                 for scoring in (self._scorer, self._judge):
                     if scoring is not None:
@@ -233,33 +227,33 @@ class EngineLoop:
             case Ping(call):
                 self._answer(call, None)
 
-    def _let_go_of(self, faults: CallErrors) -> None:
+    def _fail_calls(self, errors: CallErrors) -> None:
         """Answer calls with their errors. Unless it is one that a sound call may meet, all that is
-        held for its tree is let go of, and the tree's other calls fail with it.
+        held for its tree is dropped, and the tree's other calls fail with it.
 
         Raises what shows that more than a tree is broken: the process is to end.
         """
-        for fault in faults.take():
-            calls = set() if fault.call is None else {fault.call}
-            if not isinstance(fault.error, FORESEEN):
-                calls.update(self._blame(fault))
-            error = fault.error
+        for failed in errors.take():
+            calls = set() if failed.call is None else {failed.call}
+            if not isinstance(failed.error, EXPECTED):
+                calls.update(self._drop_failed(failed))
+            error = failed.error
             if not isinstance(error, EngineError):
                 kind = type(error).__name__
                 error = CallFault(f"the engine failed at this call ({kind}); its log says more")
             for call in sorted(calls):
                 self._send(Failed(call, error, self._usage()))
 
-    def _blame(self, fault: CallError) -> list[int]:
-        """Count and log a fault and let go of its tree; the calls that get no answer."""
+    def _drop_failed(self, failed: CallError) -> list[int]:
+        """Count and log an error and drop its tree; the calls that get no answer."""
         self._call_errors += 1
-        name = fault.tree and owner(fault.tree)
-        shown = name and name[:SHOWN]
-        log.error("tree %r, call %s: %s", shown, fault.call, fault.error, exc_info=fault.error)
-        if name is None:
+        tree = None if failed.tree is None else owner(failed.tree)
+        name = None if tree is None else tree[:NAME_LETTERS]
+        log.error("tree %r, call %s: %s", name, failed.call, failed.error, exc_info=failed.error)
+        if tree is None:
             return []
-        stopped, _ = self._drop(name)
-        self._check_books(fatal=True)
+        stopped, _ = self._drop(tree)
+        self._check_accounting(fatal=True)
         return stopped
 
     def _score(self, message: Score) -> None:
@@ -284,7 +278,7 @@ class EngineLoop:
 
     def _likelihood(self, message: Score, steps: tuple[tuple[int, ...], ...]) -> float:
         try:
-            return math.exp(self._scheduler.mean_logprob(message.tree, message.prompt, steps))
+            return math.exp(self._scheduler.steps.mean_logprob(message.tree, message.prompt, steps))
         except KeyError:
             raise RewardMissing(
                 f"reward_format {self._format.name!r}: a step of tree {message.tree!r} was not "
@@ -295,25 +289,23 @@ class EngineLoop:
         """End everything of a tree; what it cost."""
         stopped, cost = self._drop(tree)
         if self._options.strict:
-            self._check_books()
+            self._check_accounting()
         for call in stopped:
             error = EngineError(f"tree {tree!r} was aborted")
             self._send(Failed(call, error, self._usage()))
         return cost
 
     def _drop(self, tree: str) -> tuple[list[int], Counters]:
-        """Let go of everything of a tree; its calls that get no answer now, and what it cost."""
+        """End all that is held for a tree; its calls that get no answer now, and what it cost."""
         stopped = self._scheduler.abort(tree)
+        costs = []
         if self._embedder is not None:
             stopped += self._embedder.abort(tree)
-        costs: list[Counters | None] = []
-        if self._scorer is not None:
-            stopped += self._scorer.abort(tree)
-            costs.append(self._scorer.release(tree))
-        if self._judge is not None:
-            stopped += self._judge.abort(tree)
-            costs.append(self._judge.release(tree))
-        costs.insert(0, self._scheduler.release(tree))
+        for scoring in (self._scorer, self._judge):
+            if scoring is not None:
+                stopped += scoring.abort(tree)
+                costs.append(scoring.release(tree))
+        costs.append(self._scheduler.release(tree))
         return stopped, combined(Counters, (cost for cost in costs if cost is not None))
 
     def _answer(self, call: int, value: list | Counters | EngineError | None) -> None:
@@ -325,21 +317,45 @@ class EngineLoop:
         self._reported = time.monotonic()
         self._pipe.send(message)
 
-    def _report_in_time(self) -> None:
-        """Say something now and then while calls take long."""
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._send(self._usage())
-
     def _usage(self) -> Usage:
-        return usage_of(
-            self._scheduler,
-            self._scorer,
-            self._judge,
+        """The state by now, put together from what the parts count."""
+        scheduler, cache = self._scheduler, self._scheduler.cache
+        prm = self._scorer.cache if self._scorer else None
+        searches = scheduler.totals()
+        if self._judge is not None:
+            judging = self._judge.totals()
+            searches = searches - judging + cost_of_judging(judging)
+        if self._scorer is not None:
+            searches.add(self._scorer.totals())
+        totals = EngineCounters.of(
+            searches,
+            verdicts=self._judge.verdicts if self._judge else 0,
+            evicted_tokens=cache.evicted_tokens,
+            held_evicted_tokens=cache.radix.held_evicted,
+            prm_evicted_tokens=prm.evicted_tokens if prm else 0,
+            prm_held_evicted_tokens=prm.radix.held_evicted if prm else 0,
+            evictions=cache.evictor.evictions,
+            kv_policy_seconds=cache.evictor.seconds,
+            preemptions=scheduler.preemptions,
+            draft_pauses=scheduler.speculation.draft_length.pauses if scheduler.speculation else 0,
             call_errors=self._call_errors,
             kv_accounting_errors=self._kv_accounting_errors,
         )
+        return Usage(
+            kv_tokens_active=cache.active_tokens,
+            kv_tokens_cached=cache.cached_tokens,
+            kv_tokens_capacity=cache.capacity,
+            kv_tokens_peak=cache.active_peak,
+            prm_kv_tokens_active=prm.active_tokens if prm else 0,
+            prm_kv_tokens_cached=prm.cached_tokens if prm else 0,
+            prm_kv_tokens_capacity=prm.capacity if prm else 0,
+            prm_kv_tokens_peak=prm.active_peak if prm else 0,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            totals=totals,
+        )
 
-    def _check_books(self, *, fatal: bool = False) -> None:
+    def _check_accounting(self, *, fatal: bool = False) -> None:
         """Prove that no slot is lost; an error is ``fatal`` in strict mode, else counted."""
         try:
             self._scheduler.check()
@@ -349,33 +365,5 @@ class EngineLoop:
             if fatal or self._options.strict:
                 raise
             self._kv_accounting_errors += 1
-            log.exception("the KV books are wrong")
+            log.exception("the KV accounting is wrong")
         self._unchecked = False
-
-
-def scheduler_for(
-    options: EngineOptions,
-    model: Forwards,
-    config: ModelConfig,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Scheduler:
-    """The branches of a policy model with this configuration, none as yet.
-
-    ``clock``: in seconds, what drafting is paced by.
-    """
-    text = Text(options.policy)
-    return Scheduler(
-        model,
-        text,
-        context=text.context,
-        vocab=config.vocab,
-        kv_tokens=options.kv_tokens,
-        batch_limit=options.batch_limit,
-        flops=config.flops,
-        kv_policy=options.kv_policy,
-        values=options.value_params(),
-        speculation=load_speculative_decoder(options, text, clock),
-        speculate=options.speculate,
-        order=options.order,
-        dedup=options.dedup,
-    )

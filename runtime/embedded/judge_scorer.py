@@ -48,19 +48,19 @@ class JudgeScorer:
             raise PrefixTooLong(f"judge: {error}") from None
         self._calls[call_id] = tree, [branch.node for branch in branches]
 
-    def rule(self, drawn: ExpandResult) -> ScoreResult | None:
+    def rule(self, result: ExpandResult) -> ScoreResult | None:
         """The rewards that a finished call comes to; None for a call that is not the judge's."""
-        asked = self._calls.pop(drawn.call, None)
+        asked = self._calls.pop(result.call, None)
         if asked is None:
             return None
         tree, names = asked
         self._scheduler.hint(tree + _JUDGED, Hint(dead=tuple(names)))
-        votes, texts = self._judge.form.votes, [step.text for step in drawn.steps]
+        votes, texts = self._judge.form.votes, [step.text for step in result.steps]
         ruled = [self._judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
         counters = self._scheduler.searches[tree + _JUDGED].counters
         counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
         self.verdicts += len(texts)
-        return ScoreResult(drawn.call, [judgement.reward for judgement in ruled])
+        return ScoreResult(result.call, [judgement.reward for judgement in ruled])
 
     def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
         """A branch for each vote. Its prompt lives as long as the node, the verdict has a name

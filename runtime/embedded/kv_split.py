@@ -40,9 +40,9 @@ class SharedKv:
             return None
         configs = [ModelConfig.from_checkpoint(path) for path in (options.policy, options.prm)]
         policy, prm = (footprint(config, NUMBER_BYTES) for config in configs)
-        given = options.kv_tokens, options.prm_kv_tokens
-        least = [min(config.context, own) for config, own in zip(configs, given, strict=True)]
-        budget = given[0] * policy.kv_bytes + given[1] * prm.kv_bytes
+        sizes = options.kv_tokens, options.prm_kv_tokens
+        least = [min(config.context, own) for config, own in zip(configs, sizes, strict=True)]
+        budget = sizes[0] * policy.kv_bytes + sizes[1] * prm.kv_bytes
         device = device or measured_peaks(options.cores)
         return cls(policy, prm, device, budget, (least[0], least[1]))
 

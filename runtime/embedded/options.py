@@ -42,9 +42,9 @@ class EngineOptions:
     ``dedup``: what several branches have drawn alike is computed once.
     ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
     ``exact``: batch-invariant arithmetic; ``kernel``: what attends.
-    ``strict``: wrong books end the process instead of being logged and counted. ``version`` goes
-    into the fingerprint. A process that owes an answer and says nothing for ``stall_seconds``
-    counts as down.
+    ``strict``: wrong KV accounting ends the process instead of being logged and counted.
+    ``version`` goes into the fingerprint. A process that owes an answer and says nothing for
+    ``stall_seconds`` counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
     ``runtime.embedded.speculative_decoding``; it changes time alone.

@@ -78,7 +78,7 @@ class RewardScorer:
         forward."""
         self.cache = PrefixCache(kv_tokens)
         self.batch = Batch(forward, self.cache, limit=batch_limit)
-        self.accounts: dict[str, TrackedSearch] = {}
+        self.searches: dict[str, TrackedSearch] = {}
         self.past = Counters()
         self._reader = reader
         self._context = context
@@ -91,7 +91,7 @@ class RewardScorer:
         self._spelt: dict[str, Spelt] = {}
         self._ahead: dict[str, dict[int, np.ndarray]] = {}
         self._arrivals = 0
-        self.faults = CallErrors()
+        self.errors = CallErrors()
         """Searches whose calls get no answer: they are to be aborted and released."""
 
     @property
@@ -121,9 +121,9 @@ class RewardScorer:
         for path in paths:
             self._must_fit(path)
         opening = np.asarray(self._reader.paths.opening(prompt, question, spelt), dtype=np.int64)
-        account = self._account(tree, opening)
+        search = self._search_of(tree, opening)
         self._spelt[tree] = spelt
-        known = self._rewards[tree]
+        rewards = self._rewards[tree]
         later = {
             node: np.asarray(self._reader.paths.path(prompt, question, t, spelt), dtype=np.int64)
             for node, t in (ahead or {}).items()
@@ -132,11 +132,11 @@ class RewardScorer:
         self._arrivals += 1
         for index, (path, key) in enumerate(zip(paths, call.paths, strict=True)):
             node = trajectories[index].node
-            account.name(node, path)
-            if key in known or key in call.unread:
+            search.name(node, path)
+            if key in rewards or key in call.unread:
                 continue
             call.unread.add(key)
-            reading = ScoreSequence(tree, path, (account.number, self._arrivals, index))
+            reading = ScoreSequence(tree, path, (search.number, self._arrivals, index))
             if node in later:
                 self._look_ahead(reading, node, later[node])
             insort(self._waiting, reading, key=order_of)
@@ -152,30 +152,30 @@ class RewardScorer:
             )
             self._requeue(sequence)
         advances = self.batch.run()
-        charge_pass(self.accounts, advances, self._flops)
+        charge_pass(self.searches, advances, self._flops)
         for advance in advances:
-            self.accounts[advance.sequence.tree].counters.prm_tokens += advance.rows
+            self.searches[advance.sequence.tree].counters.prm_tokens += advance.rows
             if advance.logits is not None:
-                with self.faults.at(advance.sequence.tree):
+                with self.errors.at(advance.sequence.tree):
                     self._read(advance)
         for sequence in [sequence for sequence in self.batch.sequences if not sequence.missing]:
             self.batch.publish(sequence)
-        finished = [call for call in self._finished if call.tree not in self.faults]
-        self._finished = [call for call in self._finished if call.tree in self.faults]
+        finished = [call for call in self._finished if call.tree not in self.errors]
+        self._finished = [call for call in self._finished if call.tree in self.errors]
         return [
             ScoreResult(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished
         ]
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""
-        account = self.accounts.get(tree)
-        if account is None:
+        search = self.searches.get(tree)
+        if search is None:
             return
         ahead = self._ahead.get(tree, {})
         for node in hint.dead:
             ahead.pop(node, None)
-        if account.mark_dead(hint.dead):
-            self.cache.retain(tree, [*account.alive(), *ahead.values()])
+        if search.mark_dead(hint.dead):
+            self.cache.retain(tree, [*search.alive(), *ahead.values()])
 
     def abort(self, tree: str) -> list[int]:
         """Stop reading for a search; the ids of the calls that get no answer."""
@@ -188,25 +188,25 @@ class RewardScorer:
         return [call.id for call in calls if call.tree == tree]
 
     def check(self) -> None:
-        """Raise AssertionError unless the books of the cache are right."""
-        self.cache.check(self.accounts)
+        """Raise AssertionError unless the accounting of the cache is right."""
+        self.cache.check(self.searches)
 
     def release(self, tree: str) -> Counters | None:
         """Let go of a search that reads nothing; what it cost, None if it was never here."""
-        account = self.accounts.get(tree)
+        search = self.searches.get(tree)
         self._rewards.pop(tree, None)
         self._spelt.pop(tree, None)
         self._ahead.pop(tree, None)
-        if account is None:
+        if search is None:
             return None
-        self.cache.release(tree, account.prompt)
-        self.past += account.counters
-        del self.accounts[tree]
-        return account.counters
+        self.cache.release(tree, search.prompt)
+        self.past += search.counters
+        del self.searches[tree]
+        return search.counters
 
     def totals(self) -> Counters:
         """The costs of all searches, past and present."""
-        return total_of(self.past, self.accounts)
+        return total_of(self.past, self.searches)
 
     def _must_fit(self, path: np.ndarray) -> None:
         must_fit(
@@ -215,14 +215,14 @@ class RewardScorer:
             f"a trajectory of {len(path)} tokens does not fit the reward model's",
         )
 
-    def _account(self, tree: str, opening: np.ndarray) -> TrackedSearch:
-        if tree not in self.accounts:
+    def _search_of(self, tree: str, opening: np.ndarray) -> TrackedSearch:
+        if tree not in self.searches:
             self._arrivals += 1
-            self.accounts[tree] = TrackedSearch(self._arrivals)
+            self.searches[tree] = TrackedSearch(self._arrivals)
             self._rewards[tree] = {}
         if len(opening):
-            self.accounts[tree].prompt = opening
-        return self.accounts[tree]
+            self.searches[tree].prompt = opening
+        return self.searches[tree]
 
     def _admit(self) -> None:
         """Let waiting paths in, the trees in turn, as far as places and memory go."""
@@ -294,10 +294,10 @@ def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] 
 
     Raises what is wrong with it: RewardMissing for a tag, a verdict or a head, ValueError else.
     """
-    found = load_reward_model(options)
-    if found is None:
+    loaded = load_reward_model(options)
+    if loaded is None:
         return None
-    forward, reader = found
+    forward, reader = loaded
     return scorer_for(options, forward, forward.config, reader), overhead_of(reader.paths)
 
 

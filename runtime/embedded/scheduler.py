@@ -8,7 +8,8 @@ a token is sampled, never which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from runtime.embedded.deduplication import (
     with_followers,
 )
 from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.queues import SequenceQueues, ranks
 from runtime.embedded.sequence import (
@@ -36,11 +39,11 @@ from runtime.embedded.sequence import (
     SharedPrefix,
     StepBuilder,
 )
-from runtime.embedded.speculative_decoding import SpeculativeDecoder
-from runtime.embedded.validation import CallErrors, validate_branches
+from runtime.embedded.speculative_decoding import SpeculativeDecoder, load_speculative_decoder
+from runtime.embedded.validation import CallError, CallErrors, validate_branches
 from runtime.text import Text
 from search.counters import Counters
-from search.engine import Branch, Hint, KvMoved, Sampling
+from search.engine import Branch, Hint, KvFull, KvMoved, Sampling
 from search.tree import ROOT, Finish
 
 
@@ -69,29 +72,26 @@ class Scheduler:
         forward; ``speculation``: what drafts, if anything does; ``speculate``: beam extension fills
         idle places; ``order``: in which a round's branches are admitted; ``dedup``: what several
         sample alike is computed once."""
-        if batch_limit < 1:
-            raise ValueError(f"batch_limit: {batch_limit}; at least 1 is needed")
         self.cache = PrefixCache(kv_tokens, kv_policy, values)
         self.batch = Batch(forward, self.cache, limit=batch_limit)
         self.searches: dict[str, TrackedSearch] = {}
         self.preemptions = 0
-        self.faults = CallErrors()
-        """Searches whose calls get no answer: they are to be aborted and released."""
+        self.errors = CallErrors()
+        """Calls that get no answer, and searches that are to be aborted and released."""
         self.speculation = speculation
         self._sample = sample
-        self._steps = StepBuilder(text)
+        self.steps = StepBuilder(text)
         self._context = context
         self._vocab = vocab
         self._order: ScheduleOrder = order
         self._flops = flops
         self._queues = SequenceQueues(self.batch, self.searches, speculation, dedup=dedup)
         self.beam_extension = BeamExtension(
-            self.batch, self._queues, self.searches, self._steps, on=speculate
+            self.batch, self._queues, self.searches, self.steps, on=speculate
         )
         self._past = Counters()
         self._calls: dict[int, ExpandCall] = {}
         self._finished: list[ExpandCall] = []
-        self._out_of_kv: list[int] = []
         self._arrivals = 0
 
     @property
@@ -131,7 +131,7 @@ class Scheduler:
         self._arrivals += 1
         steps = [None] * len(branches)
         call = ExpandCall(
-            call_id, self._arrivals, tree, sampling, self._steps.stops(sampling), [*steps]
+            call_id, self._arrivals, tree, sampling, self.steps.stops(sampling), [*steps]
         )
         self._calls[call_id] = call
         prefixes: dict[tuple[int, ...], SharedPrefix] = {}
@@ -176,11 +176,6 @@ class Scheduler:
         if self.speculation:
             self.speculation.draft_model.cache.check(self.searches)
 
-    def take_out_of_kv(self) -> list[int]:
-        """The calls that got no answer since the last time, since KV ran out."""
-        calls, self._out_of_kv = self._out_of_kv, []
-        return calls
-
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""
         if tree not in self.searches:
@@ -189,13 +184,6 @@ class Scheduler:
         self.cache.evictor.hint(tree, hint)
         if self.searches[tree].mark_dead(hint.dead):
             self._retain(tree)
-
-    def mean_logprob(
-        self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
-    ) -> float:
-        """Mean log-probability a token of steps decoded here. Raises KeyError for others."""
-        path = np.asarray(prompt, dtype=np.int64)
-        return self._steps.mean_logprob(tree, path, steps)
 
     def abort(self, tree: str) -> list[int]:
         """Stop a search's branches; the ids of the calls that get no answer."""
@@ -209,7 +197,7 @@ class Scheduler:
     def release(self, tree: str) -> Counters | None:
         """Let go of a search that runs nothing; what it cost, None if it was never here."""
         self.beam_extension.remove_tree(tree)
-        self._steps.forget(tree)
+        self.steps.forget(tree)
         search = self.searches.get(tree)
         if search is None:
             return None
@@ -273,7 +261,9 @@ class Scheduler:
         assert self.cache.evictor.keeps_held, "a sequence alone does not fit; it was to be refused"
         numbers = {call.tree: self.searches[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
-        self._out_of_kv += self.abort(tree)
+        full = KvFull(f"kv_tokens: {self.cache.capacity} are all held for searches")
+        for call in self.abort(tree):
+            self.errors.note(CallError(tree, call, full))
         self.cache.retain(tree, ())
 
     def _sample_first(self, seqs: Iterable[BranchSequence]) -> None:
@@ -294,8 +284,8 @@ class Scheduler:
     def _finish_of(self, seq: BranchSequence) -> Finish | None:
         """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
         ends: nothing follows, and nothing is cached."""
-        with self.faults.at(seq.tree):
-            return self._steps.finish(seq)
+        with self.errors.at(seq.tree):
+            return self.steps.finish(seq)
         return Finish.END
 
     def _record(self, seq: BranchSequence, verified: VerifiedTokens) -> None:
@@ -335,9 +325,9 @@ class Scheduler:
     def _end_step(self, seq: BranchSequence, finish: Finish) -> None:
         """Record a finished step, and its call if it was the last; a fault is its search's own."""
         call = seq.call
-        with self.faults.at(seq.tree):
+        with self.errors.at(seq.tree):
             attention = self._file_step(seq, finish)
-            call.steps[seq.index] = self._steps.step(seq, finish, attention)
+            call.steps[seq.index] = self.steps.step(seq, finish, attention)
             call.longest = max(call.longest, len(seq.output))
             call.longest_left = max(call.longest_left, len(seq.output) - seq.extended)
             if call.done:
@@ -372,10 +362,35 @@ class Scheduler:
         """The calls that are finished, but those of searches that are to be aborted."""
         finished, results, cache = self._finished, [], self.cache
         for call in finished:
-            with self.faults.at(call.tree):
+            with self.errors.at(call.tree):
                 changed = cache.radix.changed_steps(call.tree)
                 moved = KvMoved(cache.tokens_of(call.tree), cache.capacity, changed)
                 steps = [step for step in call.steps if step is not None]
                 results.append(ExpandResult(call.id, steps, call.tree, moved))
-        self._finished = [call for call in finished if call.tree in self.faults]
-        return [result for result in results if result.tree not in self.faults]
+        self._finished = [call for call in finished if call.tree in self.errors]
+        return [result for result in results if result.tree not in self.errors]
+
+
+def scheduler_for(
+    options: EngineOptions,
+    model: Forwards,
+    config: ModelConfig,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Scheduler:
+    """A scheduler of a policy model, set by ``options``. ``clock``: in seconds, paces drafting."""
+    text = Text(options.policy)
+    return Scheduler(
+        model,
+        text,
+        context=text.context,
+        vocab=config.vocab,
+        kv_tokens=options.kv_tokens,
+        batch_limit=options.batch_limit,
+        flops=config.flops,
+        kv_policy=options.kv_policy,
+        values=options.value_params(),
+        speculation=load_speculative_decoder(options, text, clock),
+        speculate=options.speculate,
+        order=options.order,
+        dedup=options.dedup,
+    )

@@ -317,9 +317,11 @@ class StepBuilder:
         text = self._text.decode(seq.output, seq.branch.tokens, last=finish is Finish.END)
         return Step(tuple(seq.output), text, finish, mean, seq.entropy, attention)
 
-    def mean_logprob(self, tree: str, prompt: np.ndarray, steps: Sequence[Sequence[int]]) -> float:
+    def mean_logprob(
+        self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
+    ) -> float:
         """Mean log-probability a token of steps decoded here. Raises KeyError for others."""
-        likelihoods, path = self._likelihoods[tree], prompt
+        likelihoods, path = self._likelihoods[tree], np.asarray(prompt, dtype=np.int64)
         total, tokens = 0.0, 0
         for step in steps:
             path = np.concatenate([path, np.asarray(step, dtype=np.int64)])

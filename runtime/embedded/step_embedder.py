@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from runtime.accounting import TrackedSearch
-from runtime.embedded.messages import StepWords, Vector
 from runtime.embedded.model.batch_plan import KVStore, Span
 from runtime.embedded.model.config import middle_layer
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import StepWords, Vector
 from runtime.embedded.validation import CallErrors, must_be_ids
 from search.engine import EngineError
 
@@ -31,14 +31,6 @@ class EmbedCall:
     vectors: list[Vector] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedResult:
-    """A finished call and its vectors."""
-
-    call: int
-    vectors: list[Vector]
-
-
 class StepEmbedder:
     """First come, first served. Each step is embedded alone, whatever is beside it in a piece."""
 
@@ -47,11 +39,11 @@ class StepEmbedder:
         embed: Callable[[Sequence[StepWords]], list[Vector]],
         charge: Callable[[str, Sequence[StepWords]], None],
     ) -> None:
-        """``charge`` books a piece to the search it is for."""
+        """``charge`` adds what a piece costs to the search it is for."""
         self._embed = embed
         self._charge = charge
         self._calls: list[EmbedCall] = []
-        self.faults = CallErrors()
+        self.errors = CallErrors()
         """The calls that get no vectors, and why."""
 
     @property
@@ -63,17 +55,17 @@ class StepEmbedder:
         """Take on a call."""
         self._calls.append(EmbedCall(call_id, tree, steps))
 
-    def step(self) -> list[EmbedResult]:
+    def step(self) -> list[EmbedCall]:
         """One iteration: embed a piece of the oldest call; that call if it is finished."""
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
         done = []
-        with self.faults.at(call.tree, call.id):  # a piece is one call's alone
+        with self.errors.at(call.tree, call.id):  # a piece is one call's alone
             call.vectors += self._embed(piece) if piece else []
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):
                 return []
-            done = [EmbedResult(call.id, call.vectors)]
+            done = [call]
         del self._calls[0]
         return done
 

@@ -14,18 +14,18 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.embedded.messages import (
+from runtime.embedded.pipe import (
     MOST_AT_ONCE,
-    MOST_TO_DRAW,
+    MOST_TO_EXPAND,
     MOST_TO_SCORE,
     Abort,
     Embed,
     Expand,
-    Hinted,
     Ping,
     Release,
     Score,
     StepWords,
+    TreeHint,
     tokens_of,
 )
 from runtime.stop_strings import encoded
@@ -96,9 +96,9 @@ def check(message: object) -> None:
 
     The branches and the sampling of a round are looked at where they are taken on.
     """
-    if not isinstance(message, Expand | Score | Embed | Hinted | Release | Abort | Ping):
-        raise EngineError(f"message: {said(message)}; one of the engine's is needed")
-    if not isinstance(message, Hinted):
+    if not isinstance(message, Expand | Score | Embed | TreeHint | Release | Abort | Ping):
+        raise EngineError(f"message: {in_words(message)}; one of the engine's is needed")
+    if not isinstance(message, TreeHint):
         whole("call", message.call, 0, LARGEST)
     if not isinstance(message, Ping):
         name("tree", message.tree)
@@ -111,13 +111,13 @@ def check(message: object) -> None:
             for step in each("steps", steps, StepWords):
                 ids("steps", step.tokens)
                 text("texts", step.text)
-        case Hinted(_, hint):
+        case TreeHint(_, hint):
             _check_hint(hint)
         case _:
             pass
 
 
-def said(value: object) -> str:
+def in_words(value: object) -> str:
     """A value in few words, whatever it is."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
@@ -127,19 +127,19 @@ def said(value: object) -> str:
 def whole(field: str, value: object, least: int, most: int) -> None:
     """A whole number from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
-        raise EngineError(f"{field}: {said(value)}; from {least} to {most} is needed")
+        raise EngineError(f"{field}: {in_words(value)}; from {least} to {most} is needed")
 
 
 def real(field: str, value: object, needed: str) -> None:
     """A finite number of 0 or more; ``needed`` says what else it must be."""
     if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
-        raise EngineError(f"{field}: {said(value)}; {needed} is needed")
+        raise EngineError(f"{field}: {in_words(value)}; {needed} is needed")
 
 
 def text(field: str, value: object) -> None:
     """Text that has bytes."""
     if not isinstance(value, str):
-        raise EngineError(f"{field}: {said(value)}; text is needed")
+        raise EngineError(f"{field}: {in_words(value)}; text is needed")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -157,12 +157,12 @@ def name(field: str, value: object) -> None:
 def each(field: str, values: object, kind: type[T], most: int = MOST_AT_ONCE) -> Sequence[T]:
     """``values``, if they are a tuple of at most ``most`` of this kind."""
     if not isinstance(values, tuple):
-        raise EngineError(f"{field}: {said(values)}; a tuple is needed")
+        raise EngineError(f"{field}: {in_words(values)}; a tuple is needed")
     if len(values) > most:
         raise EngineError(f"{field}: {len(values)} of them; at most {most} are allowed at once")
     for value in values:
         if not isinstance(value, kind):
-            raise EngineError(f"{field}: {said(value)} among them; {kind.__name__} is needed")
+            raise EngineError(f"{field}: {in_words(value)} among them; {kind.__name__} is needed")
     return values
 
 
@@ -173,20 +173,20 @@ def ids(field: str, tokens: object) -> NDArray[np.int64]:
 
 def _whole_numbers(field: str, values: object, needed: str) -> NDArray[np.int64]:
     if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes):
-        raise EngineError(f"{field}: {said(values)}; {needed}")
+        raise EngineError(f"{field}: {in_words(values)}; {needed}")
     if not len(values):
         return np.empty(0, dtype=np.int64)
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # sequences of several lengths
-        found = np.empty((0, 0))
-    if found.dtype.kind != "i" or found.ndim != 1:
+        array = np.empty((0, 0))
+    if array.dtype.kind != "i" or array.ndim != 1:
         raise EngineError(f"{field}: other things than numbers, or too large ones; {needed}")
-    return found.astype(np.int64, copy=False)
+    return array.astype(np.int64, copy=False)
 
 
 def _check_trajectories(trajectories: object) -> None:
-    known: set[int] = set()
+    checked: set[int] = set()
     trajectories = each("trajectories", trajectories, Trajectory)
     for one in trajectories:
         whole("node", one.node, 0, MOST_NODES)
@@ -197,11 +197,11 @@ def _check_trajectories(trajectories: object) -> None:
         if len(steps) != len(texts):
             raise EngineError(f"texts: {len(texts)} for {len(steps)} steps; as many are needed")
         for step, words in zip(steps, texts, strict=True):
-            if id(step) not in known:  # those above a fork are one and the same
-                known.add(id(step))
+            if id(step) not in checked:  # those above a fork are one and the same
+                checked.add(id(step))
                 ids("steps", step)
-            if id(words) not in known:
-                known.add(id(words))
+            if id(words) not in checked:
+                checked.add(id(words))
                 text("texts", words)
     tokens = sum(map(tokens_of, trajectories))
     if tokens > MOST_TO_SCORE and len(trajectories) > 1:
@@ -210,19 +210,19 @@ def _check_trajectories(trajectories: object) -> None:
 
 def _check_hint(hint: object) -> None:
     if not isinstance(hint, Hint) or not isinstance(hint.values, Mapping):
-        raise EngineError(f"hint: {said(hint)}; values by node are needed")
+        raise EngineError(f"hint: {in_words(hint)}; values by node are needed")
     for field in ("active", "dead", "outlook"):
         _nodes(field, getattr(hint, field))
     _nodes("values", tuple(hint.values))
     for value in hint.values.values():
         if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise EngineError(f"values: {said(value)}; from 0 to 1 is needed")
+            raise EngineError(f"values: {in_words(value)}; from 0 to 1 is needed")
 
 
 def _nodes(field: str, nodes: object) -> None:
-    found = _whole_numbers(field, nodes, "ids of nodes are needed")
-    if len(found) and not (found.min() >= 0 and found.max() <= MOST_NODES):
-        raise EngineError(f"{field}: from {found.min()} to {found.max()}; ids of nodes are needed")
+    array = _whole_numbers(field, nodes, "ids of nodes are needed")
+    if len(array) and not (array.min() >= 0 and array.max() <= MOST_NODES):
+        raise EngineError(f"{field}: from {array.min()} to {array.max()}; ids of nodes are needed")
 
 
 MOST_STOPS = 32
@@ -254,8 +254,8 @@ def validate_branches(
             f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
             "do not fit the",
         )
-    if tokens > MOST_TO_DRAW and len(prefixes) > 1:
-        raise EngineError(f"tokens: {tokens} in all; at most {MOST_TO_DRAW} are allowed at once")
+    if tokens > MOST_TO_EXPAND and len(prefixes) > 1:
+        raise EngineError(f"tokens: {tokens} in all; at most {MOST_TO_EXPAND} are allowed at once")
     return [prefixes[id(branch.tokens)] for branch in branches]
 
 

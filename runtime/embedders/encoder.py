@@ -107,9 +107,9 @@ def _pooling(folder: Path) -> str:
         kind = str(module["type"]).rpartition(".")[2]
         if kind not in _STEPS:
             raise ValueError(f"encoder: {folder} has a {kind} layer; {sorted(_STEPS)} are read")
-    found: dict[str, Any] = _read_json(folder / "1_Pooling" / "config.json", {})
-    flags = [name.removeprefix("pooling_mode_") for name, on in found.items() if on is True]
-    modes = [found["pooling_mode"]] if "pooling_mode" in found else []
+    pooling: dict[str, Any] = _read_json(folder / "1_Pooling" / "config.json", {})
+    flags = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True]
+    modes = [pooling["pooling_mode"]] if "pooling_mode" in pooling else []
     modes += [{"mean_tokens": "mean", "cls_token": "cls"}.get(f, f) for f in flags]
     modes = [mode for mode in modes if mode != "include_prompt"] or ["mean"]
     if len(modes) > 1 or modes[0] not in _POOLINGS:

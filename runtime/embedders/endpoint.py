@@ -57,8 +57,8 @@ class Endpoint:
         except (ValueError, LookupError, TypeError) as error:
             raise EmbeddingMissing("the embeddings endpoint answered with no embeddings") from error
         if len(vectors) != len(texts):
-            found = f"{len(vectors)} embeddings for {len(texts)} texts"
-            raise EmbeddingMissing(f"the embeddings endpoint answered with {found}")
+            count = f"{len(vectors)} embeddings for {len(texts)} texts"
+            raise EmbeddingMissing(f"the embeddings endpoint answered with {count}")
         return vectors
 
     async def close(self) -> None:

@@ -108,8 +108,8 @@ class BestFirst(ExpansionBudget):
 
     def _explored(self, tree: Tree, visits: VisitCounts, chosen: list[Node]) -> list[Node]:
         """The leaves that are not ``chosen`` yet: new ones first, then by the formula above."""
-        taken = {node.id for node in chosen}
-        leaves = [node for node in self.frontier(tree) if node.id not in taken]
+        chosen_ids = {node.id for node in chosen}
+        leaves = [node for node in self.frontier(tree) if node.id not in chosen_ids]
         return sorted(
             leaves,
             key=lambda leaf: (leaf.first != leaf.id, -self.score(visits, leaf), leaf.id),

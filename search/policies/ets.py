@@ -12,8 +12,8 @@ from search.leaf_selection import NODE_LIMIT, Program, optimum
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.rebase import served
 from search.spec import CostName, SearchSpec, SolverName
+from search.stats import step_blocks, token_blocks
 from search.tree import Node, Tree
-from search.tree_kv import step_blocks, token_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,9 @@ class Ets(LevelPolicy):
         """The leaves worth keeping, by their rewards."""
         ranked = by_reward(leaves, "ets")
         kept = self._worth_keeping(tree, ranked, spend)
-        given = served([n for n in ranked if kept is None or n.id in kept], spend, self.temperature)
-        expand = {node: n for node, n in given.items() if n}
+        leading = [node for node in ranked if kept is None or node.id in kept]
+        shares = served(leading, spend, self.temperature)
+        expand = {node: n for node, n in shares.items() if n}
         prune = tuple(leaf.id for leaf in leaves if leaf.id not in expand)
         return Round(expand, prune, fell_back=kept is None)
 
@@ -117,8 +118,8 @@ class Ets(LevelPolicy):
                 raise EngineError(f"node {leaf.id} has no embedding; policy ets needs one a step")
             vectors.setdefault(leaf.tokens, leaf.embedding)
         threshold = PAPER_THRESHOLD if self.threshold is None else self.threshold
-        found = dict(zip(vectors, cluster(list(vectors.values()), threshold), strict=True))
-        return [found[leaf.tokens] for leaf in leaves]
+        cluster_of = dict(zip(vectors, cluster(list(vectors.values()), threshold), strict=True))
+        return [cluster_of[leaf.tokens] for leaf in leaves]
 
     def _compares(self, leaves: Sequence[Node]) -> bool:
         if not self.diversity_weight or not self.budget_weight:

@@ -41,8 +41,8 @@ class ParticleFilter(LevelPolicy):
         """As many children a leaf as it is drawn."""
         odds = [odds_of(reward) for reward in rewards_of(leaves, "particle_filter")]
         copies = systematic(odds, spend, offset(self.seed, leaves[0].depth))
-        drawn = {leaf.id: n for leaf, n in zip(leaves, copies, strict=True) if n}
-        return Round(drawn, tuple(leaf.id for leaf in leaves if leaf.id not in drawn))
+        expand = {leaf.id: n for leaf, n in zip(leaves, copies, strict=True) if n}
+        return Round(expand, tuple(leaf.id for leaf in leaves if leaf.id not in expand))
 
 
 def odds_of(reward: float) -> float:

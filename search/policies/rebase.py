@@ -33,10 +33,10 @@ class Rebase(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
-        given = served(ranked, spend, self.temperature)
+        shares = served(ranked, spend, self.temperature)
         return Round(
-            {node: n for node, n in given.items() if n},
-            tuple(sorted(node for node, n in given.items() if not n)),
+            {node: n for node, n in shares.items() if n},
+            tuple(sorted(node for node, n in shares.items() if not n)),
         )
 
 

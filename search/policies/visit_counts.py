@@ -98,13 +98,13 @@ def hand_out(nodes: Iterable[Node], branch: int, width: int) -> Mapping[int, int
 
     A node whose last expansion was cut short gets what it lacked.
     """
-    given: dict[int, int] = {}
+    shares: dict[int, int] = {}
     for node in nodes:
         share = min(branch - len(node.children) % branch, width)
         if share:
-            given[node.id] = share
+            shares[node.id] = share
             width -= share
-    return given
+    return shares
 
 
 def heads(tree: Tree, branch: int) -> list[Node]:
@@ -113,14 +113,14 @@ def heads(tree: Tree, branch: int) -> list[Node]:
     Only a child that says something new can be it. A path whose best child finished has no head.
     By falling reward, equal rewards by rising id.
     """
-    found: list[Node] = []
+    best_heads: list[Node] = []
     for node in tree.nodes:
         last = node.children[(expansions(node, branch) - 1) * branch :]
         best = best_of([tree[child] for child in last if tree[child].first == child])
         grown = any(tree[child].children for child in last)
         if best is not None and best.state is NodeState.OPEN and not grown:
-            found.append(best)
-    return sorted(found, key=lambda head: (-(head.reward or 0.0), head.id))
+            best_heads.append(best)
+    return sorted(best_heads, key=lambda head: (-(head.reward or 0.0), head.id))
 
 
 def best_of(nodes: Sequence[Node]) -> Node | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvpolicy.fit import RIDGE, ReentryRows, accuracy_rows, fit, logistic, reentry_rows
+from kvpolicy.fit import RIDGE, ReentryRows, fit, logistic, reentry_rows
 
 NONE = np.full(4, np.nan)
 
@@ -83,12 +83,6 @@ def test_dear_blocks_count_for_more() -> None:
     came = np.array([1.0, 0.0])
     first = fit(reentry_rows(v, none, none, came, np.array([9.0, 1.0])), "exact")
     assert first.score([0.5], [np.nan], [np.nan])[0] == pytest.approx(0.9, abs=0.01)
-
-
-def test_an_accuracy_gain_counts_as_no_loss() -> None:
-    """Extractive mode: a block whose removal helps is worth nothing, not less than nothing."""
-    rows = accuracy_rows(np.array([0.1, 0.9]), NONE[:2], NONE[:2], np.array([-0.2, 0.3]))
-    assert rows.target.tolist() == [0.0, 0.3]
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from runtime.embedded.engine_loop import EngineLoop
-from runtime.embedded.messages import (
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     Abort,
     Done,
     Embed,
+    EngineEnd,
+    Envelope,
     Expand,
     Failed,
     FromEngine,
-    Hinted,
     Release,
     Score,
     StepWords,
     ToEngine,
+    TreeHint,
+    seal,
 )
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import EngineEnd, Envelope, seal
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
@@ -100,7 +102,7 @@ class InlineWorker:
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Tell."""
-        self.pipe.inbox.append(Hinted(tree, hint))
+        self.pipe.inbox.append(TreeHint(tree, hint))
 
     async def release(self, tree: str) -> Counters:
         """What it cost."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.embedded.model.attention import Attention, NativeAttention, Tiling, build_tiling
 from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import Workspace, cut
+from runtime.embedded.model.layers import Workspace, cut
 from runtime.embedded.model.native import native
 from tests.runtime.kernels import KERNELS
 
@@ -164,7 +164,7 @@ def test_only_unfinished_blocks_are_masked():
     """A row at position 70 sees two whole blocks unmasked and 7 keys of the third."""
     tiling = tiling_of([span(70, list(range(71)))], KVStore(CONFIG, 100))
     assert tiling.columns == ((0, 1), (1, 1), (2, 1))
-    assert tiling.veils == ((2, 3),)
+    assert tiling.hidden == ((2, 3),)
     assert tiling.mask.tolist() == [[False] * 7 + [True] * (BLOCK - 7)]
 
 

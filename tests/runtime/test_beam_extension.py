@@ -1,4 +1,4 @@
-"""Children drawn before a round asks for them: the same tree, sooner, and the books right."""
+"""Children drawn before a round asks for them: the same tree, sooner, and the accounting right."""
 
 from __future__ import annotations
 

@@ -16,21 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.messages import (
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     MOST_AT_ONCE,
     Abort,
     Done,
     Embed,
+    Envelope,
     Expand,
-    Hinted,
     Release,
     Score,
     StepWords,
     ToEngine,
+    TreeHint,
     in_parts,
+    seal,
 )
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import Envelope, seal
 from search.controller import Problem, search
 from search.engine import (
     Ahead,
@@ -104,7 +105,7 @@ SOUND: tuple[ToEngine, ...] = (
     round_of(1),
     Score(1, TREE, PROMPT, "1?", (Trajectory(1, ((50, 51), (52,)), ("a", "b"), 3),)),
     Embed(1, TREE, (StepWords((50, 51), "a"), StepWords((52,), "b"))),
-    Hinted(TREE, Hint({1: 0.5, 2: 0.25}, (1,), (2,), (1, 2))),
+    TreeHint(TREE, Hint({1: 0.5, 2: 0.25}, (1,), (2,), (1, 2))),
     Release(1, TREE),
     Abort(1, TREE),
 )
@@ -144,15 +145,15 @@ def answers(engine: InlineWorker) -> dict[int, Done | EngineError]:
 
 
 def must_hold_nothing(engine: InlineWorker) -> None:
-    """The books are right, and every search is gone."""
-    engine.worker._check_books(fatal=True)
+    """The accounting is right, and every search is gone."""
+    engine.worker._check_accounting(fatal=True)
     usage = engine.worker._usage()
     assert (usage.running, usage.waiting, usage.kv_tokens_active) == (0, 0, 0)
     assert usage.prm_kv_tokens_active == 0
     scheduler, scorer = engine.worker._scheduler, engine.worker._scorer
     assert scorer is not None
     assert not scheduler.searches
-    assert not scorer.accounts
+    assert not scorer.searches
 
 
 @settings(max_examples=25)
@@ -166,7 +167,7 @@ def test_malformed_messages_end_their_own_calls(
         sound = data.draw(st.sampled_from(SOUND))
         bad = spoilt(sound, data) if data.draw(st.integers(0, 3)) else sound
         message = bad if type(bad) is type(sound) else sound
-        messages.append(message if isinstance(message, Hinted) else replace(message, call=call))
+        messages.append(message if isinstance(message, TreeHint) else replace(message, call=call))
     sent = deque(messages)
     engine.on_turn = lambda: engine.pipe.inbox.append(sent.popleft()) if sent else None
     assert grow(engine) == alone
@@ -174,7 +175,7 @@ def test_malformed_messages_end_their_own_calls(
     engine.pipe.inbox += sent
     engine.work()
     found = answers(engine)
-    assert set(found) == {message.call for message in messages if not isinstance(message, Hinted)}
+    assert set(found) == {message.call for message in messages if not isinstance(message, TreeHint)}
     trees = {message.tree for message in messages if isinstance(message.tree, str)}
     engine.pipe.inbox += [Release(call, tree) for call, tree in enumerate(trees)]
     engine.work()
@@ -190,8 +191,8 @@ def breaks(engine: InlineWorker, stage: str, monkeypatch: pytest.MonkeyPatch) ->
     part: object = {
         "hint": scheduler.cache.evictor,
         "end_step": scheduler.cache.evictor,
-        "finish": scheduler._steps,
-        "step": scheduler._steps,
+        "finish": scheduler.steps,
+        "step": scheduler.steps,
         "changed_steps": scheduler.cache.radix,
         "_read": scorer,
         "_settle": scorer,
@@ -255,7 +256,7 @@ def test_a_fault_ends_its_own_call(
     def one_by_one() -> None:
         """The next, once the last is answered."""
         done = max(engine.pipe.heard.keys() & {1, 2, 3, 4}, default=0)
-        if sent and (isinstance(sent[0], Hinted) or sent[0].call == done + 1):
+        if sent and (isinstance(sent[0], TreeHint) or sent[0].call == done + 1):
             engine.pipe.inbox.append(sent.popleft())
 
     engine.on_turn = one_by_one
@@ -346,7 +347,7 @@ def largest() -> dict[str, ToEngine]:
             "",
             tuple(Trajectory(i, (steps[i],), (texts[i],)) for i in range(MOST_AT_ONCE)),
         ),
-        "hint": Hinted(TREE, Hint(dict.fromkeys(many, 0.5), many, many, many)),
+        "hint": TreeHint(TREE, Hint(dict.fromkeys(many, 0.5), many, many, many)),
         "embed": Embed(3, TREE, tuple(map(StepWords, steps, texts))),
         "abort": Abort(4, TREE),
         "release": Release(5, TREE),
@@ -362,7 +363,7 @@ def test_no_message_holds_the_loop_for_long(engine: InlineWorker) -> None:
     for kind, message in messages.items():
         data = bytes(seal(message))
         before = time.thread_time()
-        engine.worker._take(Envelope.of(data))
+        engine.worker._receive(Envelope.of(data))
         taken[kind] = time.thread_time() - before
     gc.unfreeze()
     assert max(taken.values()) < 0.25, taken

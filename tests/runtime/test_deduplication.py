@@ -67,7 +67,7 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
 )
 def test_places_and_memory_change_nothing(places: int, kv_tokens: int, seed: int) -> None:
     """Followers that find no place wait with what they have drawn; sequences that lose theirs take
-    all who follow along. The books are right, and nothing is held afterwards."""
+    all who follow along. The accounting is right, and nothing is held afterwards."""
     engine, model = scheduler(batch_limit=places, kv_tokens=kv_tokens)
     engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
     assert finish(engine)[1] == alone(seed)

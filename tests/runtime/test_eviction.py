@@ -18,7 +18,7 @@ from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, EvictionCandidates
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.radix_tree import RadixTree
 from search.digest import node_seed
-from search.engine import Branch, Hint, Sampling
+from search.engine import Branch, Hint, KvFull, Sampling
 from search.tree import ROOT
 from tests.runtime.hash_model import END, VOCAB, HashModel
 from tests.runtime.scheduler_support import finish, scheduler
@@ -159,8 +159,8 @@ def test_full_retention_ends_the_youngest_search_that_does_not_fit() -> None:
     engine.expand(1, "old", branches["old"], STEPS)
     engine.expand(2, "young", branches["young"], STEPS)
     assert finish(engine) == {1: expected}
-    assert engine.take_out_of_kv() == [2]
-    assert engine.take_out_of_kv() == []
+    [failed] = engine.errors.take()
+    assert (failed.tree, failed.call, type(failed.error)) == ("young", 2, KvFull)
     assert engine.cache.evicted_tokens == 0
     assert engine.cache.tokens_of("young") == 0
     engine.cache.check()
@@ -176,7 +176,8 @@ def test_a_search_alone_that_outgrows_full_retention_ends_and_lets_go() -> None:
     branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
     engine.expand(1, "tree", branches, STEPS)
     assert finish(engine) == {}
-    assert engine.take_out_of_kv() == [1]
+    [failed] = engine.errors.take()
+    assert (failed.tree, failed.call, type(failed.error)) == ("tree", 1, KvFull)
     assert not engine.busy
     engine.cache.check()
 

@@ -1,4 +1,4 @@
-"""The books balance: whatever is asked, dropped or pruned in whatever order, no slot is lost."""
+"""No slot is lost, whatever is asked, dropped or pruned, in whatever order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RandomSearches:
         self.aborted = 0
 
     def run(self) -> None:
-        """All searches to their ends, checking the books on the way."""
+        """All searches to their ends, checking the accounting on the way."""
         while self.started < TREES or self.alive:
             while self.started < TREES and len(self.alive) < AT_ONCE:
                 self.start()

@@ -1,4 +1,4 @@
-"""One KV budget over all searches: nobody starves, it is never exceeded, the books are right."""
+"""One KV budget over all searches: nobody starves, it is never exceeded, no slot is lost."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Searches(RuleBasedStateMachine):
         self.engine.release(self.searches.pop(call).tree)
 
     @invariant()
-    def books_are_right(self) -> None:
+    def accounting_is_right(self) -> None:
         """The engine's own check, and that active paths are whole."""
         must_be_right(self.engine)
         cache = self.engine.cache

@@ -7,8 +7,15 @@ from multiprocessing import Pipe
 
 import pytest
 
-from runtime.embedded.messages import Done, Failed, Said
-from runtime.embedded.pipe import EngineEnd, LogLines, next_message, seal
+from runtime.embedded.pipe import (
+    Done,
+    EngineEnd,
+    Failed,
+    LogLine,
+    PipeLogHandler,
+    next_message,
+    seal,
+)
 from search.engine import CallFault, Usage
 from tests.runtime.inline_engine_loop import Unreadable
 
@@ -24,28 +31,28 @@ def log() -> logging.Logger:
 def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
     """Level, logger and text; arguments filled in."""
     ours, theirs = Pipe()
-    log.addHandler(LogLines(EngineEnd(theirs)))
+    log.addHandler(PipeLogHandler(EngineEnd(theirs)))
     log.info("%d threads", 2)
     try:
-        raise ValueError("no book")
+        raise ValueError("no count")
     except ValueError:
-        log.exception("the books are wrong")
-    assert next_message(ours.recv_bytes) == Said(logging.INFO, "engine.part", "2 threads")
+        log.exception("the counts are wrong")
+    assert next_message(ours.recv_bytes) == LogLine(logging.INFO, "engine.part", "2 threads")
     line = next_message(ours.recv_bytes)
-    assert isinstance(line, Said)
-    assert (line.level, line.text.splitlines()[0]) == (logging.ERROR, "the books are wrong")
-    assert line.text.endswith("ValueError: no book")
+    assert isinstance(line, LogLine)
+    assert (line.level, line.text.splitlines()[0]) == (logging.ERROR, "the counts are wrong")
+    assert line.text.endswith("ValueError: no count")
 
 
 def test_a_line_that_nobody_hears_is_dropped(log: logging.Logger) -> None:
     """The engine's loop learns from its own next word that the server is gone."""
     ours, theirs = Pipe()
     end = EngineEnd(theirs)
-    log.addHandler(LogLines(end))
+    log.addHandler(PipeLogHandler(end))
     ours.close()
     log.info("still here")
     with pytest.raises(BrokenPipeError):
-        end.send(Said(logging.INFO, "", ""))
+        end.send(LogLine(logging.INFO, "", ""))
 
 
 def test_an_answer_that_cannot_be_read_is_its_calls_error(

@@ -253,7 +253,7 @@ def rewards_of(
 ) -> list[float]:
     """The rewards of these trajectories."""
     scorer.score(call, tree, PROMPT, QUESTION, paths)
-    while scorer.busy and tree not in scorer.faults:
+    while scorer.busy and tree not in scorer.errors:
         for scored in scorer.step():
             assert scored.call == call
             return scored.rewards

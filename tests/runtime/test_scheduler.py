@@ -249,6 +249,7 @@ def test_log_probability_of_a_trajectory() -> None:
     (two,) = grower.round({"oak": children((*prompt, *one.tokens), 1, parent=1)})["oak"]
     total = one.logprob * len(one.tokens) + two.logprob * len(two.tokens)
     expected = total / (len(one.tokens) + len(two.tokens))
-    assert engine.mean_logprob("oak", prompt, [one.tokens, two.tokens]) == pytest.approx(expected)
+    of = engine.steps.mean_logprob
+    assert of("oak", prompt, [one.tokens, two.tokens]) == pytest.approx(expected)
     with pytest.raises(KeyError):
-        engine.mean_logprob("oak", prompt, [(1, 2, 3)])
+        of("oak", prompt, [(1, 2, 3)])

@@ -101,7 +101,7 @@ def drafted(
 )
 def test_steps_are_what_naive_decoding_samples(settings: dict, dedup: bool) -> None:
     """Serial or scheduled, a good draft or a bad one, little memory or much: every step is the one
-    drawn alone from nothing, log-probability and entropy included, and the books are right."""
+    drawn alone from nothing, log-probability and entropy included, and the accounting is right."""
     engine, *_ = drafted(**settings, dedup=dedup)
     grown = Grower(engine).grow({name: PROMPTS[name] for name in ("tree3", "tree5")}, 2, 3)
     for branch, step in (pair for pairs in grown.values() for pair in pairs):

@@ -10,8 +10,8 @@ from search.engine import Branch, PrefixTooLong
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
+from search.stats import path_length
 from search.tree import ROOT, Finish
-from search.tree_kv import path_length
 from tests.search.scripted_engine import ScriptedEngine, grow
 
 

@@ -19,10 +19,11 @@ from search.events import (
     Scored,
     Selected,
     Started,
-    rebuild,
+    grow,
 )
 from search.policies.registry import POLICIES
 from search.spec import PolicyName
+from search.tree import Tree
 from tests.search.scripted_engine import END, encode
 from tests.search.test_width import rough, watched
 
@@ -35,7 +36,11 @@ async def test_replaying_events_rebuilds_the_tree(
 ) -> None:
     """Node for node: ids, texts, rewards, states and what the model thought of them."""
     outcome, events = await watched(rough(empty, 20, 10), policy, width, seed)
-    tree = rebuild(events)
+    started, *rest = events
+    assert isinstance(started, Started)
+    tree = Tree(started.prompt)
+    for event in rest:
+        grow(tree, event)
     assert tree.nodes == outcome.tree.nodes
     answered = events[-1]
     assert isinstance(answered, Answered)
@@ -116,10 +121,3 @@ def test_an_event_tells_all_its_fields(kind: type[Event]) -> None:
     """``to_dict`` goes by what dataclasses list for ``match``; nothing may be missing there."""
     assert is_dataclass(kind)
     assert list(kind.__match_args__) == [one.name for one in fields(kind)]
-
-
-@pytest.mark.parametrize("events", [[], [Scored(1, 1, 0.5)]])
-def test_a_story_must_begin_at_the_beginning(events: list[Event]) -> None:
-    """Without the prompt there is no tree."""
-    with pytest.raises(ValueError, match="first one must be started"):
-        rebuild(events)

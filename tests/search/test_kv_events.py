@@ -8,8 +8,8 @@ from dataclasses import replace
 from search.engine import Branch, KvMoved, Sampling, Step, TellsKv
 from search.events import Event, Evicted, KvHeld, Rehydrated, Selected
 from search.spec import SearchSpec
+from search.stats import KvEvents
 from search.tree import Finish, Tree
-from search.tree_kv import KvEvents
 from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.test_width import rough, watched
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from search.leaf_selection import FEW, UNIT, Program, best_set, optimum, solve
 from search.spec import SolverName
-from search.tree_kv import LeafKvBlocks, step_blocks, token_blocks
+from search.stats import LeafKvBlocks, step_blocks, token_blocks
 from tests.search.trees import END, STEP, drawn
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.stats import LogicalKV
 from search.tree import Finish, Tree
-from search.tree_kv import LogicalKV
 from tests.search.trees import STEP, drawn
 
 

@@ -1,7 +1,7 @@
 """The optimum over trees whose steps begin alike, so that edges of their radix tree are split.
 
 What is kept is compared with every set of leaves, whose cost is counted from token prefixes and
-whose worth is what the paper's objective (7) says: nothing of ``search.tree_kv`` or
+whose worth is what the paper's objective (7) says: nothing of ``search.stats`` or
 ``search.leaf_selection`` is used for that.
 """
 
@@ -16,8 +16,8 @@ import pytest
 from search.leaf_selection import UNIT, Program, best_set, solve
 from search.policies.ets import Ets
 from search.policies.policy import Round
+from search.stats import token_blocks
 from search.tree import Node, Tree
-from search.tree_kv import token_blocks
 from tests.search.trees import END, STEP
 
 KV = Ets(4, 0.2, diversity_weight=0.0, cost="tokens")

@@ -263,7 +263,7 @@ async def test_a_budget_that_nothing_fits_in_is_said(http: httpx2.AsyncClient) -
     ("error", "status", "code", "shown"),
     [
         (RewardMissing("format x: no tag"), 500, "reward_missing", "no tag"),
-        (EngineError("bad books"), 500, "engine_error", "bad books"),
+        (EngineError("bad counts"), 500, "engine_error", "bad counts"),
         (RuntimeError("secret"), 500, "internal_error", "x-request-id"),
     ],
 )

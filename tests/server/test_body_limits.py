@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.api_errors import ApiError, ClientLeft
-from server.body_limits import BodyLimits
+from server.connections import BodyLimits
 from server.settings import Settings
 from tests.server.conftest import question, serving
 

@@ -1,4 +1,4 @@
-"""Tests of ``server.body_limits``: what a JSON body holds is counted before it is parsed."""
+"""Tests of ``server.connections``: what a JSON body holds is counted before it is parsed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.body_limits import COMMAS, DIGITS, at_most, outside_strings
+from server.connections import COMMAS, DIGITS, at_most, outside_strings
 
 TEXT = st.text(st.sampled_from('",\\[]{}: a\né'), max_size=12)
 DOCUMENTS = st.recursive(

@@ -44,6 +44,7 @@ VALUES = {
     "kernel": "torch",
     "embedder_layer": "2",
     "models_file": "models.toml",
+    "start_seconds": "30",
     "launch": "true",
     "launch_python": "python",
     "launch_device": "cpu",

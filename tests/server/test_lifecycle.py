@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from cli.main import app as command
-from server.logs import JsonLines, TextLines, request_id
+from server.api_errors import request_id
+from server.lifecycle import JsonLines, TextLines
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question
 from tests.server.test_process import QUESTION, Server

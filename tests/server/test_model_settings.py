@@ -11,8 +11,8 @@ import pytest
 
 from models.bundled import BUNDLED_MODELS, BundledModel
 from models.catalog import hub_name, names_of, public_policies, public_reward_models
+from runtime.profiles import PROFILES
 from runtime.reward_format import REWARD_FORMATS
-from runtime.text import PROFILES
 from server import machine
 from server.assemble import engine_options
 from server.machine import CudaDevice

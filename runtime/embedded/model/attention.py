@@ -23,7 +23,7 @@ from torch import Tensor
 
 from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, Ints, Items
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import Workspace
+from runtime.embedded.model.layers import Workspace
 from runtime.embedded.model.native import Attending, Native
 
 _GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache
@@ -46,12 +46,12 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A plan's items dealt to tiles, and where everything lies.
+    """A plan's items in tiles, and where everything lies.
 
     ``places``: length of the flat arrays. ``query`` (places,): the (row, head) each holds, as
     row x kv_heads + head. ``items`` (items x kv_heads,): the place of each item and head.
-    ``columns``: for every column, its first item and how many rows it has. ``veils``: the ranges of
-    items (first, last + 1) that hide keys; ``mask`` (items in them, BLOCK) says which.
+    ``columns``: for every column, its first item and how many rows it has. ``hidden``: the ranges
+    of items (first, last + 1) that hide keys; ``mask`` (items in them, BLOCK) says which.
     """
 
     strips: tuple[Strip, ...]
@@ -59,16 +59,16 @@ class Tiling:
     query: Tensor
     items: Tensor
     columns: tuple[tuple[int, int], ...]
-    veils: tuple[tuple[int, int], ...]
+    hidden: tuple[tuple[int, int], ...]
     mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class _Deal:
-    """Items dealt to tiles of one size.
+class _SizedTiles:
+    """The items in tiles of one size.
 
     ``blocks`` (tiles,): each tile's block; ``items``: which items are here, ``tile`` and ``place``
-    where each went.
+    where each is.
     """
 
     size: int
@@ -79,50 +79,50 @@ class _Deal:
 
 
 def build_tiling(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
-    """Deal a plan's items to tiles and flatten these over key/value heads.
+    """Put a plan's items into tiles and flatten these over key/value heads.
 
     ``sizes``: rows a tile may have, descending; ``store_rows``: rows of a head in the store.
     """
     items, slots32, columns = plan.items, plan.slots.astype(np.int32), plan.columns
-    deals = _deal(items, len(plan.slots), sizes)
+    by_size = _tiles_by_size(items, len(plan.slots), sizes)
     head = np.arange(kv_heads)
     strips, queries = [], []
     place_of = np.empty((len(items.row), kv_heads), dtype=np.int64)
     places = 0
-    for deal in deals:
-        tiles, size, tile, place = len(deal.blocks), deal.size, deal.tile, deal.place
-        place_of[deal.items] = places + (tile[:, None] * kv_heads + head) * size + place[:, None]
+    for sized in by_size:
+        tiles, size, tile, place = len(sized.blocks), sized.size, sized.tile, sized.place
+        place_of[sized.items] = places + (tile[:, None] * kv_heads + head) * size + place[:, None]
         query = np.zeros((tiles, size), dtype=np.int64)
-        query[tile, place] = items.row[deal.items]
+        query[tile, place] = items.row[sized.items]
         queries.append((query[:, None] * kv_heads + head[:, None]).reshape(-1))
-        slots = slots32[deal.blocks]
+        slots = slots32[sized.blocks]
         keys = (slots[:, None] + (head * store_rows).astype(np.int32)[:, None]).reshape(-1)
         strips.append(Strip(size, tiles, places, torch.from_numpy(keys)))
         places += tiles * kv_heads * size
-    veils = _hidden_ranges(items, columns)
+    hidden = _hidden_ranges(items, columns)
     return Tiling(
         tuple(strips),
         places,
         torch.from_numpy(np.concatenate(queries)),
         torch.from_numpy(place_of.reshape(-1)),
         tuple(zip(columns[:-1].tolist(), np.diff(columns).tolist(), strict=True)),
-        tuple(veils),
-        torch.from_numpy(_mask(items, veils)),
+        tuple(hidden),
+        torch.from_numpy(_mask(items, hidden)),
     )
 
 
-def _deal(items: Items, blocks: int, sizes: Sequence[int]) -> list[_Deal]:
-    """Deal the items of each block to tiles, large ones first."""
+def _tiles_by_size(items: Items, blocks: int, sizes: Sequence[int]) -> list[_SizedTiles]:
+    """Put the items of each block into tiles, large ones first."""
     block = items.block
     wanted = np.bincount(block, minlength=blocks)
     sort = np.argsort(block, kind="stable")
     rank = np.empty_like(block)  # an item's place among those of its block
     rank[sort] = np.arange(len(block)) - np.repeat(wanted.cumsum() - wanted, wanted)
-    deals, done = [], np.zeros_like(wanted)
+    by_size, done = [], np.zeros_like(wanted)
     for number, size in enumerate(sizes):
         left = np.maximum(wanted - done, 0)
-        spare = 0 if number == len(sizes) - 1 else size // 2
-        take = left // size + (left % size > spare)
+        least = 0 if number == len(sizes) - 1 else size // 2
+        take = left // size + (left % size > least)
         if not take.any():
             continue
         first = take.cumsum() - take
@@ -130,9 +130,9 @@ def _deal(items: Items, blocks: int, sizes: Sequence[int]) -> list[_Deal]:
         here = np.flatnonzero((after >= 0) & (after < (take * size)[block]))
         tile = first[block[here]] + after[here] // size
         of_tile = np.repeat(np.arange(blocks), take)
-        deals.append(_Deal(size, of_tile, here, tile, after[here] % size))
+        by_size.append(_SizedTiles(size, of_tile, here, tile, after[here] % size))
         done = done + take * size
-    return deals
+    return by_size
 
 
 def _hidden_ranges(items: Items, columns: Ints) -> list[tuple[int, int]]:
@@ -142,9 +142,9 @@ def _hidden_ranges(items: Items, columns: Ints) -> list[tuple[int, int]]:
     return [(int(hidden[a]), int(hidden[b - 1]) + 1) for a, b in pairwise(bounds) if a < b]
 
 
-def _mask(items: Items, veils: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """(items in ``veils``, BLOCK): keys that the item's row must not see."""
-    within = np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in veils)])
+def _mask(items: Items, ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """(items in ``ranges``, BLOCK): keys that the item's row must not see."""
+    within = np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in ranges)])
     key = np.arange(BLOCK)
     mask = key > items.high[within][:, None]
     low = items.low[within]
@@ -170,13 +170,13 @@ class _Piece(NamedTuple):
     mixed: Tensor
 
 
-class _Veil(NamedTuple):
+class _HiddenKeys(NamedTuple):
     """The weights of items some of whose keys are hidden, and two arrays of their shape:
-    ``ceiling`` is -1e30 and ``seen`` 0 where a key is hidden, else infinite and 1."""
+    ``ceiling`` is -1e30 and ``visible`` 0 where a key is hidden, else infinite and 1."""
 
     weights: Tensor
     ceiling: Tensor
-    seen: Tensor
+    visible: Tensor
 
 
 class Attention:
@@ -206,7 +206,7 @@ class Attention:
         self._mixed = space.take("mixed", items, group * head_dim)
         self._by_head = self._weights.view(-1, heads, BLOCK)
         self._sums = space.take("sums", items // kv_heads, heads)
-        self._veils = _veils(tiling, self._by_head)
+        self._hidden = _hidden_keys(tiling, self._by_head)
         self._columns = _columns(self._by_head, tiling)
         self._sum_steps = _steps(_columns(self._sums, tiling))
         self._mixed_steps = _steps(_columns(self._mixed.view(-1, heads * head_dim), tiling))
@@ -239,18 +239,18 @@ class Attention:
     def _weigh(self) -> None:
         """Scores into weights, e^(score - the row's highest) or 0 where a key is hidden, and every
         block's sum of weights."""
-        for veil in self._veils:
-            torch.minimum(veil.weights, veil.ceiling, out=veil.weights)
+        for keys in self._hidden:
+            torch.minimum(keys.weights, keys.ceiling, out=keys.weights)
         torch.amax(self._by_head, -1, out=self._sums)
         for highest, other in self._sum_steps:
             torch.maximum(highest, other, out=highest)
         for column in self._columns:
             column.sub_(self._row_sums[: len(column)])
-        for veil in self._veils:
-            veil.weights.mul_(veil.seen)  # exp is slow far below zero
+        for keys in self._hidden:
+            keys.weights.mul_(keys.visible)  # exp is slow far below zero
         self._weights.exp_()
-        for veil in self._veils:
-            veil.weights.mul_(veil.seen)
+        for keys in self._hidden:
+            keys.weights.mul_(keys.visible)
         torch.sum(self._by_head, -1, out=self._sums)
 
     def _cut(self, strip: Strip, kv_heads: int, head_dim: int, space: Workspace) -> list[_Piece]:
@@ -280,16 +280,16 @@ class Attention:
         return pieces
 
 
-def _veils(tiling: Tiling, weights: Tensor) -> list[_Veil]:
+def _hidden_keys(tiling: Tiling, weights: Tensor) -> list[_HiddenKeys]:
     """What is hidden of ``weights`` (items, heads, BLOCK)."""
-    hidden = tiling.mask[:, None].expand(-1, weights.shape[1], -1)
-    ceiling, seen = torch.where(hidden, _HIDDEN, torch.inf), torch.where(hidden, 0.0, 1.0)
-    veils, at = [], 0
-    for start, end in tiling.veils:
+    mask = tiling.mask[:, None].expand(-1, weights.shape[1], -1)
+    ceiling, visible = torch.where(mask, _HIDDEN, torch.inf), torch.where(mask, 0.0, 1.0)
+    keys, at = [], 0
+    for start, end in tiling.hidden:
         here = slice(at, at + end - start)
-        veils.append(_Veil(weights[start:end], ceiling[here], seen[here]))
+        keys.append(_HiddenKeys(weights[start:end], ceiling[here], visible[here]))
         at += end - start
-    return veils
+    return keys
 
 
 def _columns(items: Tensor, tiling: Tiling) -> list[Tensor]:

@@ -109,7 +109,7 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
     share=st.sampled_from([1.0, 0.5, 0.2]),
     seed=st.integers(0, 3),
 )
-def test_budgets_and_books_hold_whatever_the_policy(
+def test_budgets_and_accounting_hold_whatever_the_policy(
     kv_policy: str, kv_tokens: int, share: float, seed: int
 ) -> None:
     """No pass holds more than the budget. What a row reads is in order and ends with itself; with
