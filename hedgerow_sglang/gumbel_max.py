@@ -62,7 +62,7 @@ def gumbel_max(scores: NDArray[np.float64], hashed: Words, count: int = 1) -> ND
     """
     if count == 1 and scores.size <= FEW:
         return (scores + gumbel_of(hashed)).argmax(-1)[:, None]
-    row, token = _candidates(scores, hashed, min(count, scores.shape[1]))
+    row, token = candidates(scores, hashed, min(count, scores.shape[1]))
     values = scores[row, token] + gumbel_of(hashed[row, token])
     return highest(row, token, values, len(scores), count)
 
@@ -85,7 +85,7 @@ def highest(
     return best
 
 
-def _candidates(
+def candidates(
     scores: NDArray[np.float64], hashed: Words, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows and ids of all tokens that may be among the ``count`` highest, and of few others."""

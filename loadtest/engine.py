@@ -30,9 +30,8 @@ from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow,
 from runtime.embedded.embedded_engine import let_threads_rest
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
-from runtime.embedded.model.kernels import cut, product
+from runtime.embedded.model.layers import Matrix, cut, product
 from runtime.embedded.model.threads import TURN_PASSES, TURNS, ThreadTuner, thread_counts
-from runtime.embedded.model.weights import Matrix
 from runtime.text import Text
 from search.digest import combined_digest
 from search.outcome import Outcome

@@ -104,7 +104,7 @@ class Head:
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Head:
         """Raises RewardMissing naming the tensor that is missing or does not fit."""
-        from runtime.embedded.model.weights import tensor_reader  # brings torch along
+        from runtime.embedded.model.layers import tensor_reader
 
         try:
             read = tensor_reader(text.checkpoint)

@@ -21,8 +21,7 @@ from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
 from runtime.embedded.model.batch_plan import KVStore
 from runtime.embedded.model.config import ModelConfig, middle_layer
-from runtime.embedded.model.kernels import Rotation, normalise, rotate
-from runtime.embedded.model.weights import Layer, Weights
+from runtime.embedded.model.layers import Layer, Rotation, Weights, normalise, rotate
 
 _HIDDEN = -1e30
 _NOWHERE = np.iinfo(np.int64).max

@@ -11,15 +11,19 @@ from itertools import chain, count
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from runtime.embedded.messages import (
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     Abort,
+    ClientEnd,
     Done,
     Embed,
+    EngineEnd,
     Expand,
     Failed,
     FromEngine,
     LogLine,
     Ping,
+    PipeLogHandler,
     Ready,
     Release,
     Score,
@@ -31,8 +35,6 @@ from runtime.embedded.messages import (
     readings,
     rounds,
 )
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import ClientEnd, EngineEnd, PipeLogHandler
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters

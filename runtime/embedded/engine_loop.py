@@ -16,10 +16,14 @@ import time
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.judge_scorer import cost_of_judging, load_judge, owner
 from runtime.embedded.kv_split import SharedKv, split_pools
-from runtime.embedded.messages import (
+from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     Abort,
     Done,
     Embed,
+    EngineEnd,
+    Envelope,
     Expand,
     Failed,
     FromEngine,
@@ -32,9 +36,6 @@ from runtime.embedded.messages import (
     ToEngine,
     TreeHint,
 )
-from runtime.embedded.model.forward import Forward
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import EngineEnd, Envelope
 from runtime.embedded.reward_scorer import load_scorer
 from runtime.embedded.scheduler import scheduler_for
 from runtime.embedded.sequence import ExpandResult
@@ -140,7 +141,7 @@ class EngineLoop:
             self._fail_calls(self._scorer.errors)
         if self._embedder is not None and self._embedder.busy:
             for embedded in self._embedder.step():
-                self._answer(embedded.call, embedded.vectors)
+                self._answer(embedded.id, embedded.vectors)
             self._fail_calls(self._embedder.errors)
         if time.monotonic() - self._reported > REPORT_SECONDS:  # calls take long
             self._send(self._usage())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.embedded.model.weights import PACKED
+from runtime.embedded.model.layers import PACKED
 from runtime.embedded.options import EngineOptions
 from runtime.reward_format import reward_format
 

@@ -13,10 +13,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hedgerow_sglang.gumbel_max import LIKELY, MARGIN, SCRATCH, blocks, gumbel_max, highest
-from hedgerow_sglang.noise import gumbel_of, hashes, hashes_of
+from hedgerow_sglang.gumbel_max import (
+    LIKELY,
+    MARGIN,
+    SCRATCH,
+    blocks,
+    candidates,
+    gumbel_max,
+    highest,
+)
+from hedgerow_sglang.noise import Words, gumbel_of, hashes, hashes_of
 
 Floats = NDArray[np.float64]
+MANY = 2048
+"""Tokens that may be in a nucleus, above which they are not put in order."""
+NEAR = 1e-9
+"""Of what is wanted of a sum: however it is rounded, it is not off by so much."""
 
 
 class Samples(NamedTuple):
@@ -158,8 +170,20 @@ def _ranked(
         spare = SCRATCH.take("shifted", some.shape, np.uint32)
         hashed = hashes(seeds[whole], positions[whole], scores.shape[1], words, spare)
         found[whole] = gumbel_max(some, hashed, count)
-    if len(cut):
-        kept = [nucleus(scores[row], mass[row]) for row in cut]
+    few: list[tuple[int, NDArray[np.int64]]] = []
+    for row in cut.tolist():
+        weight, likely, wanted = _likely(scores[row], mass[row])
+        if count == 1 and len(likely) > MANY:
+            hashed = hashes(seeds[[row]], positions[[row]], scores.shape[1])
+            token = _first_within(scores[row], hashed, weight, wanted)
+        else:
+            token = None
+        if token is None:
+            few.append((row, _cut(weight, likely, wanted)))
+        else:
+            found[row] = token
+    if few:
+        cut, kept = np.array([row for row, _ in few]), [tokens for _, tokens in few]
         place, token = np.repeat(np.arange(len(cut)), [*map(len, kept)]), np.concatenate(kept)
         row = cut[place]
         values = scores[row, token] + gumbel_of(hashes_of(seeds[row], positions[row], token))
@@ -167,9 +191,34 @@ def _ranked(
     return found
 
 
+def _first_within(scores: Floats, hashed: Words, weight: Floats, wanted: float) -> int | None:
+    """The token of a row that comes highest with its noise within the nucleus, where that is wide:
+    whether it holds the few that may win is told without an order of all.
+
+    None where a sum is so near to ``wanted`` that its rounding decides.
+    """
+    _, tokens = candidates(scores[None], hashed, 1)
+    values = scores[tokens] + gumbel_of(hashed[0, tokens])
+    for token in tokens[np.lexsort((tokens, -values))]:
+        own = weight[token]
+        equals = np.count_nonzero(weight[:token] == own)
+        before = weight[weight > own].sum() + equals * own
+        if abs(before - wanted) <= NEAR * wanted:
+            return None
+        if before < wanted:
+            return int(token)
+    return None
+
+
 def nucleus(tempered: Floats, top_p: float) -> NDArray[np.int64]:
     """The fewest likeliest tokens of a row (vocab,) whose probabilities reach ``top_p``, the
     likeliest first, equals by id."""
+    return _cut(*_likely(tempered, top_p))
+
+
+def _likely(tempered: Floats, top_p: float) -> tuple[Floats, NDArray[np.int64], float]:
+    """Weights of a row (vocab,), good until the next call; the tokens of its nucleus and not many
+    more, ascending; and what sum of weights is wanted."""
     weight = SCRATCH.take("nucleus", tempered.shape, np.float64)
     np.subtract(tempered, tempered.max(), out=weight)
     np.exp(weight, out=weight)
@@ -177,13 +226,18 @@ def nucleus(tempered: Floats, top_p: float) -> NDArray[np.int64]:
     # all tokens below this weight together hold less than 1 - top_p, so none of them is kept
     floor = (1.0 - top_p) * total / len(weight)
     likely = np.flatnonzero(weight >= max(floor, LIKELY[-1]))
-    if weight[likely].sum() <= wanted * (1 + MARGIN):
-        likely = np.flatnonzero(weight >= floor)
     own = weight[likely]
+    if own.sum() <= wanted * (1 + MARGIN):
+        return weight, np.flatnonzero(weight >= floor), wanted
     for bound in LIKELY:
         if own[own >= bound].sum() > wanted * (1 + MARGIN):
-            likely, own = likely[own >= bound], own[own >= bound]
-            break
+            return weight, likely[own >= bound], wanted
+    return weight, likely, wanted
+
+
+def _cut(weight: Floats, likely: NDArray[np.int64], wanted: float) -> NDArray[np.int64]:
+    """Of the tokens that may be in a nucleus those that are, the likeliest first."""
+    own = weight[likely]
     order = np.argsort(-own, kind="stable")
     before = np.cumsum(own[order]) - own[order]
     return likely[order[before < wanted]]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from runtime.accounting import TrackedSearch
-from runtime.embedded.messages import StepWords, Vector
 from runtime.embedded.model.batch_plan import KVStore, Span
 from runtime.embedded.model.config import middle_layer
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import StepWords, Vector
 from runtime.embedded.validation import CallErrors, must_be_ids
 from search.engine import EngineError
 
@@ -29,14 +29,6 @@ class EmbedCall:
     tree: str
     steps: Sequence[StepWords]
     vectors: list[Vector] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedResult:
-    """A finished call and its vectors."""
-
-    call: int
-    vectors: list[Vector]
 
 
 class StepEmbedder:
@@ -63,7 +55,7 @@ class StepEmbedder:
         """Take on a call."""
         self._calls.append(EmbedCall(call_id, tree, steps))
 
-    def step(self) -> list[EmbedResult]:
+    def step(self) -> list[EmbedCall]:
         """One iteration: embed a piece of the oldest call; that call if it is finished."""
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
@@ -73,7 +65,7 @@ class StepEmbedder:
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):
                 return []
-            done = [EmbedResult(call.id, call.vectors)]
+            done = [call]
         del self._calls[0]
         return done
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.embedded.messages import (
+from runtime.embedded.pipe import (
     MOST_AT_ONCE,
     MOST_TO_EXPAND,
     MOST_TO_SCORE,

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from runtime.embedded.engine_loop import EngineLoop
-from runtime.embedded.messages import (
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     Abort,
     Done,
     Embed,
+    EngineEnd,
+    Envelope,
     Expand,
     Failed,
     FromEngine,
@@ -20,9 +23,8 @@ from runtime.embedded.messages import (
     StepWords,
     ToEngine,
     TreeHint,
+    seal,
 )
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import EngineEnd, Envelope, seal
 from search.counters import Counters
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
 

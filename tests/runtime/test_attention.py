@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.embedded.model.attention import Attention, NativeAttention, Tiling, build_tiling
 from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import Workspace, cut
+from runtime.embedded.model.layers import Workspace, cut
 from runtime.embedded.model.native import native
 from tests.runtime.kernels import KERNELS
 

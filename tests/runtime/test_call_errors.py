@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.messages import (
+from runtime.embedded.options import EngineOptions
+from runtime.embedded.pipe import (
     MOST_AT_ONCE,
     Abort,
     Done,
     Embed,
+    Envelope,
     Expand,
     Release,
     Score,
@@ -28,9 +30,8 @@ from runtime.embedded.messages import (
     ToEngine,
     TreeHint,
     in_parts,
+    seal,
 )
-from runtime.embedded.options import EngineOptions
-from runtime.embedded.pipe import Envelope, seal
 from search.controller import Problem, search
 from search.engine import (
     Ahead,

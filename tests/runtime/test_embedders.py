@@ -18,9 +18,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from runtime.embedded.messages import StepWords
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.pipe import StepWords
 from runtime.embedded.step_embedder import PIECE_TOKENS, HiddenStates, StepEmbedder
 from runtime.embedders.encoder import BATCH, Encoder
 from runtime.embedders.endpoint import Endpoint, EndpointOptions
@@ -158,7 +158,7 @@ def test_calls_are_worked_off_in_pieces() -> None:
     assert stopped == [3]
     assert pieces == [2, 1, 1, 1]
     sizes = [(float(len(step.tokens)),) for step in (half, half, long, half)]
-    assert [(answer.call, answer.vectors) for answer in answers] == [(1, sizes), (4, [])]
+    assert [(answer.id, answer.vectors) for answer in answers] == [(1, sizes), (4, [])]
     [fault] = work.errors.take()
     assert (fault.tree, fault.call, str(fault.error)) == ("elm", 2, "bad")
     assert charged == [("oak", 2), ("oak", 1), ("oak", 1), ("elm", 0)]

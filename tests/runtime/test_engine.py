@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from runtime.embedded import messages
+from runtime.embedded import pipe
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedders.endpoint import EndpointOptions
@@ -205,8 +205,8 @@ async def test_a_round_in_several_messages_is_the_same_round(
     engine: EmbeddedEngine, reference: Grown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Branches, trajectories and steps of one call, cut up and put together in their order."""
-    monkeypatch.setattr(messages, "MOST_AT_ONCE", 3)
-    monkeypatch.setattr(messages, "MOST_TO_SCORE", 30)
+    monkeypatch.setattr(pipe, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(pipe, "MOST_TO_SCORE", 30)
     assert await grow(engine, "oak", 3) == reference
     steps = [step for step, _ in reference]
     paths = [Trajectory(i + 1, (step.tokens,), (step.text,)) for i, step in enumerate(steps)]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.model import weights
+from runtime.embedded.model import layers
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.threads import ThreadTuner
@@ -161,7 +161,7 @@ def test_the_plain_forward_makes_no_such_promise(llama, monkeypatch):
     """Without tiles some bit differs between prefill and decoding: these tests can fail.
 
     They could not where oneDNN multiplies, which needs no tiles to be exact."""
-    monkeypatch.setattr(weights, "PACKED", False)
+    monkeypatch.setattr(layers, "PACKED", False)
     plain = Forward(llama, exact=False, threads=1, kernel="torch")
     tokens = sequence(LENGTH)
     decoded = in_chunks(plain, tokens, list(range(1, LENGTH)))

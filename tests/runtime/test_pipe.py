@@ -7,8 +7,15 @@ from multiprocessing import Pipe
 
 import pytest
 
-from runtime.embedded.messages import Done, Failed, LogLine
-from runtime.embedded.pipe import EngineEnd, PipeLogHandler, next_message, seal
+from runtime.embedded.pipe import (
+    Done,
+    EngineEnd,
+    Failed,
+    LogLine,
+    PipeLogHandler,
+    next_message,
+    seal,
+)
 from search.engine import CallFault, Usage
 from tests.runtime.inline_engine_loop import Unreadable
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from search.engine import KvMoved, Reproducible
+from search.digest import step_seed
+from search.engine import Ahead, Branch, KvMoved, Reproducible
 from tests.search.scripted_engine import ScriptedEngine
 
 
@@ -26,3 +27,14 @@ def test_what_nobody_looked_at_is_told_with_the_next_look() -> None:
     second = KvMoved(held=12, capacity=20, cached={2: 7})
     assert second.after(None) is second
     assert second.after(first) == KvMoved(held=12, capacity=20, cached={1: 4, 2: 7})
+
+
+def test_a_child_begun_early_is_the_one_that_the_round_asks_for() -> None:
+    """By hand: its prefix, its seed from the path, and no more tokens than are left for both."""
+    branch = Branch(3, 1, (7, 8), 5, 10, 4, Ahead(seed=9, path=(0, 1), children=2, room=12))
+    child = branch.early_child(1, (20, 21), most=64)
+    assert child == Branch(4, 1, (7, 8, 20, 21), step_seed(9, (0, 1, 1)), 10, -1)
+    assert child.draws_as(replace(child, node=6))
+    assert not child.draws_as(replace(child, limit=9))
+    assert branch.early_limit(12, 64) < 1
+    assert replace(branch, ahead=None).early_limit(0, 64) == 0

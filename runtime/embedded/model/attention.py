@@ -23,7 +23,7 @@ from torch import Tensor
 
 from runtime.embedded.model.batch_plan import BLOCK, BatchPlan, Ints, Items
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import Workspace
+from runtime.embedded.model.layers import Workspace
 from runtime.embedded.model.native import Attending, Native
 
 _GATHER_BYTES = 1 << 21  # keys gathered at once stay in the second-level cache

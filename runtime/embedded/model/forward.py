@@ -19,8 +19,10 @@ from runtime.embedded.choices import Kernel
 from runtime.embedded.model.attention import Attention, NativeAttention
 from runtime.embedded.model.batch_plan import BatchPlan, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import (
+from runtime.embedded.model.layers import (
+    Layer,
     Rotation,
+    Weights,
     Workspace,
     cut,
     normalise,
@@ -30,7 +32,6 @@ from runtime.embedded.model.kernels import (
 from runtime.embedded.model.native import Native, Norm, Projection
 from runtime.embedded.model.selfcheck import QUERY_TILES, Tiles, check_tiles, choose_kernel
 from runtime.embedded.model.threads import ThreadTuner
-from runtime.embedded.model.weights import Layer, Weights
 
 
 class Forward:

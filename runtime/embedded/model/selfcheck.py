@@ -20,9 +20,8 @@ from runtime.embedded.choices import Kernel
 from runtime.embedded.model.attention import NativeAttention
 from runtime.embedded.model.batch_plan import BLOCK, KVStore, Span, build_plan
 from runtime.embedded.model.config import ModelConfig
-from runtime.embedded.model.kernels import Workspace, cut, normalise, product
+from runtime.embedded.model.layers import Weights, Workspace, cut, normalise, product
 from runtime.embedded.model.native import MOST, MULTIPLE, Native, NotBuilt, native
-from runtime.embedded.model.weights import Weights
 
 _LOG = logging.getLogger(__name__)
 

@@ -258,6 +258,7 @@ def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
         "HEDGEROW_ENGINE": "sglang",
         "HEDGEROW_LAUNCH": "true",
         "HEDGEROW_LAUNCH_PYTHON": str(python),
+        "HEDGEROW_LAUNCH_DEVICE": "cuda",
     }
     policy, reward = server_options(load_settings(launch | {"HEDGEROW_KV_TOKENS": "5000"}))
     assert (policy.memory, reward.memory) == (0.6, 0.75)

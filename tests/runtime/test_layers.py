@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from runtime.embedded.model import weights
-from runtime.embedded.model.weights import Matrix
+from runtime.embedded.model import layers
+from runtime.embedded.model.layers import Matrix
 
-WAYS = [False, *([True] if weights.PACKED else [])]
+WAYS = [False, *([True] if layers.PACKED else [])]
 """Plain everywhere, packed where there is oneDNN."""
 
 
 @pytest.fixture(params=WAYS, ids=lambda packed: "packed" if packed else "plain")
 def _laid_out(request, monkeypatch):
-    monkeypatch.setattr(weights, "PACKED", request.param)
+    monkeypatch.setattr(layers, "PACKED", request.param)
 
 
 def drawn(*shape: int) -> torch.Tensor:
