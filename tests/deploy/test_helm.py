@@ -171,7 +171,8 @@ def test_a_replica_may_have_gpus_of_its_own(cluster: KubeApi, gpus: int) -> None
     given = environment(deployment)
     assert given["HEDGEROW_LAUNCH"] == "on"
     assert given["HEDGEROW_REWARD_FORMAT"] == "qwen2.5-math-prm"
-    assert {name.removeprefix("HEDGEROW_").lower() for name in given} <= Settings.model_fields.keys()
+    names = {name.removeprefix("HEDGEROW_").lower() for name in given}
+    assert names <= Settings.model_fields.keys()
 
 
 def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> None:
