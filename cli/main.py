@@ -70,12 +70,18 @@ def hedgerow(
 @app.command(cls=ServeCommand)
 def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = None) -> None:
     """Serve OpenAI's API and /v1/search: hedgerow serve [MODEL] [--reward-model MODEL]."""
+    from server.assemble import further_models
     from server.lifecycle import serve as run
     from server.lifecycle import start_logging
 
     settings = settings_of(context.obj, checkpoint)
     start_logging(settings.log_level, settings.log_format)
-    settings = models_ready(settings, logging.getLogger("hedgerow").info)
+    say = logging.getLogger("hedgerow").info
+    settings = models_ready(settings, say)
+    with refused(SettingsError):
+        further = further_models(settings)
+    for own in further:
+        models_ready(own, say)
     with tree_log_at(trees) as log:
         run_to_end(run(settings, log))
 
@@ -252,6 +258,35 @@ def plan(
         for name in found["mem_fraction_static"]:
             if found.get("offload", {}).get(name, {}).get("args"):
                 print(f"{name}: {found['offload'][name]['args']} (without our plug-in's eviction)")
+
+
+@app.command(name="check", cls=EngineCommand)
+def check_model(
+    context: typer.Context,
+    checkpoint: Model = None,
+    *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="For a GPU by name, such as h100, or by TFLOP/s,GB/s,GB."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would serve a model, in what memory, and what would be refused; exit 2 if it could
+    not be served. Nothing is started."""
+    from cli.gpus import gpu_of
+    from cli.model_check import check_models, settings_to_check, show
+
+    with refused((ValueError, OSError), "--gpu "):
+        device = None if gpu is None else gpu_of(gpu)
+    with refused((ValueError, OSError)):
+        settings, here = settings_to_check(context.obj, checkpoint, device)
+        found = check_models(settings, device, here)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found, Console())
+    if found["refused"]:
+        raise typer.Exit(WRONG_USE)
 
 
 @config.command()

@@ -78,7 +78,7 @@ def _costs(checkpoint: Path) -> ModelCosts | None:
     if not config_of(checkpoint):
         return None
     try:
-        config = ModelConfig.from_checkpoint(checkpoint)
+        config = ModelConfig.sizes_of(checkpoint)
     except UnsupportedModel:
         return None
     whole = weight_bytes(config, NUMBER_BYTES)

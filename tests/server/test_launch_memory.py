@@ -67,12 +67,12 @@ def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, str]) -> 
 
 
 def test_where_sizes_are_not_known_the_shares_are_fixed(pair: dict[str, str]) -> None:
-    """On a CPU, over several GPUs, for a class of another shape."""
+    """On a CPU, over several GPUs, for a model of experts."""
     settings = load_settings({}, **pair)
     assert launch_shares(settings, "cpu", settings.reward_model) == GIVEN
     wide = load_settings({}, **pair, policy_args="--tp-size=2")
     assert launch_shares(wide, "cuda", wide.reward_model) == GIVEN
-    checkpoint(Path(pair["policy_model"]), architectures=["Gemma3ForCausalLM"])
+    checkpoint(Path(pair["policy_model"]), num_local_experts=8)
     assert launch_shares(settings, "cuda", settings.reward_model) == GIVEN
 
 
