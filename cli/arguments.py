@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from enum import StrEnum
@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from search.engine import EngineError
 from search.spec import PolicyName, SearchSpec
-from server.settings import ModelSettings, Settings, SettingsError, declared, load_settings
+from server.settings import ModelSettings, Settings, SettingsError, load_settings, option
 from server.tree_log import TreeLog
 
 T = TypeVar("T")
@@ -47,6 +47,11 @@ def fail(message: str, code: int) -> NoReturn:
     """End the command with one line and an exit code."""
     typer.echo(f"hedgerow: {message}", err=True)
     raise typer.Exit(code)
+
+
+def said(line: str) -> None:
+    """Tell something beside a command's results."""
+    typer.echo(f"hedgerow: {line}", err=True)
 
 
 @contextmanager
@@ -76,6 +81,12 @@ class TaskSplit(StrEnum):
 Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
 Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]", help="A Hugging Face name, a folder, or a bundled name; as --model."
+    ),
+]
 Policy = Annotated[str, typer.Option(help=f"Search policy: {', '.join(get_args(PolicyName))}.")]
 SearchFields = Annotated[
     list[str] | None,
@@ -93,16 +104,9 @@ def setting_options(fields: Mapping[str, FieldInfo]) -> list[Any]:
     return [one for one in typer.main.get_command(template).params if one.name in kinds]
 
 
-def option_of(name: str, field: FieldInfo) -> str | None:
-    """A setting's option; None for secrets, as command lines are seen by others."""
-    flag = declared(field)["flag"]
-    secret = "SecretStr" in str(field.annotation)
-    return None if flag is None or secret else flag or f"--{name.replace('_', '-')}"
-
-
 def _option(name: str, field: FieldInfo) -> Any:
     """The option's type as typer takes it, None for no option."""
-    flag = option_of(name, field)
+    flag = option(name)
     if flag is None:
         return None
     text = field.description or ""
@@ -149,10 +153,26 @@ class ServeCommand(EngineCommand):
     fields = Settings.model_fields
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Those of the environment; the command line wins."""
+def settings_of(given: Mapping[str, Any], model: str | None = None) -> Settings:
+    """Those of the environment; the command line wins. ``model``: named without an option."""
+    named = given.get("policy_model")
+    if model is not None and named not in (None, model):
+        fail(f"{model} and --model {named}: one model is needed", WRONG_USE)
+    values = dict(given) if model is None else {**given, "policy_model": model}
     with refused(SettingsError):
-        return load_settings(**given)
+        return load_settings(**values)
+
+
+def models_ready(settings: Settings, say: Callable[[str], object]) -> Settings:
+    """Settings whose models are here, downloaded if need be; ``say``: what followed from them."""
+    from server.model_download import what_follows, with_models
+
+    with refused(SettingsError):
+        ready = with_models(settings)
+    line = what_follows(ready)
+    if line is not None:
+        say(line)
+    return ready
 
 
 def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, list[str]]:

@@ -22,6 +22,7 @@ from kvpolicy.reentry import ReentryRecorder
 from kvpolicy.value import Theta, confidence_of_entropy, save_theta
 from runtime.embedded.model.config import ModelConfig
 from runtime.engine_wrapper import EngineWrapper
+from runtime.profiles import PROFILES
 from search.counters import Counters
 from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.spec import SearchSpec
@@ -87,7 +88,7 @@ async def record(wanted: Calibration, settings: Settings) -> tuple[list[ReentryR
                     questions,
                     [wanted.seed],
                     wanted.specs,
-                    delimiter=parts.delimiter,
+                    profile=PROFILES[settings.profile],
                     at_once=AT_ONCE,
                     share=False,
                 )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from cli.arguments import option_of
 from server.api_keys import ApiKeys
 from server.assemble import further_models
 from server.setting_types import EVERY_WAY
-from server.settings import BUNDLED, Settings, SettingsError, declared, variable
+from server.settings import Settings, SettingsError, declared, option, variable
 
 
 def check(settings: Settings) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def settings_table() -> str:
         ways = declared(field)["on"]
         cells = (
             f"`{variable(name)}`",
-            f"`{flag}`" if (flag := option_of(name, field)) else "",
+            f"`{flag}`" if (flag := option(name)) else "",
             _default(field),
             (field.description or "").replace("|", "\\|"),
             "" if ways == EVERY_WAY else ", ".join(f"`{way}`" for way in ways),
@@ -67,11 +65,11 @@ def settings_table() -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return "the bundled model's"
     default = field.get_default()
     if default is None or default == ():
         return ""
-    if isinstance(default, Path) and default.is_relative_to(BUNDLED):
-        return "the bundled one"
     if isinstance(default, bool):
         return "on" if default else "off"
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)

@@ -21,6 +21,7 @@ from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, footprint
+from runtime.profiles import PROFILES, Profile
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.controller import Problem, search
@@ -57,7 +58,7 @@ class Evaluation:
     questions: Sequence[str]
     seeds: Sequence[int]
     specs: Sequence[SearchSpec]
-    delimiter: str = "\n\n"
+    profile: Profile = PROFILES["chat"]
     at_once: int = 8
     share: bool = True
     answers: AnswerRule = "auto"
@@ -130,8 +131,9 @@ async def _question(
     done: Callable[[Trial], None],
 ) -> list[TrialScore]:
     """All specs on one question, in the specs' order; ``name`` begins the trees' ids."""
-    prompt = tuple(text.encode_chat([{"role": "user", "content": question}]))
-    problem = Problem(prompt, question, wanted.delimiter)
+    asked = wanted.profile.asked([{"role": "user", "content": question}])
+    prompt = tuple(text.encode_chat(asked))
+    problem = Problem(prompt, question, wanted.profile.delimiter)
     seed = item_seed(run_seed, question)
     scores: dict[int, TrialScore] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
@@ -269,7 +271,7 @@ async def run_evaluation(
             each = [running(own) for own in side_by_side(settings, engines)]
             parts = [await started.enter_async_context(one) for one in each]
             rows = await evaluate(
-                replace(wanted, delimiter=parts[0].delimiter),
+                replace(wanted, profile=PROFILES[settings.profile]),
                 [one.engine for one in parts],
                 parts[0].text,
                 flops=parts[0].flops,

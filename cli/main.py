@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from cli.arguments import (
     WRONG_USE,
     EngineCommand,
     Json,
+    Model,
     Policy,
     SearchFields,
     Seed,
@@ -23,9 +25,11 @@ from cli.arguments import (
     Trees,
     Url,
     fail,
+    models_ready,
     parts,
     refused,
     run_to_end,
+    said,
     settings_of,
     spec_of,
     specs_of,
@@ -64,11 +68,14 @@ def hedgerow(
 
 
 @app.command(cls=ServeCommand)
-def serve(context: typer.Context, *, trees: Trees = None) -> None:
-    """Serve OpenAI's API and /v1/search."""
+def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = None) -> None:
+    """Serve OpenAI's API and /v1/search: hedgerow serve [MODEL] [--reward-model MODEL]."""
     from server.lifecycle import serve as run
+    from server.lifecycle import start_logging
 
-    settings = settings_of(context.obj)
+    settings = settings_of(context.obj, checkpoint)
+    start_logging(settings.log_level, settings.log_format)
+    settings = models_ready(settings, logging.getLogger("hedgerow").info)
     with tree_log_at(trees) as log:
         run_to_end(run(settings, log))
 
@@ -87,12 +94,14 @@ def solve(
     picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Answer one question, growing its tree in the terminal."""
+    """Answer one question, growing its tree in the terminal; --model names a model."""
     from cli.solve import solve as run
 
     spec = spec_of(policy, width, seed, fields)
     settings = settings_of(context.obj)
     console = Console(stderr=as_json)
+    if url is None:
+        settings = models_ready(settings, said)
     with tree_log_at(trees) as log:
         document = run_to_end(run(question, spec, settings, console, log, url, picture))
     if as_json:
@@ -132,7 +141,7 @@ def evaluate(
             check_path(plot)
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
-    settings = settings_of(context.obj)
+    settings = models_ready(settings_of(context.obj), said)
     same, rule = share is Switch.ON, settings.answers
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with tree_log_at(trees) as log:
@@ -168,7 +177,7 @@ def calibrate(
     if out.is_dir() or not out.parent.is_dir():
         fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
     tasks = [task_of(name, TaskSplit.TRAIN, limit, seed) for name in parts(task)]
-    settings = settings_of(context.obj)
+    settings = models_ready(settings_of(context.obj), said)
     found = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
     if as_json:
         print(json.dumps(found))
@@ -189,6 +198,8 @@ def replay(
         records = read_records(response)
     settings = settings_of(context.obj)
     console = Console(stderr=as_json)
+    if url is None:
+        settings = models_ready(settings, said)
     found = run_to_end(replay_all(records, settings, console, url))
     if as_json:
         print(json.dumps({"rows": found}))
@@ -199,6 +210,7 @@ def replay(
 @app.command(cls=EngineCommand)
 def plan(
     context: typer.Context,
+    checkpoint: Model = None,
     *,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
     length: Annotated[int, typer.Option(min=1, help="Tokens that a sequence has.")] = 256,
@@ -220,7 +232,7 @@ def plan(
     from cli.kv_split_plan import make_plan, on_gpu, this_machine
     from kvpolicy.roofline import SplitLoad
 
-    settings = settings_of(context.obj)
+    settings = models_ready(settings_of(context.obj, checkpoint), said)
     with refused((ValueError, OSError)):
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
         found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
@@ -240,6 +252,35 @@ def plan(
         for name in found["mem_fraction_static"]:
             if found.get("offload", {}).get(name, {}).get("args"):
                 print(f"{name}: {found['offload'][name]['args']} (without our plug-in's eviction)")
+
+
+@app.command(name="check", cls=EngineCommand)
+def check_model(
+    context: typer.Context,
+    checkpoint: Model = None,
+    *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="For a GPU by name, such as h100, or by TFLOP/s,GB/s,GB."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would serve a model, in what memory, and what would be refused; exit 2 if it could
+    not be served. Nothing is started."""
+    from cli.gpus import gpu_of
+    from cli.model_check import check_models, settings_to_check, show
+
+    with refused((ValueError, OSError), "--gpu "):
+        device = None if gpu is None else gpu_of(gpu)
+    with refused((ValueError, OSError)):
+        settings, here = settings_to_check(context.obj, checkpoint, device)
+        found = check_models(settings, device, here)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found, Console())
+    if found["refused"]:
+        raise typer.Exit(WRONG_USE)
 
 
 @config.command()
@@ -264,6 +305,14 @@ def table() -> None:
     from cli.config_check import settings_table
 
     print(settings_table(), end="")
+
+
+@config.command(name="models")
+def known_models() -> None:
+    """Every public model that is known by name, as the tables of docs/models.md."""
+    from cli.models_table import models_table
+
+    print(models_table(), end="")
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ async def search_client(
     async with AsyncExitStack() as started:
         with console.status("loading the models"):
             model = await started.enter_async_context(running(settings))
-        yield local(create_service(settings, model.engine, model.text, model.delimiter, trees))
+        yield local(create_service(settings, model.engine, model.text, trees))
 
 
 async def solve(

@@ -49,13 +49,16 @@ WIDTH = 64
 class Decoding:
     """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
 
-    def __init__(self, forward: Forward, sequences: int) -> None:
+    def __init__(self, forward: Forward, sequences: int, text: Sequence[int] = ()) -> None:
+        """``text``: the contexts' tokens, one after the other; without them random ones."""
         own = OWN
         self.forward = forward
         self.store = forward.new_store(SHARED + sequences * own)
         rng = np.random.default_rng(0)
         shared = np.arange(SHARED)
         ids = rng.integers(0, forward.config.vocab, (sequences, CONTEXT))
+        if len(text):
+            ids = np.resize(np.asarray(text), (sequences, CONTEXT))
         ids[:, :SHARED] = ids[0, :SHARED]
         tables = [
             np.concatenate([shared, SHARED + i * own + np.arange(own)]) for i in range(sequences)
@@ -121,7 +124,7 @@ class Floor:
             product(self.head[0], self.pieces, self.head[1].times)
 
 
-def interleaved(calls: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+def interleaved(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
     """Median milliseconds of each call, taken in turn within one run."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats + 1):

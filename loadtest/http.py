@@ -283,7 +283,7 @@ async def _serve(
     parts: RunningModel, settings: Settings
 ) -> tuple[Service, str, Callable[[], Awaitable[None]]]:
     """The server in this event loop, answering: its parts, its URL, and how to stop it."""
-    service = create_service(settings, parts.engine, parts.text, parts.delimiter)
+    service = create_service(settings, parts.engine, parts.text)
     listener = listen(settings.host, 0)
     config = uvicorn.Config(
         create_app(service), log_level="error", timeout_keep_alive=KEEP_ALIVE_SECONDS

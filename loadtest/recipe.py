@@ -26,8 +26,8 @@ from typing import Any, get_args
 from cli.custom_dataset import DatasetError, read_dataset
 from cli.evaluation import Evaluation, run_evaluation
 from loadtest.report import publish
+from runtime.profiles import PROFILES
 from runtime.reward_format import REWARD_FORMATS
-from runtime.text import PROFILES
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from server.settings import Settings, SettingsError, load_settings

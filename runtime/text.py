@@ -6,7 +6,6 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -362,24 +361,3 @@ def _lengthens(step: Mapping[str, Any]) -> bool:
         return True
     wanted = step["pattern"].get("String")
     return wanted is not None and len(step["content"].encode()) >= len(wanted.encode())
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A family of policy models. ``delimiter`` ends a step; ``answer`` is a regular expression
-    whose first group is the final answer."""
-
-    name: str
-    delimiter: str = "\n\n"
-    answer: str = r"(?:The|the) (?:final )?answer is:?\s*(.+?)\s*(?:$|\n)"
-
-
-PROFILES: dict[str, Profile] = {
-    "sprig": Profile("sprig", answer=r"The answer is (.+?)\s*(?:$|\n)"),
-    "llama": Profile("llama", answer=r"\\boxed\{(.+)\}"),
-    "qwen": Profile("qwen", answer=r"\\boxed\{(.+)\}"),
-    "llemma": Profile("llemma", delimiter="ки", answer=r"The answer is:?\s*(.+?)\s*(?:ки|$|\n)"),
-    "mistral-metamath": Profile(
-        "mistral-metamath", delimiter="ки", answer=r"The answer is:?\s*(.+?)\s*(?:ки|$|\n)"
-    ),
-}

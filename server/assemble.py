@@ -10,21 +10,24 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvpolicy.roofline import SplitLoad
+from models.catalog import architecture
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
 from runtime.embedders.endpoint import EndpointOptions
-from runtime.reward_format import reward_format
+from runtime.reward_format import REWARD_FORMATS, reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
-from runtime.text import PROFILES, Text
+from runtime.text import Text
 from search.engine import Engine
+from server.machine import launch_device
+from server.model_settings import AUTO
 from server.service import own_version
-from server.setting_types import EMBEDDED
+from server.setting_types import EMBEDDED, LAUNCHED
 from server.settings import (
     PREFIX,
     ModelSettings,
@@ -59,7 +62,6 @@ class RunningModel:
 
     engine: Engine
     text: Text
-    delimiter: str
     flops: tuple[Flops, ...] = (no_flops, no_flops)
     restartable: Restartable | None = None
 
@@ -76,6 +78,7 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
         if path is not None and not (path / "config.json").is_file():
             key = f"HEDGEROW_{name.upper()}"
             raise SettingsError(f"{key} = '{path}': must be a folder with a config.json")
+    known_format(settings)
     for embedder, name in (("encoder", "encoder"), ("endpoint", "embeddings_url")):
         if settings.embedder == embedder and getattr(settings, name) is None:
             key = f"HEDGEROW_{name.upper()}"
@@ -93,7 +96,18 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
                 started.push_async_callback(engine.close)
         except (ValueError, OSError) as error:
             raise SettingsError(str(error)) from error
-        yield RunningModel(engine, text, PROFILES[settings.profile].delimiter, flops, restartable)
+        yield RunningModel(engine, text, flops, restartable)
+
+
+def known_format(settings: Settings) -> str:
+    """The reward format. Raises SettingsError where none follows from the reward model."""
+    if settings.reward_format != AUTO:
+        return settings.reward_format
+    kind = architecture(settings.reward_model) if settings.reward_model else None
+    raise SettingsError(
+        f"{variable('reward_format')} = 'auto': nothing is known of {settings.reward_model} "
+        f"({kind or 'it names no class'}); set one of {', '.join(REWARD_FORMATS)}, or a .json file"
+    )
 
 
 def engine_options(settings: Settings) -> EngineOptions:
@@ -101,7 +115,8 @@ def engine_options(settings: Settings) -> EngineOptions:
 
     Raises ValueError for a format that there is not.
     """
-    needed = reward_format(settings.reward_format).needs_model
+    form = known_format(settings)
+    needed = reward_format(form).needs_model
     prm = settings.reward_model if needed else None
     if needed and prm is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
@@ -113,7 +128,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         **{name: _text(value) for name, value in values.items()},
         policy=str(settings.policy_model),
         prm=str(prm) if prm else None,
-        reward_format=settings.reward_format if prm or not needed else "none",
+        reward_format=form if prm or not needed else "none",
         kv_load=SplitLoad(*settings.kv_load),
         version=own_version(),
         endpoint=endpoint_options(settings),
@@ -130,7 +145,7 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
         return _known_flops(settings.policy_model), _known_flops(settings.reward_model), no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
     prm, embedding = no_flops, no_flops
-    if settings.reward_model is not None and reward_format(settings.reward_format).needs_model:
+    if settings.reward_model is not None and reward_format(known_format(settings)).needs_model:
         prm = ModelConfig.from_checkpoint(settings.reward_model).flops
     if settings.embedder == "hidden":
         layer = settings.embedder_layer or middle_layer(policy.layers)
@@ -146,9 +161,6 @@ def _known_flops(checkpoint: Path | None) -> Flops:
         return no_flops
 
 
-log = logging.getLogger("hedgerow")
-
-
 async def _sglang_engine(
     settings: Settings, started: AsyncExitStack
 ) -> tuple[SglangEngine, LaunchedServers | None]:
@@ -157,7 +169,7 @@ async def _sglang_engine(
     Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
     """
     servers, urls = None, ()
-    if settings.launch:
+    if settings.engine_way == LAUNCHED:
         servers = LaunchedServers(server_options(settings), settings.start_seconds)
         policy, *reward = (server.url for server in servers.servers)
         urls = ((policy,), tuple(reward))
@@ -203,7 +215,7 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
     plain = LaunchOptions(
         model=settings.policy_model,
         python=settings.launch_python,
-        device=settings.launch_device,
+        device=_device(settings),
         memory=settings.launch_memory[0],
         kv_tokens=_kv_tokens(settings, "kv_tokens"),
         args=tuple(shlex.split(settings.policy_args)),
@@ -225,8 +237,13 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
 
 def _kv_tokens(settings: Settings, name: str) -> int | None:
     """What was asked for; on a GPU without a word what the memory's share holds."""
-    asked = settings.launch_device == "cpu" or name in settings.model_fields_set
+    asked = _device(settings) == "cpu" or name in settings.model_fields_set
     return getattr(settings, name) if asked else None
+
+
+def _device(settings: Settings) -> Literal["cuda", "cpu"]:
+    """Where launched servers run."""
+    return launch_device() if settings.launch_device == AUTO else settings.launch_device
 
 
 def _format(settings: Settings) -> str:
@@ -236,10 +253,11 @@ def _format(settings: Settings) -> str:
     """
     if settings.kv_policy == "full":
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
-    if reward_format(settings.reward_format).needs_model and settings.reward_model is None:
+    form = known_format(settings)
+    if reward_format(form).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
         return "none"
-    return settings.reward_format
+    return form
 
 
 def _embedder(settings: Settings) -> EmbedderName:
@@ -283,7 +301,8 @@ def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings
     unknown = [field for field in table if field not in OWN]
     if unknown:
         raise SettingsError(f"{where}: {unknown[0]}: not a model's; known are {', '.join(OWN)}")
-    servers = settings.model_dump(exclude_unset=True) | {"models_file": None, "model": name}
+    own = {"models_file": None, "model": name, "engine": "embedded"}
+    servers = settings.model_dump(exclude_unset=True) | own
     if "policy_model" in table:
         servers.pop("kv_theta", None)  # fitted to another model
     try:

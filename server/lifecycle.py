@@ -91,11 +91,9 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         first, *others = [
             await engines.enter_async_context(running(each)) for each in (settings, *further)
         ]
-        service = create_service(
-            settings, first.engine, first.text, first.delimiter, trees=trees, traces=traces
-        )
+        service = create_service(settings, first.engine, first.text, trees=trees, traces=traces)
         for own, parts in zip(further, others, strict=True):
-            add_model(service, own, parts.engine, parts.text, parts.delimiter)
+            add_model(service, own, parts.engine, parts.text)
         restarts = service.metrics.engine_restarts
         watchdogs = [
             asyncio.create_task(

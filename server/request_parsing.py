@@ -104,7 +104,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     by_effort = None if width is None else SearchSpec(policy=EFFORT_POLICY, width=width)
     spec = _spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
-    problem = await build_prompt(messages, service, key)
+    problem = await build_prompt(messages, service, key, searched=spec is not None)
     return _completion(
         request,
         messages,
@@ -125,7 +125,7 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
     spec = _spec_of(request, None, service, key, request.max_tokens)
     text = prompt_text(request.prompt)
     prompt = await _tokens(lambda own: own.encode_prompt(text), len(text), "prompt", service, key)
-    problem = Problem(prompt=prompt, question=text, delimiter=service.delimiter)
+    problem = Problem(prompt=prompt, question=text, delimiter=service.profile.delimiter)
     return _completion(request, [], problem, spec, request.max_tokens, service, key)
 
 
@@ -141,7 +141,7 @@ async def parse_search(
         raise bad_value("question", "exactly one of question and messages is needed")
     asked = request.messages or [Message(role="user", content=request.question)]
     messages = plain_messages(asked, settings.max_messages)
-    problem = await build_prompt(messages, service, key)
+    problem = await build_prompt(messages, service, key, searched=True)
     _tell(messages, settings)
     thought = thinks(problem.prompt, service)
     return _parsed(
@@ -167,7 +167,7 @@ async def parse_branch(
         kept["model"],
         key,
         messages,
-        Problem(continuation.tokens, question_of(messages), service.delimiter),
+        Problem(continuation.tokens, question_of(messages), service.profile.delimiter),
         spec,
         spec.seed,
         service.settings,
@@ -279,16 +279,20 @@ def thinks(prompt: Sequence[int], service: Service) -> bool:
     return service.thinks and opens_reasoning(prompt, service.text.encode)
 
 
-async def build_prompt(messages: list[dict[str, str]], service: Service, key: ApiKey) -> Problem:
-    """Messages under the chat template. Raises ApiError if they do not fit the context."""
-    size = sum(len(message["content"]) for message in messages)
+async def build_prompt(
+    messages: list[dict[str, str]], service: Service, key: ApiKey, *, searched: bool
+) -> Problem:
+    """Messages under the chat template, after the profile's system message if they are searched
+    for. Raises ApiError if they do not fit the context."""
+    asked = service.profile.asked(messages) if searched else messages
+    size = sum(len(message["content"]) for message in asked)
     try:
-        prompt = await _tokens(
-            lambda own: own.encode_chat(messages), size, "messages", service, key
-        )
+        prompt = await _tokens(lambda own: own.encode_chat(asked), size, "messages", service, key)
     except TemplateError as error:
         raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
-    return Problem(prompt=prompt, question=question_of(messages), delimiter=service.delimiter)
+    return Problem(
+        prompt=prompt, question=question_of(messages), delimiter=service.profile.delimiter
+    )
 
 
 async def _tokens(

@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
 from search.engine import Engine
 from server.admission import Admission
@@ -84,7 +85,7 @@ DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
 class Service:
     """One server's parts.
 
-    ``delimiter`` ends a step of the policy model's replies. ``draining`` is set once the server has
+    ``draining`` is set once the server has
     been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when; ``reading``:
     kept documents are read one after the other. ``others``:
     further models by name, each with an engine and a text of its own; all else they share.
@@ -102,7 +103,6 @@ class Service:
     admission: Admission
     traces: Tracing | None = None
     typical_cost: TypicalCost = field(default_factory=TypicalCost)
-    delimiter: str = "\n\n"
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -124,6 +124,11 @@ class Service:
     async def close(self) -> None:
         """Cancel what is under way, on any model, and wait until it has let go of its trees."""
         await asyncio.gather(*(service.runner.close() for service in self.models))
+
+    @property
+    def profile(self) -> Profile:
+        """How the policy model is asked, and ends a step."""
+        return PROFILES[self.settings.profile]
 
     @cached_property
     def thinks(self) -> bool:
@@ -158,7 +163,6 @@ def create_service(
     settings: Settings,
     engine: Engine,
     text: Text,
-    delimiter: str = "\n\n",
     trees: TreeLog | None = None,
     traces: Tracing | None = None,
 ) -> Service:
@@ -187,21 +191,17 @@ def create_service(
         keys=keys,
         quotas=Quotas(keys.names, metrics),
         admission=admission,
-        delimiter=delimiter,
         traces=traces,
     )
 
 
-def add_model(
-    service: Service, settings: Settings, engine: Engine, text: Text, delimiter: str = "\n\n"
-) -> None:
+def add_model(service: Service, settings: Settings, engine: Engine, text: Text) -> None:
     """Let a service serve one more model, ``settings.model``, beside its own."""
     service.others[settings.model] = replace(
         service,
         settings=settings,
         runner=_runner(engine, service.metrics, settings, service.traces),
         text=text,
-        delimiter=delimiter,
         typical_cost=TypicalCost(),
         tokenizing=Tokenizing(),
         others={},

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 
+from models.bundled import BUNDLED_MODELS
+from runtime.profiles import PROFILES
 from runtime.reward_format import reward_format
-from runtime.text import PROFILES
+from server.machine import SGLANG_ENVIRONMENT, sglang_python
+from server.model_settings import (
+    AUTO,
+    bundled,
+    engine_for,
+    format_of,
+    profile_of,
+    served_name,
+)
 
 EMBEDDED = "--engine embedded"
 LAUNCHED = "--engine sglang --launch"
@@ -39,25 +49,28 @@ def setting(
     return Field(description=description, json_schema_extra=extra, **{kind: default}, **limits)
 
 
-def checkpoint(name: str | Path) -> Path:
-    """The folder that ``name`` stands for: a path, or a name such as ``Qwen/Qwen3-0.6B``.
+def checkpoint(name: str | Path, revision: str | None = None) -> Path:
+    """The folder that ``name`` stands for: a bundled model's name, a path, or a name on the hub
+    such as ``Qwen/Qwen3-0.6B`` whose files are here.
 
-    Names are looked up among what Hugging Face's tools have already downloaded; nothing is fetched
-    here. Raises ValueError that says how to get what is missing.
+    Nothing is fetched: the name itself comes back where its files are still to be downloaded or
+    made, see ``server.model_download``. Raises ValueError for what is neither.
     """
+    if str(name) in BUNDLED_MODELS:
+        policy = BUNDLED_MODELS[str(name)].policy
+        return Path(name) if callable(policy) else policy
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if not HUB_NAME.fullmatch(str(name)):
-        raise ValueError("there is no such folder")
+        raise ValueError(f"there is no such folder; bundled are {', '.join(BUNDLED_MODELS)}")
     from huggingface_hub import snapshot_download  # takes a while: only who needs it waits
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(name), local_files_only=True))
+        return Path(snapshot_download(str(name), revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
-        missing = f"neither a folder nor downloaded; get it with: hf download {name}"
-        raise ValueError(missing) from None
+        return folder
 
 
 def _file(path: Path) -> Path:
@@ -66,16 +79,66 @@ def _file(path: Path) -> Path:
     return path
 
 
+def _policy(name: Any, info: ValidationInfo) -> Path:
+    return checkpoint(name, info.data.get("revision"))
+
+
+def _reward(name: Any, info: ValidationInfo) -> Path | None:
+    """What was named; on ``auto`` the reward model that comes with a bundled policy."""
+    own = bundled(info.data.get("policy_model"))
+    if name == AUTO:
+        return own.reward if own else None
+    named = BUNDLED_MODELS.get(str(name))
+    if named is not None:
+        if named.reward is None:
+            raise ValueError("it has no reward model; leave it out")
+        return named.reward
+    return None if name is None else checkpoint(name, info.data.get("reward_revision"))
+
+
+def _draft(name: Any, info: ValidationInfo) -> Path | None:
+    own = bundled(info.data.get("policy_model"))
+    if name == AUTO:
+        return own.draft if own else None
+    return None if name is None else checkpoint(name)
+
+
+def _served(name: str, info: ValidationInfo) -> str:
+    return served_name(info.data.get("policy_model")) if name == AUTO else name
+
+
+def _python(path: Path) -> Path:
+    return sglang_python() if path == Path(AUTO) else path
+
+
+def _engine(name: str, info: ValidationInfo) -> str:
+    """``auto``: as ``--launch`` or URLs say, or what can run the models here."""
+    if name != AUTO:
+        return name
+    asked = info.data
+    if asked.get("launch") or asked.get("policy_urls"):
+        return "sglang"
+    return engine_for(
+        asked.get("policy_model"),
+        asked.get("reward_model"),
+        asked.get("launch_python", SGLANG_ENVIRONMENT),
+    )
+
+
 def _optional(value: Any) -> Any:
     return None if value in ("", "none") else value
 
 
-def _format(name: str) -> str:
+def _format(name: str, info: ValidationInfo) -> str:
+    if name == AUTO:
+        return format_of(info.data.get("policy_model"), info.data.get("reward_model"))
     reward_format(name)
     return name
 
 
-def _profile(name: str) -> str:
+def _profile(name: str, info: ValidationInfo) -> str:
+    if name == AUTO:
+        return profile_of(info.data.get("policy_model"))
     if name not in PROFILES:
         raise ValueError(f"known are {', '.join(PROFILES)}")
     return name
@@ -108,6 +171,13 @@ Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidat
 Shares = Annotated[tuple[Share, Share], BeforeValidator(_by_commas)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
-Checkpoint = Annotated[Path, AfterValidator(checkpoint)]
-OptionalCheckpoint = Annotated[Checkpoint | None, BeforeValidator(_optional)]
+PolicyCheckpoint = Annotated[Path, BeforeValidator(_policy)]
+RewardCheckpoint = Annotated[Path | None, BeforeValidator(_reward), BeforeValidator(_optional)]
+DraftCheckpoint = Annotated[Path | None, BeforeValidator(_draft), BeforeValidator(_optional)]
+OptionalCheckpoint = Annotated[
+    Annotated[Path, AfterValidator(checkpoint)] | None, BeforeValidator(_optional)
+]
+ServedName = Annotated[str, AfterValidator(_served)]
+EngineName = Annotated[Literal["auto", "embedded", "sglang"], AfterValidator(_engine)]
+LaunchPython = Annotated[Path, AfterValidator(_python)]
 OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]

@@ -18,7 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-import models
+from models.bundled import SPRIG as BUNDLED
 from runtime.embedded.choices import (
     DraftMode,
     EmbedderName,
@@ -28,20 +28,26 @@ from runtime.embedded.choices import (
     ScheduleOrder,
 )
 from search.spec import AnswerRule
+from server.model_settings import AUTO
 from server.setting_types import (
     EMBEDDED,
     LAUNCHED,
     RUNNING,
-    Checkpoint,
+    DraftCheckpoint,
     DraftWidths,
+    EngineName,
     FormatName,
+    LaunchPython,
     LoadSizes,
     Names,
     OptionalCheckpoint,
     OptionalFile,
     OptionalPath,
     OptionalSecret,
+    PolicyCheckpoint,
     ProfileName,
+    RewardCheckpoint,
+    ServedName,
     Shares,
     Urls,
     setting,
@@ -52,7 +58,6 @@ API_KEY = "api_key"
 """The one variable that is for clients: ``--url`` sends it."""
 UNKNOWN_DEFAULT = "default_factory_not_called"
 """Of kv_theta, where policy_model is wrong; that is said already."""
-BUNDLED = Path(models.__file__ or ".").parent / "sprig"
 
 
 def _shipped_theta(given: dict[str, Any]) -> Path | None:
@@ -81,9 +86,19 @@ class _Settings(BaseSettings):
 class ModelSettings(_Settings):
     """The models, and what runs them. A table of ``models_file`` may set those of one model."""
 
-    engine: Literal["embedded", "sglang"] = setting("embedded", "what runs the models")
-    model: str = setting(
-        "sprig", "the name that it serves by", flag=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+    revision: str | None = setting(None, "of a policy model on the hub: branch, tag or commit")
+    policy_model: PolicyCheckpoint = setting(
+        "sprig", "a Hugging Face name, a folder, or a bundled name", flag="--model"
+    )
+    reward_revision: str | None = setting(None, "of a reward model on the hub")
+    reward_model: RewardCheckpoint = setting(
+        AUTO, "likewise, or none; auto: the bundled model's own, none for any other"
+    )
+    model: ServedName = setting(
+        AUTO,
+        "the name that it serves by",
+        flag="--served-model-name",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
     )
     models_file: OptionalPath = setting(
         None,
@@ -91,17 +106,42 @@ class ModelSettings(_Settings):
         on=(EMBEDDED,),
         flag=None,
     )
-    policy_model: Checkpoint = setting(
-        BUNDLED / "policy", "a folder or Hugging Face name", flag="--model"
-    )
-    reward_model: OptionalCheckpoint = setting(
-        BUNDLED / "prm", "a folder, a Hugging Face name, or none"
-    )
-    reward_format: FormatName = setting(
-        "math-shepherd", "how rewards are read: a name, or a .json file"
-    )
-    profile: ProfileName = setting("sprig", "how the policy model writes, such as llama")
+    profile: ProfileName = setting(AUTO, "how the policy model is asked and ends a step")
+    reward_format: FormatName = setting(AUTO, "how rewards are read: a name, or a .json file")
     answers: AnswerRule = setting("auto", "how replies' answers are compared")
+
+    policy_urls: Urls = setting(
+        (),
+        "SGLang servers of the policy model",
+        on=(RUNNING,),
+        flag="--policy-url",
+    )
+    reward_urls: Urls = setting(
+        (),
+        "SGLang servers of the reward model",
+        on=(RUNNING,),
+        flag="--reward-url",
+    )
+    start_seconds: float = setting(
+        600.0, "for SGLang servers to be there at start", on=(RUNNING, LAUNCHED), gt=0
+    )
+    launch: bool = setting(
+        False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
+    )
+    launch_python: LaunchPython = setting(
+        AUTO, "of SGLang's own environment; auto: this one's, or .venv-sglang", on=(LAUNCHED,)
+    )
+    engine: EngineName = setting(
+        AUTO, "what runs the models; auto: SGLang on a GPU, but for bundled models"
+    )
+    launch_device: Literal["auto", "cuda", "cpu"] = setting(AUTO, "where they run", on=(LAUNCHED,))
+    launch_memory: Shares = setting(
+        (0.6, 0.75),
+        "of the device's memory that is free when each server starts, policy first",
+        on=(LAUNCHED,),
+    )
+    policy_args: str = setting("", "more options for the policy's server", on=(LAUNCHED,))
+    reward_args: str = setting("", "more options for the reward model's", on=(LAUNCHED,))
 
     kv_tokens: int = setting(
         65_536, "KV of the policy model in tokens, all trees", on=(EMBEDDED, LAUNCHED), ge=64
@@ -133,8 +173,8 @@ class ModelSettings(_Settings):
         on=(EMBEDDED,),
         off="off",
     )
-    draft_model: OptionalCheckpoint = setting(
-        BUNDLED / "draft", "a folder or Hugging Face name", on=(EMBEDDED,)
+    draft_model: DraftCheckpoint = setting(
+        AUTO, "a folder or Hugging Face name; auto: the bundled model's own", on=(EMBEDDED,)
     )
     draft_tokens: int = setting(0, "drafted ahead; 0: what pays", on=(EMBEDDED,), ge=0, le=15)
     k_config: DraftWidths = setting(
@@ -161,36 +201,6 @@ class ModelSettings(_Settings):
     kernel: Kernel = setting(
         "auto", "what attends: a library that the C compiler builds, or torch", on=(EMBEDDED,)
     )
-
-    policy_urls: Urls = setting(
-        (),
-        "SGLang servers of the policy model",
-        on=(RUNNING,),
-        flag="--policy-url",
-    )
-    reward_urls: Urls = setting(
-        (),
-        "SGLang servers of the reward model",
-        on=(RUNNING,),
-        flag="--reward-url",
-    )
-    start_seconds: float = setting(
-        600.0, "for SGLang servers to be there at start", on=(RUNNING, LAUNCHED), gt=0
-    )
-    launch: bool = setting(
-        False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
-    )
-    launch_python: Path = setting(
-        Path(".venv-sglang/bin/python"), "of SGLang's own environment", on=(LAUNCHED,)
-    )
-    launch_device: Literal["cuda", "cpu"] = setting("cuda", "where they run", on=(LAUNCHED,))
-    launch_memory: Shares = setting(
-        (0.6, 0.75),
-        "of the device's memory that is free when each server starts, policy first",
-        on=(LAUNCHED,),
-    )
-    policy_args: str = setting("", "more options for the policy's server", on=(LAUNCHED,))
-    reward_args: str = setting("", "more options for the reward model's", on=(LAUNCHED,))
 
     embedder: EmbedderName = setting("lexical", "what tells policy ets which steps are alike")
     embedder_layer: int | None = setting(
@@ -276,7 +286,7 @@ class Settings(LimitSettings, HttpSettings, ModelSettings):
         """How the engine runs, as ``setting(on=...)`` names it."""
         if self.engine == "embedded":
             return EMBEDDED
-        return LAUNCHED if self.launch else RUNNING
+        return RUNNING if self.policy_urls and not self.launch else LAUNCHED
 
 
 class SettingsError(ValueError):
@@ -287,6 +297,14 @@ def declared(field: FieldInfo) -> dict[str, Any]:
     """What ``setting`` says of a field: ``on``, ``off``, ``flag``."""
     assert isinstance(field.json_schema_extra, dict), "every setting is declared by setting()"
     return field.json_schema_extra
+
+
+def option(name: str) -> str | None:
+    """A setting's option; None for secrets, as command lines are seen by others."""
+    field = Settings.model_fields[name]
+    flag = declared(field)["flag"]
+    secret = "SecretStr" in str(field.annotation)
+    return None if flag is None or secret else flag or f"--{name.replace('_', '-')}"
 
 
 def variable(name: str) -> str:
@@ -317,7 +335,8 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
             hint = f"; did you mean {variable(near[0])}?" if near else ""
             raise SettingsError(f"{variable(key)}: there is no such setting{hint}")
     chosen = {name: value for name, value in overrides.items() if value is not None}
-    return settings_by_name(_Variables(environ)() | chosen)
+    named = _Variables(environ)() | chosen
+    return settings_by_name({name: value for name, value in named.items() if value != AUTO})
 
 
 def settings_by_name(values: Mapping[str, Any], shown: Callable[[str], str] = variable) -> Settings:

@@ -6,10 +6,13 @@ whatever is drawn beside it. Samples from one row share its log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -74,7 +77,8 @@ def sample(
     most = values[np.arange(len(values)), likeliest].astype(np.float64)[:, None]
     tokens = likeliest[of]
     drawn, entropies = np.empty(len(of)), np.empty(len(values))
-    for block in blocks(*values.shape):
+
+    def draw(block: slice) -> None:
         logprobs, entropies[block] = _log_softmax(values[block], most[block], block.start)
         draws = np.flatnonzero((of >= block.start) & (of < block.stop))
         warm = draws[heat[draws] > 0]
@@ -84,7 +88,29 @@ def sample(
             best = _ranked(scores, noise[0][some], noise[1][some], mass[some])
             tokens[some] = best[:, 0]
         drawn[draws] = logprobs[of[draws] - block.start, tokens[draws]]
+
+    _share(draw, [*blocks(*values.shape)])
     return Samples(tokens, drawn, entropies[of])
+
+
+def _share(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
+    """Do the parts, on as many threads as torch computes with; what each writes is its own."""
+    threads = min(len(parts), torch.get_num_threads())
+
+    def some(first: int) -> None:
+        for part in parts[first::threads]:
+            work(part)
+
+    others = [_threads().submit(some, first) for first in range(1, threads)]
+    if parts:
+        some(0)
+    for other in others:
+        other.result()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="draw")
 
 
 def rank_candidates(

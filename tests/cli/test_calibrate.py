@@ -97,7 +97,7 @@ def attentive(monkeypatch: pytest.MonkeyPatch) -> Attentive:
     @asynccontextmanager
     async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
         assert attention
-        yield RunningModel(engine, PlainText(), "\n\n")
+        yield RunningModel(engine, PlainText())
 
     monkeypatch.setattr(cli.calibrate, "running", running)
     return engine

@@ -32,7 +32,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
 
     @asynccontextmanager
     async def running(_: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
-        yield RunningModel(engine, PlainText(), "\n\n")
+        yield RunningModel(engine, PlainText())
 
     monkeypatch.setattr(server.assemble, "running", running)
     monkeypatch.setattr(cli.evaluation, "running", running)

@@ -21,6 +21,13 @@ def test_the_documents_table_is_the_declaration() -> None:
     assert all(f"`{variable(name)}`" in done.stdout for name in Settings.model_fields)
 
 
+def test_the_documents_models_are_the_catalog() -> None:
+    """``hedgerow config models`` ends the page."""
+    done = CliRunner().invoke(app, ["config", "models"])
+    assert done.exit_code == 0, done.output
+    assert DOCS.with_name("models.md").read_text().endswith(done.stdout)
+
+
 @pytest.mark.parametrize("name", ["solve", "eval", "replay", "calibrate", "plan", "serve"])
 def test_a_command_that_starts_an_engine_takes_its_settings(name: str) -> None:
     """Choices, switches and descriptions are the fields'; secrets are no options."""

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from models.catalog import public_policies, public_reward_models
 from server.settings import Settings
 from tests.deploy.tools import ROOT, debian, python_tools
 
 DEPLOY = ROOT / "deploy"
 FILES = ("compose.yaml", "compose.cpu.yaml")
+GIVEN = {"GRAFANA_PASSWORD": "secret", "HEDGEROW_POLICY_MODEL": "Qwen/Qwen2.5-Math-1.5B-Instruct"}
+PASSED_TO_THE_HUB = {"HF_TOKEN", "HF_HUB_OFFLINE"}
 CHECK = """
 import json, sys, jsonschema, yaml
 schema = json.load(open(sys.argv[1]))
@@ -25,14 +28,19 @@ jsonschema.validate(json.loads(sys.argv[2]), schema)
 
 
 def read(name: str) -> dict[str, Any]:
-    """A file with its variables at their defaults; Grafana's password has none."""
+    """A file with its variables at their defaults; what has none is in ``GIVEN``."""
     text = (DEPLOY / name).read_text()
     assert "${GRAFANA_PASSWORD:?" in text
-    text = re.sub(r"\$\{GRAFANA_PASSWORD:\?[^}]*\}", "secret", text)
+    text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: GIVEN[found[1]], text)
     text = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text)
-    text = re.sub(r"\$\{MODELS[^}]*\}", "/srv/models", text)
     assert "${" not in text
     return yaml.safe_load(text)
+
+
+def variables(name: str) -> dict[str, str]:
+    """Those of a file's Hedgerow that have a value, as ``GIVEN`` and the defaults give them."""
+    environment = read(name)["services"]["hedgerow"]["environment"]
+    return {key: str(value) for key, value in environment.items() if value not in (None, "")}
 
 
 @pytest.mark.slow
@@ -70,7 +78,7 @@ def test_prometheus_finds_its_targets_and_grafana_prometheus(name: str) -> None:
                 for target in group["targets"]:
                     host, port = target.split(":")
                     hosts.add((host, int(port), "prometheus"))
-    assert len(hosts) == (4 if name == "compose.yaml" else 2)
+    assert len(hosts) == 2
     for host, _, asker in hosts:
         ours, theirs = (services[s].get("networks", ["default"]) for s in (host, asker))
         assert set(ours) & set(theirs), f"{asker} cannot reach {host}"
@@ -80,10 +88,10 @@ def test_prometheus_finds_its_targets_and_grafana_prometheus(name: str) -> None:
 def test_hedgerow_is_started_with_what_it_knows(name: str) -> None:
     """Its variables are settings, its switches switches, its grace outlasts its drain."""
     hedgerow = read(name)["services"]["hedgerow"]
-    given = {k.removeprefix("HEDGEROW_").lower(): v for k, v in hedgerow["environment"].items()}
-    assert given.keys() <= Settings.model_fields.keys()
+    names = hedgerow["environment"].keys() - PASSED_TO_THE_HUB
+    assert {key.removeprefix("HEDGEROW_").lower() for key in names} <= Settings.model_fields.keys()
     grace = int(hedgerow["stop_grace_period"].removesuffix("s"))
-    assert grace > given["drain_seconds"]
+    assert grace > int(variables(name)["HEDGEROW_DRAIN_SECONDS"])
     help_text = subprocess.run(
         [sys.executable, "-m", "cli", "serve", "--help"],
         capture_output=True,
@@ -97,17 +105,37 @@ def test_hedgerow_is_started_with_what_it_knows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_only_this_machine_is_let_in_and_sglang_by_nobody(name: str) -> None:
-    """Ports are published on loopback; SGLang's servers have none and an inner network."""
-    document = read(name)
-    for service in document["services"].values():
+def test_only_this_machine_is_let_in(name: str) -> None:
+    """Ports are published on loopback; SGLang's servers listen in Hedgerow's container alone."""
+    for service in read(name)["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service.get("restart") == "unless-stopped"
-    if name == "compose.yaml":
-        for model in ("sglang-policy", "sglang-prm"):
-            assert document["services"][model]["networks"] == ["engines"]
-            assert "ports" not in document["services"][model]
-        assert document["networks"]["engines"]["internal"] is True
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_engines_kernel_can_be_loaded(name: str) -> None:
+    """A tmpfs is mounted noexec by itself; nothing else can be written."""
+    hedgerow = read(name)["services"]["hedgerow"]
+    assert hedgerow["read_only"]
+    assert hedgerow["tmpfs"] == ["/tmp:exec"]
+
+
+def test_the_example_of_env_names_what_the_file_takes() -> None:
+    """Each of its variables, commented out or not; and all that the file passes on."""
+    example = (DEPLOY / ".env.example").read_text()
+    named = set(re.findall(r"^(?:# )?([A-Z_]+)=", example, re.M))
+    text = (DEPLOY / "compose.yaml").read_text()
+    assert named <= set(re.findall(r"([A-Z][A-Z_]+)(?=:[-?]|:$)", text, re.M))
+    assert set(re.findall(r"\$\{(\w+):\?", text)) <= named
+
+
+def test_the_models_of_the_example_are_known() -> None:
+    """By the catalogue: their profile and reward format need not be named."""
+    example = (DEPLOY / ".env.example").read_text()
+    policy, reward = re.findall(r"^HEDGEROW_\w+_MODEL=(\S+)$", example, re.M)
+    assert policy == GIVEN["HEDGEROW_POLICY_MODEL"]
+    assert any(policy in row.names for row in public_policies())
+    assert any(reward in row.names for row in public_reward_models())
 
 
 def test_pictures_are_pinned_and_the_same_in_both() -> None:

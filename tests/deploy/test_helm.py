@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.settings import load_settings
+from server.settings import Settings, load_settings
 from tests.deploy.kube_api import KubeApi
 from tests.deploy.tools import ROOT, python_tools
 
@@ -143,6 +143,38 @@ def test_everything_on_is_valid_and_wired(cluster: KubeApi) -> None:
     assert asked in {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_replica_may_have_gpus_of_its_own(cluster: KubeApi, gpus: int) -> None:
+    """Both models on one GPU, or one on each: a pod with a cache for downloads, no pools."""
+    two = {"launch_memory": "0.88,0.88", "reward_args": "--base-gpu-id 1"} if gpus == 2 else {}
+    found = installed(
+        cluster,
+        {
+            "engine": "launch",
+            "settings": two | {"reward_format": "qwen2.5-math-prm"},
+            "launch": {
+                "model": "Qwen/Qwen2.5-Math-1.5B-Instruct",
+                "rewardModel": "Qwen/Qwen2.5-Math-PRM-7B",
+                "cacheClaim": "hub",
+                "resources": {"limits": {"nvidia.com/gpu": gpus}},
+            },
+        },
+    )
+    assert "StatefulSet" not in {kind for kind, _ in found}
+    deployment = found["Deployment", "tree"]
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"].startswith("hedgerow-gpu:")
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+    assert {"name": "cache", "mountPath": "/cache"} in container["volumeMounts"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    given = environment(deployment)
+    assert given["HEDGEROW_LAUNCH"] == "on"
+    assert given["HEDGEROW_REWARD_FORMAT"] == "qwen2.5-math-prm"
+    names = {name.removeprefix("HEDGEROW_").lower() for name in given}
+    assert names <= Settings.model_fields.keys()
+
+
 def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> None:
     """The policy selects both pools and lets two peers in, nothing out."""
     found = installed(cluster, EVERYTHING)
@@ -164,6 +196,7 @@ def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> 
         ({"setings": {}}, "setings"),
         ({"settings": {"api_keys": "a:b"}}, "api_keys"),
         ({"engine": "sglang"}, "sglang.modelsClaim"),
+        ({"engine": "launch"}, "launch.model"),
         (
             EVERYTHING
             | {"sglang": {"pools": {"policy": {"args": ["--enable-custom-logit-processor"]}}}},

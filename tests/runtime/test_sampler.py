@@ -181,3 +181,22 @@ def test_a_nucleus_is_told_with_the_likeliest_first():
     """By hand: .5 and both of .2 are needed for .75; equals go by id."""
     tempered = np.log(np.array([0.2, 0.1, 0.5, 0.2]))
     assert nucleus(tempered, 0.75).tolist() == [2, 0, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_rows_and_change_nothing(threads):
+    """Many rows of a real vocabulary; a broken one is told whichever thread meets it."""
+    logits = np.random.default_rng(5).normal(size=(17, 49_152)).astype(np.float32)
+    seeds, mass = np.arange(17, dtype=np.uint64), np.where(np.arange(17) % 3, 1.0, 0.9)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = sample(logits, seeds, range(17), 0.7, mass)
+        alone = [sample(logits[i : i + 1], [i], [i], 0.7, mass[i]) for i in range(17)]
+        for field, *rows in zip(found, *alone, strict=True):
+            assert field.tobytes() == b"".join(row.tobytes() for row in rows)
+        logits[12, 3] = np.nan
+        with pytest.raises(FloatingPointError, match="row 12"):
+            sample(logits, seeds, range(17))
+    finally:
+        torch.set_num_threads(before)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
 
-from runtime.text import PROFILES, Text
+from runtime.profiles import PROFILES
+from runtime.text import Text
 from tests.runtime.tiny_models import make_tokenizer
 
 CONFIG = {"max_position_embeddings": 128, "vocab_size": 300, "eos_token_id": 262}

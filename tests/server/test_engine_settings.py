@@ -18,7 +18,7 @@ OFF = {
     if (off := declared(field)["off"]) is not None
 }
 WAYS = {
-    EMBEDDED: {},
+    EMBEDDED: {"engine": "embedded"},
     LAUNCHED: {"engine": "sglang", "launch": "true"},
     RUNNING: {"engine": "sglang", "policy_urls": "http://a:1", "reward_urls": "http://b:1"},
 }
@@ -44,6 +44,7 @@ VALUES = {
     "kernel": "torch",
     "embedder_layer": "2",
     "models_file": "models.toml",
+    "start_seconds": "30",
     "launch": "true",
     "launch_python": "python",
     "launch_device": "cpu",

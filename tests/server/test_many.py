@@ -84,7 +84,7 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
             writer.transport.abort()
 
     async with running(settings) as parts:
-        service = create_service(settings, parts.engine, parts.text, parts.delimiter)
+        service = create_service(settings, parts.engine, parts.text)
         async with serving(create_app(service)) as port:
             before = asyncio.all_tasks()
             leavers = asyncio.gather(

@@ -8,7 +8,7 @@ import pytest
 
 import server.settings
 from server.setting_types import checkpoint
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import BUNDLED, Settings, SettingsError, load_settings
 
 
 def test_the_environment_is_read_and_the_command_line_wins() -> None:
@@ -105,10 +105,10 @@ def test_a_wrong_setting_names_key_value_and_what_is_allowed(
     assert all(word in str(error.value) for word in words)
 
 
-def test_a_checkpoint_is_a_folder_or_was_downloaded(tmp_path: Path) -> None:
-    """Nothing is fetched: what is missing is named with the command that gets it."""
+def test_a_checkpoint_is_a_bundled_name_a_folder_or_a_name_on_the_hub(tmp_path: Path) -> None:
+    """Nothing is fetched: what is not here yet stays a name."""
+    assert checkpoint("sprig") == BUNDLED / "policy"
     assert checkpoint(str(tmp_path)) == tmp_path
-    with pytest.raises(ValueError, match="there is no such folder"):
+    assert checkpoint("no/such-model") == Path("no/such-model")
+    with pytest.raises(ValueError, match="there is no such folder; bundled are sprig"):
         checkpoint(str(tmp_path / "x"))
-    with pytest.raises(ValueError, match="hf download no/such-model"):
-        checkpoint("no/such-model")

@@ -11,7 +11,7 @@ from typing import Any
 from kvpolicy.roofline import DevicePeaks, ModelCosts
 from runtime.checkpoint import SIZES, read_config
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
@@ -158,13 +158,13 @@ def middle_layer(layers: int) -> int:
 
 def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or ["(none)"]
-    if names[0] not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if names[0] not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise UnsupportedModel(
             f"architectures: {names[0]}; the embedded engine runs {known}; "
             "SGLang (--engine sglang) has more"
         )
-    return _ARCHITECTURES[names[0]]
+    return ARCHITECTURES[names[0]]
 
 
 def _refuse(raw: Mapping[str, Any]) -> None:
@@ -219,6 +219,12 @@ def footprint(config: ModelConfig, number_bytes: int) -> ModelCosts:
         weight_bytes=rows / 2 * number_bytes,
         kv_bytes=2 * config.layers * config.kv_heads * config.head_dim * number_bytes,
     )
+
+
+def weight_bytes(config: ModelConfig, number_bytes: int) -> int:
+    """Of all weights: those that a pass reads, and the embedding where it is not the head."""
+    embedding = 0 if config.tied else config.vocab * config.hidden * number_bytes
+    return int(footprint(config, number_bytes).weight_bytes) + embedding
 
 
 def measured_peaks(threads: int, clock: Callable[[], float] = time.perf_counter) -> DevicePeaks:

@@ -258,6 +258,7 @@ def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
         "HEDGEROW_ENGINE": "sglang",
         "HEDGEROW_LAUNCH": "true",
         "HEDGEROW_LAUNCH_PYTHON": str(python),
+        "HEDGEROW_LAUNCH_DEVICE": "cuda",
     }
     policy, reward = server_options(load_settings(launch | {"HEDGEROW_KV_TOKENS": "5000"}))
     assert (policy.memory, reward.memory) == (0.6, 0.75)
@@ -277,6 +278,13 @@ def test_options_that_cannot_be_met() -> None:
         SglangOptions(BUNDLED / "policy", ())
     with pytest.raises(ValueError, match=r"reward_urls: .*math-shepherd"):
         SglangOptions(BUNDLED / "policy", ("http://a",))
+    for url, said in {
+        "http://": "a server is needed",
+        "http://a:99999": "a server is needed",
+        "http://a:b": "Invalid port: 'b'",
+    }.items():
+        with pytest.raises(ValueError, match=f"policy_urls: '{url}'.*{said}"):
+            SglangOptions(BUNDLED / "policy", (url,), reward_format="none")
 
 
 def test_one_model_a_server(tmp_path) -> None:

@@ -1,0 +1,47 @@
+"""The models that come with Hedgerow, by the names that they are served by. One more is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SPRIG = Path(__file__).parent / "sprig"
+
+
+@dataclass(frozen=True, slots=True)
+class BundledModel:
+    """A policy model and what belongs to it; it runs on the embedded engine unless asked otherwise.
+
+    ``policy``: its checkpoint's folder, or what makes that folder at a start and returns it.
+    ``profile``, ``reward_format``: names of ``runtime.profiles`` and ``runtime.reward_format``.
+    """
+
+    policy: Path | Callable[[], Path]
+    reward: Path | None = None
+    draft: Path | None = None
+    profile: str = "chat"
+    reward_format: str = "none"
+
+
+def _smollm2() -> Path:
+    from models.smollm2 import smollm2_folder  # what every start would wait for
+
+    return smollm2_folder()
+
+
+BUNDLED_MODELS: Mapping[str, BundledModel] = {
+    "sprig": BundledModel(
+        SPRIG / "policy", SPRIG / "prm", SPRIG / "draft", "sprig", "math-shepherd"
+    ),
+    "smollm2": BundledModel(_smollm2),
+}
+
+
+def bundled_name(policy: Path | None) -> str | None:
+    """The bundled model whose policy ``policy`` is: a folder, or a name whose folder is to be made;
+    None for any other checkpoint."""
+    for name, model in BUNDLED_MODELS.items():
+        if policy == (Path(name) if callable(model.policy) else model.policy):
+            return name
+    return None

@@ -1,0 +1,117 @@
+"""What is known of public checkpoints, as ``catalog.toml`` has it, and how one is recognised.
+
+A checkpoint is known by its name on the hub (its own, or that of the folder which the hub's tools
+have downloaded it to), by the name that its ``config.json`` remembers, or by its folder's.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint import read_config
+
+CATALOG = Path(__file__).with_name("catalog.toml")
+_SNAPSHOTS = "snapshots"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPolicy:
+    """A family of policy models. ``architecture``: the class its ``config.json`` names;
+    ``profile``: a name of ``runtime.profiles.PROFILES``."""
+
+    names: tuple[str, ...]
+    architecture: str
+    profile: str
+    license: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublicRewardModel:
+    """A family of reward models. ``format``: a name of ``runtime.reward_format.REWARD_FORMATS``,
+    which says the tag and the head; ``only``: the class has this one format, whatever the name."""
+
+    names: tuple[str, ...]
+    architecture: str
+    format: str
+    license: str
+    only: bool = False
+
+
+@cache
+def public_policies() -> tuple[PublicPolicy, ...]:
+    """The table's policy models, in its order."""
+    return tuple(PublicPolicy(**_row(row)) for row in _catalog()["policy"])
+
+
+@cache
+def public_reward_models() -> tuple[PublicRewardModel, ...]:
+    """The table's reward models, in its order."""
+    return tuple(PublicRewardModel(**_row(row)) for row in _catalog()["reward_model"])
+
+
+def public_policy(checkpoint: Path) -> PublicPolicy | None:
+    """What is known of a policy model: a folder, or a name of the hub; None for nothing."""
+    names = names_of(checkpoint)
+    return next((row for row in public_policies() if _called(names, row.names)), None)
+
+
+def public_reward_model(checkpoint: Path) -> PublicRewardModel | None:
+    """What is known of a reward model, by its name or a class that tells it; None for nothing."""
+    names, own = names_of(checkpoint), architecture(checkpoint)
+    rows = public_reward_models()
+    by_name = (row for row in rows if _called(names, row.names))
+    by_class = (row for row in rows if row.only and row.architecture == own)
+    return next(by_name, None) or next(by_class, None)
+
+
+def hub_name(checkpoint: Path) -> str | None:
+    """The name on the hub: of a folder in the cache of the hub's tools, or of what is not here."""
+    parts = checkpoint.parts
+    if len(parts) > 2 and parts[-2] == _SNAPSHOTS and parts[-3].startswith("models--"):
+        return parts[-3].removeprefix("models--").replace("--", "/", 1)
+    return None if checkpoint.is_dir() or len(parts) != 2 else str(checkpoint)
+
+
+def names_of(checkpoint: Path) -> set[str]:
+    """What a checkpoint may be called, in lower case: names with their owner, and without one."""
+    whole = {hub_name(checkpoint), str(config_of(checkpoint).get("_name_or_path") or "") or None}
+    names = {name.rstrip("/") for name in whole if name}
+    short = {name.rpartition("/")[2] for name in names}
+    if hub_name(checkpoint) is None:
+        short.add(checkpoint.name)
+    return {name.lower() for name in names | short}
+
+
+def architecture(checkpoint: Path) -> str | None:
+    """The class that a checkpoint names; None if it names none."""
+    names = config_of(checkpoint).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+def config_of(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's ``config.json``; empty where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return read_config(checkpoint)
+    return {}
+
+
+def _called(names: set[str], known: tuple[str, ...]) -> bool:
+    spelled = {name.lower() for name in known}
+    owned = {name for name in names if "/" in name}
+    if owned & spelled:
+        return True
+    return bool(names & {name.rpartition("/")[2] for name in spelled})
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"names": tuple(row["names"])}
+
+
+@cache
+def _catalog() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(CATALOG.read_text(encoding="utf-8"))

@@ -1,0 +1,63 @@
+"""How families of policy models are asked to work in steps, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How a family of policy models is asked to work in steps.
+
+    ``delimiter`` ends a step; ``system`` is what a search tells the model first where the request
+    has no system message of its own, None for nothing.
+    """
+
+    name: str
+    delimiter: str = "\n\n"
+    system: str | None = None
+
+    def asked(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """A request's messages as a search puts them to the model."""
+        if self.system is None or any(message["role"] == "system" for message in messages):
+            return list(messages)
+        return [{"role": "system", "content": self.system}, *messages]
+
+
+_BOXED = r"Please reason step by step, and put your final answer within \boxed{}."
+_LLAMA_STEPS = r"""Solve the following math problem efficiently and clearly:
+
+- For simple problems (2 steps or fewer):
+Provide a concise solution with minimal explanation.
+
+- For complex problems (3 steps or more):
+Use this step-by-step format:
+
+## Step 1: [Concise description]
+[Brief explanation and calculations]
+
+## Step 2: [Concise description]
+[Brief explanation and calculations]
+
+...
+
+Regardless of the approach, always conclude with:
+
+Therefore, the final answer is: $\boxed{answer}$. I hope it is correct.
+
+Where [answer] is just the final number or expression that solves the problem."""
+"""As search-and-learn asks Llama 3's models, and Meta's own evaluation before it."""
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("sprig"),
+        Profile("chat"),
+        Profile("qwen", system=_BOXED),
+        Profile("llama", system=_LLAMA_STEPS),
+        Profile("llemma", delimiter="ки"),
+        Profile("mistral-metamath", delimiter="ки"),
+    )
+}
+"""Profiles by name; ``chat`` is any chat model's."""

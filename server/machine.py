@@ -1,0 +1,91 @@
+"""What this machine can run models with: memory that is free, CUDA devices, a SGLang to launch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+SGLANG_ENVIRONMENT = Path(".venv-sglang/bin/python")
+"""Where ``make sglang-env`` puts SGLang."""
+SMI_SECONDS = 20.0
+"""For the driver's answer; the first one after boot loads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A GPU: its name, and its memory in bytes."""
+
+    name: str
+    memory: int
+
+
+@cache
+def cuda_devices() -> tuple[CudaDevice, ...]:
+    """The GPUs that a process started here may use, by ``nvidia-smi``: no torch is imported.
+
+    ``CUDA_VISIBLE_DEVICES`` is heeded. Empty where there is no driver, or it does not answer.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    smi = shutil.which("nvidia-smi")
+    if smi is None or visible in ("", "-1"):
+        return ()
+    command = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    command += [] if visible is None else ["-i", visible]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=SMI_SECONDS
+        )
+        return tuple(device for line in done.stdout.splitlines() if (device := _device(line)))
+    return ()
+
+
+def _device(line: str) -> CudaDevice | None:
+    """Of a line such as ``NVIDIA H100 80GB HBM3, 81559``; None where the memory is not told."""
+    name, _, mebibytes = line.rpartition(", ")
+    return CudaDevice(name, int(mebibytes) << 20) if mebibytes.strip().isdecimal() else None
+
+
+def launch_device() -> Literal["cuda", "cpu"]:
+    """Where SGLang runs here: ``cuda`` where there is a device, else ``cpu``."""
+    return "cuda" if cuda_devices() else "cpu"
+
+
+def sglang_python() -> Path:
+    """The Python that SGLang is installed in: this one, or else that of ``SGLANG_ENVIRONMENT``,
+    whether or not it is there."""
+    return Path(sys.executable) if find_spec("sglang") else SGLANG_ENVIRONMENT
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that processes started here may take; None where that is not told."""
+    known = [found for found in (_available(), _left_in_container()) if found is not None]
+    return min(known, default=None)
+
+
+def _available() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def _left_in_container() -> int | None:
+    """Of a container's own limit; files that are cached would be given back."""
+    with suppress(OSError, ValueError):
+        most = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        lines = (CGROUP / "memory.stat").read_text().splitlines()
+        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        return max(0, most - used + cached)
+    return None

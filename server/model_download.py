@@ -1,0 +1,178 @@
+"""Brings the models that settings name to this disk, at a start: from the hub, or as a bundled
+model's files are made. What is whole here already is taken as it is, and no network is asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from models.bundled import BUNDLED_MODELS, bundled_name
+from models.catalog import config_of, hub_name, public_policy
+from server.model_settings import bundled
+from server.settings import Settings, SettingsError, option, settings_by_name, variable
+
+log = logging.getLogger("hedgerow")
+
+DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
+"""Configuration and tokenizer: what says whether the weights can be used here at all."""
+WEIGHTS, OLD_WEIGHTS = "*.safetensors", "*.bin"
+
+
+def with_models(settings: Settings, *, weights: bool = True) -> Settings:
+    """The settings with every model's files here, and what follows from them.
+
+    A model is first downloaded without its weights: what cannot run here is refused before they
+    are. Raises SettingsError naming the key, what was tried and how to go on.
+    """
+    settings = _made(settings)
+    for patterns in (DESCRIPTION, (WEIGHTS,)) if weights else (DESCRIPTION,):
+        missing = {
+            key: name for key in _read(settings) if (name := _missing(settings, key, weights))
+        }
+        for key, name in missing.items():
+            _download(key, name, _revision(settings, key), patterns)
+        if missing:
+            settings = _again(settings, missing)
+    return settings
+
+
+def _read(settings: Settings) -> Iterator[str]:
+    """The settings whose checkpoints will be read."""
+    yield from ("policy_model", "reward_model")
+    if settings.draft != "off":
+        yield "draft_model"
+    if settings.embedder == "encoder":
+        yield "encoder"
+
+
+def _missing(settings: Settings, key: str, weights: bool) -> str | None:
+    """The hub's name of a model whose files are not all here, or without ``weights`` none."""
+    checkpoint: Path | None = getattr(settings, key)
+    name = None if checkpoint is None else hub_name(checkpoint)
+    if checkpoint is None or name is None:
+        return None
+    here = is_whole(checkpoint) if weights else (checkpoint / "config.json").is_file()
+    return None if here else name
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint's folder has its configuration and all of its weights."""
+    if not (folder / "config.json").is_file():
+        return False
+    for ending in ("safetensors", "bin"):
+        stem = "model" if ending == "safetensors" else "pytorch_model"
+        index = folder / f"{stem}.{ending}.index.json"
+        if index.is_file():
+            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            if all((folder / part).is_file() for part in parts):
+                return True
+        elif (folder / f"{stem}.{ending}").is_file():
+            return True
+    return False
+
+
+def _revision(settings: Settings, key: str) -> str | None:
+    kinds = {"policy_model": settings.revision, "reward_model": settings.reward_revision}
+    return kinds.get(key)
+
+
+def _download(key: str, name: str, revision: str | None, patterns: tuple[str, ...]) -> None:
+    """Get those files of a model; progress is on stderr."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    with _explained(key, name, revision):
+        log.info("%s: downloading %s", name, ", ".join(patterns))
+        hf_hub_download(name, "config.json", revision=revision)  # gives up after ten seconds
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
+        if WEIGHTS in patterns and not is_whole(folder):
+            snapshot_download(name, revision=revision, allow_patterns=[OLD_WEIGHTS])
+
+
+@contextmanager
+def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
+    """One line for what the hub's client raises: which setting, what is wrong, how to go on."""
+    from huggingface_hub import errors
+    from huggingface_hub.constants import is_offline_mode
+
+    get = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+    try:
+        yield
+    except errors.GatedRepoError:
+        problem = (
+            f"its license is to be accepted at https://huggingface.co/{name}; then: hf auth login"
+        )
+    except errors.RevisionNotFoundError:
+        problem = f"it has no revision {revision!r} on the hub"
+    except errors.RepositoryNotFoundError:
+        problem = "neither a folder nor a model on the hub; for a private one: hf auth login"
+    except (errors.LocalEntryNotFoundError, ConnectionError) as error:
+        why = "HF_HUB_OFFLINE is set" if is_offline_mode() else f"no answer ({_cause(error)})"
+        problem = (
+            f"neither a folder nor downloaded, and the hub cannot be asked: {why}; where there "
+            f"is a network: {get}; or name a folder"
+        )
+    except (errors.HfHubHTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
+        problem = f"it cannot be downloaded: {str(error).splitlines()[0]}"
+    else:
+        return
+    raise SettingsError(f"{variable(key)} = '{name}': {problem}")
+
+
+def _cause(error: BaseException) -> str:
+    """What lies behind an error of the hub's client, by the name of its kind."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return type(error).__name__
+
+
+def what_follows(settings: Settings) -> str | None:
+    """One line on what was not set and follows from the models; None for bundled ones alone."""
+    own = bundled(settings.policy_model)
+    if own is not None and settings.reward_model == own.reward:
+        return None
+    config = config_of(settings.policy_model)
+    context = config.get("max_position_embeddings")
+    reasons = {
+        "model": "",
+        "profile": _known_by(public_policy(settings.policy_model) or own),
+        "engine": f" ({settings.engine_way})",
+        "reward_model": "",
+        "reward_format": "" if settings.reward_model is None else _known_by(True),
+    }
+    taken = [
+        f"{option(name)} {getattr(settings, name) or 'none'}{why}"
+        for name, why in reasons.items()
+        if name not in settings.model_fields_set
+    ]
+    kind = ", ".join(config.get("architectures") or ["no class named"])
+    return (
+        f"{hub_name(settings.policy_model) or settings.policy_model}: {kind}, context {context}; "
+        f"not set, so taken: {', '.join(taken) or 'nothing'}"
+    )
+
+
+def _known_by(row: object) -> str:
+    return " (by docs/models.md)" if row else " (not in docs/models.md: any chat model's)"
+
+
+def _made(settings: Settings) -> Settings:
+    """With the files of a bundled model that are made at the first start."""
+    name = bundled_name(settings.policy_model)
+    policy = BUNDLED_MODELS[name].policy if name else None
+    if name is None or not callable(policy):
+        return settings
+    try:
+        folder = policy()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{variable('policy_model')} = '{name}': {error}") from error
+    derived = {key: getattr(settings, key) for key in ("model", "profile", "engine")}
+    return _again(settings, derived | {"policy_model": folder})
+
+
+def _again(settings: Settings, changes: dict[str, Any]) -> Settings:
+    """The settings anew: what stood on ``auto`` follows from the files that are here now."""
+    return settings_by_name(settings.model_dump(exclude_unset=True) | changes)

@@ -1,0 +1,84 @@
+"""A real pretrained chat model on a real SGLang server, beside the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
+from runtime.text import Text
+from search.engine import Branch, Sampling
+from search.tree import ROOT
+from tests.runtime.pretrained import engine_maker, folder_or_skip
+from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.sglang,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+ASKED = (
+    "What is the capital of France?",
+    "Say <|im_end|> and 漢字 🌳.",
+    "A pen costs 3 coins and a book 12. How much are two pens and a book?",
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The checkpoint."""
+    return folder_or_skip()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sglang(folder: Path, yard: SharedServers) -> AsyncIterator[SglangEngine]:
+    """An engine on a server of its own that draws by our noise."""
+    await yard.rest()
+    server = LaunchedServer(replace(stock(), model=folder, kv_tokens=4_000, seeds=True))
+    try:
+        server.start()
+        await server.ready(START_SECONDS)
+        made = await SglangEngine.start(
+            SglangOptions(
+                policy=folder, policy_urls=(server.url,), reward_format="none", probe_seconds=60.0
+            )
+        )
+        yield made
+        await made.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0, stop=(), max_step_tokens=24),
+        Sampling(temperature=0.8, top_p=0.9, stop=("\n",), max_step_tokens=24),
+    ],
+    ids=["greedy", "by seed"],
+)
+async def test_steps_are_the_embedded_engines(
+    sampling: Sampling, sglang: SglangEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, greedy and by the same noise, both in float32."""
+    text = Text(folder)
+    prompts = [text.encode_chat([{"role": "user", "content": asked}]) for asked in ASKED]
+    wanted = [
+        Branch(ROOT, i, tuple(ids), 500 + i, sampling.max_step_tokens, i + 1)
+        for i, ids in enumerate(prompts)
+    ]
+    embedded = engine_maker(folder, monkeypatch)(batch_limit=64)
+    ours = await embedded.expand("oak", wanted, sampling)
+    theirs = await sglang.expand("oak", wanted, sampling)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.text, one.tokens, one.finish) == (other.text, other.tokens, other.finish)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)

@@ -1,0 +1,94 @@
+"""The quickstart's own lines, up to where a GPU is needed: tiny checkpoints, SGLang on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoTokenizer
+
+from tests.runtime.sglang.support import MEMORY, PYTHON, ROOT
+from tests.runtime.test_reward_models import QWEN, QWEN_SPECIALS, make_qwen
+from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
+
+PAGE = (ROOT / "docs" / "quickstart-gpu.md").read_text()
+ON_THIS_MACHINE = [
+    *("--engine", "sglang", "--launch", "--port", "0"),
+    *("--launch-memory", f"{MEMORY},{MEMORY}", "--kv-tokens", "8000", "--prm-kv-tokens", "8000"),
+]
+"""What the line leaves to the machine, which has no GPU here and shares its memory."""
+
+
+def serve_line() -> list[str]:
+    """The page's command without Docker."""
+    [line] = re.findall(r"^hedgerow serve .*$", PAGE, re.M)
+    return shlex.split(line)
+
+
+def asked() -> dict[str, Any]:
+    """The body of the page's request."""
+    [body] = re.findall(r"-d '(\{.*?\})'", PAGE, re.S)
+    return json.loads(body)
+
+
+def tiny(names: list[str], folder: Path) -> list[Path]:
+    """Checkpoints of the classes that the names' own have, in folders called like them."""
+    policy, reward = (folder / name.rpartition("/")[2] for name in names)
+    make_checkpoint(policy, "qwen2", vocab_size=320)
+    make_tokenizer(QWEN_SPECIALS, QWEN).save_pretrained(policy)
+    return [policy, make_qwen(reward)]
+
+
+def test_the_page_is_short_and_names_one_model_throughout() -> None:
+    """At most fifteen lines are typed; the request names what the command serves."""
+    typed = "".join(re.findall(r"^```\n(.*?)^```$", PAGE, re.S | re.M))
+    assert len(typed.splitlines()) <= 15
+    assert serve_line()[2].rpartition("/")[2] == asked()["model"]
+    example = (ROOT / "deploy" / ".env.example").read_text()
+    assert re.findall(r"^HEDGEROW_\w+_MODEL=(\S+)$", example, re.M) == serve_line()[2::2]
+
+
+@pytest.mark.sglang
+def test_the_lines_lead_to_a_searched_answer(tmp_path: Path) -> None:
+    """The class of each model, the profile, the reward format and the served name are read off the
+    checkpoints: nothing is named but the two folders."""
+    program, command, policy, flag, reward = serve_line()
+    assert (program, flag) == ("hedgerow", "--reward-model")
+    paths = tiny([policy, reward], tmp_path)
+    assert AutoTokenizer.from_pretrained(paths[0]).chat_template == QWEN
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", command, paths[0], flag, paths[1], *ON_THIS_MACHINE],
+        env=os.environ | {"HEDGEROW_LAUNCH_PYTHON": str(PYTHON), "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines: list[str] = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"ready: serving (\S+) on (http://[^\s\"]+)", line):
+                break
+        else:
+            pytest.fail("".join(lines[-20:]))
+        body = asked()
+        assert found[1] == body["model"]
+        body["search"]["width"] = 4
+        answer = httpx.post(f"{found[2]}/v1/chat/completions", json=body, timeout=600)
+        assert answer.status_code == 200, answer.text
+        search = answer.json()["search"]
+        assert search["reproducible"] == "seeded"
+        assert search["stats"]["finished"] == 4
+        assert search["stats"]["engine"]["prm_tokens"] > 0
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)

@@ -1,0 +1,181 @@
+"""Models are brought here at a start: what is asked of the hub, and what is said when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from models.bundled import BUNDLED_MODELS, BundledModel
+from server import machine
+from server.model_download import is_whole, what_follows, with_models
+from server.settings import SettingsError, load_settings
+from tests.server.test_model_settings import TINY
+
+REPLY: Any = type("Reply", (), {"headers": {}, "request": None, "status_code": 404})()
+
+
+class Hub:
+    """Public models by name, and a cache like the hub's own; ``asked``: what was downloaded."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self.models: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[str, list[str]]] = []
+        self.revisions: set[str | None] = set()
+
+    def folder(self, name: str) -> Path:
+        """Where its files are."""
+        return self.cache / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
+
+    def one(self, name: str, file: str, revision: str | None = None) -> str:
+        """``hf_hub_download``."""
+        if name not in self.models:
+            raise errors.LocalEntryNotFoundError("no network")
+        return str(self.folder(name) / file)
+
+    def snapshot(
+        self,
+        name: str,
+        revision: str | None = None,
+        allow_patterns: list[str] | None = None,
+        local_files_only: bool = False,
+    ) -> str:
+        """``snapshot_download``."""
+        folder = self.folder(name)
+        if local_files_only:
+            if not folder.is_dir():
+                raise errors.LocalEntryNotFoundError("not here")
+            return str(folder)
+        self.revisions.add(revision)
+        self.asked.append((name, allow_patterns or []))
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in self.models[name].items():
+            if any(Path(file).match(pattern) for pattern in allow_patterns or []):
+                (folder / file).write_text(text if isinstance(text, str) else json.dumps(text))
+        return str(folder)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Instead of the real one; there is no GPU."""
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub.one)
+    monkeypatch.setattr(machine, "cuda_devices", lambda: ())
+    return hub
+
+
+def test_a_model_is_downloaded_once_its_weights_last(hub: Hub) -> None:
+    """What follows from its files is known afterwards; what is whole is never asked for again."""
+    hub.models["Me/own"] = {"config.json": TINY, "model.safetensors": "weights"}
+    settings = load_settings({}, policy_model="Me/own", revision="v2")
+    assert settings.policy_model == Path("Me/own")
+    ready = with_models(settings)
+    assert ready.policy_model == hub.folder("Me/own")
+    assert (ready.model, ready.profile, ready.engine) == ("Me/own", "chat", "embedded")
+    assert [patterns[0] for _, patterns in hub.asked] == ["*.json", "*.safetensors"]
+    assert hub.revisions == {"v2"}
+    assert with_models(load_settings({}, policy_model="Me/own")) is not None
+    assert len(hub.asked) == 2
+
+
+def test_what_cannot_run_here_is_not_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration tells its size."""
+    hub.models["Me/big"] = {"config.json": TINY | {"hidden_size": 8192}, "model.safetensors": ""}
+    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
+    with pytest.raises(SettingsError, match=r"Me/big.*GB of weights.*hedgerow serve Me/big"):
+        with_models(load_settings({}, policy_model="Me/big"))
+    assert [patterns[0] for _, patterns in hub.asked] == ["*.json"]
+
+
+def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
+    """By its class, which nobody knew before; weights of the old kind are taken for want of new."""
+    config = TINY | {"architectures": ["Qwen2ForPrmModel"]}
+    hub.models["Me/prm"] = {"config.json": config, "pytorch_model.bin": "weights"}
+    settings = load_settings({}, reward_model="Me/prm")
+    assert settings.reward_format == "auto"
+    assert with_models(settings).reward_format == "skywork"
+    assert [patterns for _, patterns in hub.asked][1:] == [["*.safetensors"], ["*.bin"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (lambda: errors.LocalEntryNotFoundError("?"), "the hub cannot be asked: no answer"),
+        (lambda: errors.OfflineModeIsEnabled("?"), "the hub cannot be asked: no answer"),
+        (lambda: OSError("No space left"), "it cannot be downloaded: No space left"),
+        (
+            lambda: errors.GatedRepoError("?", response=REPLY),
+            "license is to be accepted at https://hugging",
+        ),
+        (
+            lambda: errors.RepositoryNotFoundError("?", response=REPLY),
+            "neither a folder nor a model on",
+        ),
+        (
+            lambda: errors.RevisionNotFoundError("?", response=REPLY),
+            "has no revision 'v2' on the hub",
+        ),
+        (lambda: errors.EntryNotFoundError("no config.json\nat all"), "no config.json"),
+    ],
+)
+def test_what_fails_is_one_line_that_says_how_to_go_on(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], said: str
+) -> None:
+    """The setting, the name, what was tried."""
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise error()
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    with pytest.raises(SettingsError) as refused:
+        with_models(load_settings({}, policy_model="Me/own", revision="v2"))
+    assert str(refused.value).startswith("HEDGEROW_POLICY_MODEL = 'Me/own': ")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_whole_with_all_parts_of_its_weights(tmp_path: Path) -> None:
+    """As the index names them."""
+    assert not is_whole(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert not is_whole(tmp_path)
+    parts = {"a": "one.safetensors", "b": "two.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": parts}))
+    (tmp_path / "one.safetensors").touch()
+    assert not is_whole(tmp_path)
+    (tmp_path / "two.safetensors").touch()
+    assert is_whole(tmp_path)
+
+
+def test_a_bundled_models_files_are_made_at_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its name; what cannot be made is one line."""
+    made = BundledModel(lambda: tmp_path, profile="qwen")
+    for place in ("bundled", "setting_types", "model_settings", "model_download"):
+        module = f"models.{place}" if place == "bundled" else f"server.{place}"
+        monkeypatch.setattr(f"{module}.BUNDLED_MODELS", BUNDLED_MODELS | {"twig": made})
+    ready = with_models(load_settings({}, policy_model="twig"))
+    assert (ready.policy_model, ready.model, ready.profile) == (tmp_path, "twig", "qwen")
+    assert ready.engine == "embedded"
+
+
+def test_what_was_not_set_is_said_in_one_line(tmp_path: Path) -> None:
+    """With the option that sets it; of the bundled models there is nothing to say."""
+    assert what_follows(load_settings({})) is None
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    line = what_follows(load_settings({}, policy_model=str(tmp_path), engine="embedded"))
+    assert line is not None
+    assert "Qwen2ForCausalLM, context 512" in line
+    assert "--profile chat (not in docs/models.md: any chat model's)" in line
+    assert "--reward-model none" in line
+    assert "--engine" not in line
+    assert "\n" not in line

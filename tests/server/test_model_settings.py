@@ -1,0 +1,223 @@
+"""What follows from the model that is named: profile, reward format, served name, engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.bundled import BUNDLED_MODELS, BundledModel
+from models.catalog import hub_name, names_of, public_policies, public_reward_models
+from runtime.profiles import PROFILES
+from runtime.reward_format import REWARD_FORMATS
+from server import machine
+from server.assemble import engine_options
+from server.machine import CudaDevice
+from server.settings import BUNDLED, Settings, SettingsError, load_settings
+
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+}
+
+
+def checkpoint(folder: Path, **config: Any) -> str:
+    """A folder with a configuration and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(TINY | config))
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's own devices do not matter."""
+    monkeypatch.setattr(machine, "cuda_devices", lambda: ())
+
+
+def test_the_bundled_model_brings_what_belongs_to_it() -> None:
+    """By its name, and where nothing is named."""
+    for given in ({}, {"HEDGEROW_POLICY_MODEL": "sprig", "HEDGEROW_REWARD_MODEL": "sprig"}):
+        found = load_settings(given)
+        assert (found.policy_model, found.reward_model) == (BUNDLED / "policy", BUNDLED / "prm")
+        assert (found.model, found.profile, found.reward_format) == (
+            *("sprig", "sprig", "math-shepherd"),
+        )
+        assert (found.engine, found.draft_model) == ("embedded", BUNDLED / "draft")
+
+
+def test_a_bundled_model_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One whose files are made at a start is its name until then."""
+    more = {"twig": BundledModel(lambda: tmp_path)}
+    monkeypatch.setattr("models.bundled.BUNDLED_MODELS", BUNDLED_MODELS | more)
+    monkeypatch.setattr("server.setting_types.BUNDLED_MODELS", BUNDLED_MODELS | more)
+    monkeypatch.setattr("server.model_settings.BUNDLED_MODELS", BUNDLED_MODELS | more)
+    found = load_settings({}, policy_model="twig")
+    assert (found.policy_model, found.reward_model) == (Path("twig"), None)
+    assert (found.model, found.profile, found.reward_format) == ("twig", "chat", "none")
+    assert found.engine == "embedded"
+
+
+def test_of_any_other_model_nothing_is_assumed(tmp_path: Path) -> None:
+    """Served by its folder's name, as a chat model, without a reward model."""
+    found = load_settings({}, policy_model=checkpoint(tmp_path / "My model"))
+    assert (found.model, found.profile) == ("My-model", "chat")
+    assert (found.reward_model, found.reward_format, found.draft_model) == (None, "none", None)
+    assert found.engine == "embedded"
+
+
+@pytest.mark.parametrize("row", public_policies(), ids=lambda row: row.names[0])
+def test_a_public_policy_is_known_by_its_name(row: Any, tmp_path: Path) -> None:
+    """On the hub, as a download of it, as a folder of that name, or as its configuration says."""
+    for name in row.names:
+        owner, short = name.split("/")
+        cached = tmp_path / f"models--{owner}--{short}" / "snapshots" / "abc"
+        assert hub_name(cached) == name
+        folders = (
+            name,
+            checkpoint(cached),
+            checkpoint(tmp_path / "models" / short.lower()),
+            checkpoint(tmp_path / "mine", _name_or_path=name),
+        )
+        assert {load_settings({}, policy_model=one).profile for one in folders} == {row.profile}
+        assert load_settings({}, policy_model=folders[1]).model == name
+        assert load_settings({}, policy_model=folders[2]).model == short.lower()
+
+
+@pytest.mark.parametrize("row", public_reward_models(), ids=lambda row: row.names[0])
+def test_a_public_reward_model_is_known_by_its_name_or_class(row: Any, tmp_path: Path) -> None:
+    """A class that reads in one way tells it under any name."""
+    kind = {"architectures": [row.architecture]}
+    found = load_settings({}, reward_model=row.names[0])
+    assert found.reward_format == row.format
+    named = checkpoint(tmp_path / row.names[0].split("/")[1], **kind)
+    assert load_settings({}, reward_model=named).reward_format == row.format
+    other = load_settings({}, reward_model=checkpoint(tmp_path / "prm", **kind))
+    assert other.reward_format == (row.format if row.only else "auto")
+
+
+def test_the_catalog_names_what_there_is() -> None:
+    """Profiles and formats exist; no name stands twice."""
+    assert {row.profile for row in public_policies()} <= PROFILES.keys()
+    assert {row.format for row in public_reward_models()} <= REWARD_FORMATS.keys()
+    names = [name for row in (*public_policies(), *public_reward_models()) for name in row.names]
+    assert len({name.lower() for name in names}) == len(names)
+
+
+def test_a_folders_name_is_not_a_part_of_a_known_one(tmp_path: Path) -> None:
+    """Names are compared whole."""
+    assert names_of(tmp_path / "Qwen") == {"qwen"}
+    assert load_settings({}, policy_model=checkpoint(tmp_path / "Qwen")).profile == "chat"
+
+
+def test_an_unknown_reward_model_needs_its_format(tmp_path: Path) -> None:
+    """It is named, with what it says of itself and what may be set; never guessed."""
+    prm = checkpoint(tmp_path / "prm", architectures=["LlamaForCausalLM"])
+    said = r"HEDGEROW_REWARD_FORMAT = 'auto': nothing is known of .*prm \(LlamaForCausalLM\); set"
+    with pytest.raises(SettingsError, match=said):
+        engine_options(load_settings({}, reward_model=prm))
+    told = load_settings({}, reward_model=prm, reward_format="rlhflow")
+    assert engine_options(told).reward_format == "rlhflow"
+
+
+def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
+    """By the environment as by an option."""
+    environ = {"HEDGEROW_MODEL": "mine", "HEDGEROW_PROFILE": "qwen", "HEDGEROW_ENGINE": "embedded"}
+    found = load_settings(environ, policy_model=checkpoint(tmp_path / "m"), reward_model="sprig")
+    assert (found.model, found.profile, found.engine) == ("mine", "qwen", "embedded")
+    assert found.reward_model == BUNDLED / "prm"
+    auto = {f"HEDGEROW_{name.upper()}": "auto" for name in ("model", "profile", "engine")}
+    assert load_settings(auto) == Settings()
+
+
+def test_auto_launches_sglang_where_there_is_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any model but bundled ones; URLs and --launch decide for themselves."""
+    python = tmp_path / "python"
+    python.touch()
+    own = {"policy_model": checkpoint(tmp_path / "m"), "launch_python": str(python)}
+    assert load_settings({}, policy_model=own["policy_model"]).engine == "embedded"
+    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("H100", 80 << 30),))
+    found = load_settings({}, **own)
+    assert (found.engine, found.engine_way) == ("sglang", "--engine sglang --launch")
+    assert load_settings({}).engine == "embedded"
+    assert load_settings({}, launch=True).engine_way == "--engine sglang --launch"
+    urls = load_settings({}, policy_urls="http://a:1")
+    assert urls.engine_way == "--engine sglang with --policy-url"
+
+
+def test_what_cannot_run_here_is_refused_with_the_line_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are those of both models; a class that the embedded engine does not run is named."""
+    big = checkpoint(tmp_path / "big", hidden_size=8192, num_hidden_layers=80)
+    monkeypatch.setattr(machine, "free_memory", lambda: 10**9)
+    with pytest.raises(SettingsError) as refused:
+        load_settings({}, policy_model=big)
+    assert "HEDGEROW_ENGINE = 'auto'" in str(refused.value)
+    assert "GB of weights in float32" in str(refused.value)
+    assert f"hedgerow serve {big} --policy-url http://HOST:30000" in str(refused.value)
+    assert load_settings({}, policy_model=big, engine="embedded").engine == "embedded"
+    other = checkpoint(tmp_path / "other", architectures=["Gemma3ForCausalLM"])
+    with pytest.raises(SettingsError, match="Gemma3ForCausalLM; the embedded engine runs Llama"):
+        load_settings({}, policy_model=other)
+    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("H100", 80 << 30),))
+    with pytest.raises(SettingsError, match="there is a CUDA device, but no SGLang at"):
+        load_settings({}, policy_model=other, launch_python="nowhere")
+
+
+def test_gpus_are_read_off_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are visible; whatever goes wrong means none."""
+    monkeypatch.undo()
+    smi = tmp_path / "nvidia-smi"
+    lines = "NVIDIA H100 80GB HBM3, 81559\nNVIDIA Thing, [N/A]\n"
+    smi.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nprintf "{lines}"\n')
+    smi.chmod(0o755)
+    monkeypatch.setattr(machine.shutil, "which", lambda _: str(smi))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = machine.cuda_devices.__wrapped__()
+    assert found == (CudaDevice("NVIDIA H100 80GB HBM3", 81559 << 20),)
+    assert (tmp_path / "asked").read_text().endswith("-i 1\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.cuda_devices.__wrapped__() == ()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    smi.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.cuda_devices.__wrapped__() == ()
+
+
+def test_free_memory_is_the_machines_or_what_a_container_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever is less; what is not told does not count."""
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(machine, "MEMINFO", meminfo)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    assert machine.free_memory() is None
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:       4 kB\n")
+    assert machine.free_memory() == 4096
+    for name, text in (("max", "5000"), ("current", "3000"), ("stat", "inactive_file 500\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert machine.free_memory() == 2500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_memory() == 4096
+
+
+def test_finding_a_gpu_needs_no_torch() -> None:
+    """Nor does resolving a model: ``hedgerow --help`` and ``config check`` stay quick."""
+    code = (
+        "import sys; from server.settings import load_settings; "
+        "load_settings({}, policy_model='a/b'); "
+        "print(*{'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [machine.sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
