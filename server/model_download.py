@@ -24,6 +24,10 @@ DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHTS, OLD_WEIGHTS = "*.safetensors", "*.bin"
 
 
+HUB_SECONDS = 10.0
+"""For the hub's first answer; without a network there is none."""
+
+
 def with_models(settings: Settings, *, weights: bool = True) -> Settings:
     """The settings with every model's files here, and what follows from them.
 
@@ -87,11 +91,11 @@ def _revision(settings: Settings, key: str) -> str | None:
 
 def _download(key: str, name: str, revision: str | None, patterns: tuple[str, ...]) -> None:
     """Get those files of a model; progress is on stderr."""
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     with _explained(key, name, revision):
         log.info("%s: downloading %s", name, ", ".join(patterns))
-        hf_hub_download(name, "config.json", revision=revision)  # gives up after ten seconds
+        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)  # alone it is not retried
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
         if WEIGHTS in patterns and not is_whole(folder):
             snapshot_download(name, revision=revision, allow_patterns=[OLD_WEIGHTS])
@@ -100,6 +104,7 @@ def _download(key: str, name: str, revision: str | None, patterns: tuple[str, ..
 @contextmanager
 def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
     """One line for what the hub's client raises: which setting, what is wrong, how to go on."""
+    from httpx2 import TransportError  # the hub's client does not translate it
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
 
@@ -114,7 +119,7 @@ def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
         problem = f"it has no revision {revision!r} on the hub"
     except errors.RepositoryNotFoundError:
         problem = "neither a folder nor a model on the hub; for a private one: hf auth login"
-    except (errors.LocalEntryNotFoundError, ConnectionError) as error:
+    except (errors.LocalEntryNotFoundError, ConnectionError, TransportError) as error:
         why = "HF_HUB_OFFLINE is set" if is_offline_mode() else f"no answer ({_cause(error)})"
         problem = (
             f"neither a folder nor downloaded, and the hub cannot be asked: {why}; where there "

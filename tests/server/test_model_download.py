@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
@@ -33,11 +34,10 @@ class Hub:
         """Where its files are."""
         return self.cache / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
 
-    def one(self, name: str, file: str, revision: str | None = None) -> str:
-        """``hf_hub_download``."""
+    def info(self, name: str, **_: object) -> None:
+        """``HfApi.model_info``."""
         if name not in self.models:
-            raise errors.LocalEntryNotFoundError("no network")
-        return str(self.folder(name) / file)
+            raise httpx2.ConnectError("no network")
 
     def snapshot(
         self,
@@ -66,7 +66,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """Instead of the real one; there is no GPU."""
     hub = Hub(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub.one)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", hub.info)
     monkeypatch.setattr(machine, "cuda_devices", lambda: ())
     return hub
 
@@ -119,6 +119,7 @@ def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
     ("error", "said"),
     [
         (lambda: errors.LocalEntryNotFoundError("?"), "the hub cannot be asked: no answer"),
+        (lambda: httpx2.ConnectTimeout("?"), "the hub cannot be asked: no answer (ConnectTimeout)"),
         (lambda: errors.OfflineModeIsEnabled("?"), "the hub cannot be asked: no answer"),
         (lambda: OSError("No space left"), "it cannot be downloaded: No space left"),
         (
@@ -144,7 +145,7 @@ def test_what_fails_is_one_line_that_says_how_to_go_on(
     def fail(*_: Any, **__: Any) -> str:
         raise error()
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     with pytest.raises(SettingsError) as refused:
         with_models(load_settings({}, policy_model="Me/own", revision="v2"))
     assert str(refused.value).startswith("HEDGEROW_POLICY_MODEL = 'Me/own': ")
