@@ -59,14 +59,15 @@ def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
         raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
-    config = ModelConfig.from_checkpoint(settings.policy_model)
+    sizes_of = ModelConfig.from_checkpoint if machine.memory is None else ModelConfig.sizes_of
+    config = sizes_of(settings.policy_model)
     policy = footprint(config, machine.number_bytes)
     draft, beside = _draft(settings, machine), 0.0
     if draft is not None:
         beside = footprint(draft, machine.number_bytes).weight_bytes
         layers = config.layers + draft.layers  # SGLang counts one of the draft like the target's
         policy = replace(policy, kv_bytes=policy.kv_bytes * layers // config.layers)
-    prm = footprint(ModelConfig.from_checkpoint(settings.reward_model), machine.number_bytes)
+    prm = footprint(sizes_of(settings.reward_model), machine.number_bytes)
     if machine.memory is None:
         budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
     else:

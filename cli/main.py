@@ -254,6 +254,35 @@ def plan(
                 print(f"{name}: {found['offload'][name]['args']} (without our plug-in's eviction)")
 
 
+@app.command(name="check", cls=EngineCommand)
+def check_model(
+    context: typer.Context,
+    checkpoint: Model = None,
+    *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="For a GPU by name, such as h100, or by TFLOP/s,GB/s,GB."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would serve a model, in what memory, and what would be refused; exit 2 if it could
+    not be served. Nothing is started."""
+    from cli.gpus import gpu_of
+    from cli.model_check import check_models, settings_to_check, show
+
+    with refused((ValueError, OSError), "--gpu "):
+        device = None if gpu is None else gpu_of(gpu)
+    with refused((ValueError, OSError)):
+        settings, here = settings_to_check(context.obj, checkpoint, device)
+        found = check_models(settings, device, here)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found, Console())
+    if found["refused"]:
+        raise typer.Exit(WRONG_USE)
+
+
 @config.command()
 def check(as_json: Json = False) -> None:
     """Say what a server would be started with; exit 2 with one clear line if it could not be."""

@@ -24,10 +24,17 @@ class BundledModel:
     reward_format: str = "none"
 
 
+def _smollm2() -> Path:
+    from models.smollm2 import smollm2_folder  # what every start would wait for
+
+    return smollm2_folder()
+
+
 BUNDLED_MODELS: Mapping[str, BundledModel] = {
     "sprig": BundledModel(
         SPRIG / "policy", SPRIG / "prm", SPRIG / "draft", "sprig", "math-shepherd"
     ),
+    "smollm2": BundledModel(_smollm2),
 }
 
 

@@ -78,7 +78,7 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
         if path is not None and not (path / "config.json").is_file():
             key = f"HEDGEROW_{name.upper()}"
             raise SettingsError(f"{key} = '{path}': must be a folder with a config.json")
-    _known_format(settings)
+    known_format(settings)
     for embedder, name in (("encoder", "encoder"), ("endpoint", "embeddings_url")):
         if settings.embedder == embedder and getattr(settings, name) is None:
             key = f"HEDGEROW_{name.upper()}"
@@ -99,7 +99,7 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
         yield RunningModel(engine, text, flops, restartable)
 
 
-def _known_format(settings: Settings) -> str:
+def known_format(settings: Settings) -> str:
     """The reward format. Raises SettingsError where none follows from the reward model."""
     if settings.reward_format != AUTO:
         return settings.reward_format
@@ -115,7 +115,7 @@ def engine_options(settings: Settings) -> EngineOptions:
 
     Raises ValueError for a format that there is not.
     """
-    form = _known_format(settings)
+    form = known_format(settings)
     needed = reward_format(form).needs_model
     prm = settings.reward_model if needed else None
     if needed and prm is None:
@@ -145,7 +145,7 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
         return _known_flops(settings.policy_model), _known_flops(settings.reward_model), no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
     prm, embedding = no_flops, no_flops
-    if settings.reward_model is not None and reward_format(_known_format(settings)).needs_model:
+    if settings.reward_model is not None and reward_format(known_format(settings)).needs_model:
         prm = ModelConfig.from_checkpoint(settings.reward_model).flops
     if settings.embedder == "hidden":
         layer = settings.embedder_layer or middle_layer(policy.layers)
@@ -253,7 +253,7 @@ def _format(settings: Settings) -> str:
     """
     if settings.kv_policy == "full":
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
-    form = _known_format(settings)
+    form = known_format(settings)
     if reward_format(form).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
         return "none"

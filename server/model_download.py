@@ -22,15 +22,17 @@ DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHTS, OLD_WEIGHTS = "*.safetensors", "*.bin"
 
 
-def with_models(settings: Settings) -> Settings:
+def with_models(settings: Settings, *, weights: bool = True) -> Settings:
     """The settings with every model's files here, and what follows from them.
 
     A model is first downloaded without its weights: what cannot run here is refused before they
     are. Raises SettingsError naming the key, what was tried and how to go on.
     """
     settings = _made(settings)
-    for patterns in (DESCRIPTION, (WEIGHTS,)):
-        missing = {key: name for key in _read(settings) if (name := _missing(settings, key))}
+    for patterns in (DESCRIPTION, (WEIGHTS,)) if weights else (DESCRIPTION,):
+        missing = {
+            key: name for key in _read(settings) if (name := _missing(settings, key, weights))
+        }
         for key, name in missing.items():
             _download(key, name, _revision(settings, key), patterns)
         if missing:
@@ -47,11 +49,14 @@ def _read(settings: Settings) -> Iterator[str]:
         yield "encoder"
 
 
-def _missing(settings: Settings, key: str) -> str | None:
-    """The hub's name of a model whose files are not all here."""
+def _missing(settings: Settings, key: str, weights: bool) -> str | None:
+    """The hub's name of a model whose files are not all here, or without ``weights`` none."""
     checkpoint: Path | None = getattr(settings, key)
     name = None if checkpoint is None else hub_name(checkpoint)
-    return None if checkpoint is None or name is None or is_whole(checkpoint) else name
+    if checkpoint is None or name is None:
+        return None
+    here = is_whole(checkpoint) if weights else (checkpoint / "config.json").is_file()
+    return None if here else name
 
 
 def is_whole(folder: Path) -> bool:

@@ -112,6 +112,10 @@ class LaunchOptions:
         ]
 
     def environment(self) -> dict[str, str]:
+        """Ours, and what the server needs beside it."""
+        return os.environ | self.own_environment()
+
+    def own_environment(self) -> dict[str, str]:
         """Log-probabilities are the model's own, before temperature; on a CPU, our stand-ins."""
         own = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
         if not (self.seeds or self.evicts):
@@ -124,7 +128,7 @@ class LaunchOptions:
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(STUBS),
             }
-        return os.environ | own
+        return own
 
 
 def _architecture(model: str | Path) -> str | None:

@@ -1,0 +1,50 @@
+"""GPUs by name, as their makers' data sheets have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """TFLOP/s of dense bfloat16, GB/s of its memory, and GB of that."""
+
+    name: str
+    teraflops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS: Mapping[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("b200", 2250, 8000, 180),
+        Gpu("h200", 989, 4800, 141),
+        Gpu("h100", 989, 3350, 80),
+        Gpu("h100-pcie", 756, 2000, 80),
+        Gpu("a100", 312, 2039, 80),
+        Gpu("a100-40gb", 312, 1555, 40),
+        Gpu("l40s", 362, 864, 48),
+        Gpu("l4", 121, 300, 24),
+        Gpu("a10g", 70, 600, 24),
+        Gpu("5090", 209, 1792, 32),
+        Gpu("4090", 165, 1008, 24),
+        Gpu("3090", 71, 936, 24),
+    )
+}
+
+
+def gpu_of(text: str) -> Gpu:
+    """By its name, or from TFLOP/s,GB/s,GB. Raises ValueError naming what is allowed."""
+    known = GPUS.get(text.lower())
+    if known is not None:
+        return known
+    try:
+        teraflops, bandwidth, memory = (float(part) for part in text.split(","))
+    except ValueError:
+        names = ", ".join(GPUS)
+        raise ValueError(f"{text!r}: one of {names}, or TFLOP/s,GB/s,GB is needed") from None
+    if not min(teraflops, bandwidth, memory) > 0:
+        raise ValueError(f"{text!r}: more than 0 of each is needed")
+    return Gpu(text, teraflops, bandwidth, memory)

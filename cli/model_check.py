@@ -1,0 +1,333 @@
+"""``hedgerow check``: what would serve a model, in what memory, and what would be refused.
+
+Nothing is started and no weights are read; of a model on the hub its small files are downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from safetensors import SafetensorError
+
+from cli.gpus import Gpu
+from cli.kv_split_plan import PASSES_SHARE, make_plan, on_gpu
+from hedgerow_sglang.plugin_protocol import REWARD_CLASSES
+from kvpolicy.roofline import SplitLoad
+from models.bundled import bundled_name
+from models.catalog import hub_name, public_policy, public_reward_model
+from runtime.checkpoint import LANGUAGE, Checkpoint
+from runtime.embedded.model.config import (
+    ARCHITECTURES,
+    ModelConfig,
+    UnsupportedModel,
+    footprint,
+    weight_bytes,
+)
+from runtime.reward_format import RewardFormat, reward_format
+from runtime.reward_reader import Reader
+from runtime.sglang.expected_server import ExpectedServer
+from runtime.sglang.launched_server import LaunchOptions
+from runtime.sglang.sglang_scorer import RewardRequest
+from runtime.text import Text
+from search.engine import EngineError
+from server import machine
+from server.assemble import known_format, server_options, sglang_options
+from server.model_download import is_whole, with_models
+from server.model_settings import bundled
+from server.setting_types import RUNNING
+from server.settings import Settings, SettingsError, load_settings
+
+HALF, FLOAT = 2, 4
+"""Bytes of a number: bfloat16 on a GPU, float32 on the embedded engine."""
+GIGA = 1e9
+MODELS = ("policy", "reward_model")
+
+
+def settings_to_check(
+    given: Mapping[str, Any], model: str | None, gpu: Gpu | None
+) -> tuple[Settings, str]:
+    """The settings to check, and why this machine would not run the models, empty if it would.
+
+    For a ``gpu`` they are those of launched SGLang servers, unless something else is asked for.
+    Raises SettingsError for what is wrong wherever the models run.
+    """
+    named: dict[str, Any] = {} if model is None else {"policy_model": model}
+    values: dict[str, Any] = {**given, **named}
+    launched: dict[str, Any] = {} if "policy_urls" in values else {"launch": True}
+    elsewhere: dict[str, Any] = {"engine": "sglang", **launched, **values}
+    if "engine" in values:
+        return with_models(load_settings(**values), weights=False), ""
+    there = with_models(load_settings(**elsewhere), weights=False)
+    if gpu is not None:
+        return there, ""
+    try:
+        return with_models(load_settings(**values), weights=False), ""
+    except SettingsError as error:
+        return there, str(error)
+
+
+def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> dict[str, Any]:
+    """What ``settings`` would serve, on a ``gpu`` if one is named; ``here``: why not this machine.
+
+    ``refused`` is empty where it could be served. Raises ValueError and OSError for folders that
+    cannot be read.
+    """
+    prm = settings.reward_model
+    form = reward_format(known_format(settings)) if prm else reward_format("none")
+    broken = list(_folder_refusals(settings, form))
+    refusals = {
+        "embedded": [*broken, *_embedded_refusals(settings, form)],
+        "sglang": [*broken, *_sglang_refusals(settings, form)],
+    }
+    number = FLOAT if settings.engine == "embedded" else HALF
+    own = bundled(settings.policy_model)
+    known = own is not None or public_policy(settings.policy_model) is not None
+    models = {"policy": _described(settings.policy_model, number, known), "reward_model": None}
+    if prm is not None:
+        known = (own is not None and prm == own.reward) or public_reward_model(prm) is not None
+        models["reward_model"] = _described(prm, number, known)
+    memory, misfit = _memory(settings, models, gpu, form)
+    refused = [*([here] if here and gpu is None else []), *refusals[settings.engine], *misfit]
+    return {
+        **models,
+        "profile": settings.profile,
+        "reward_format": form.name,
+        "reward_read_from": _read_from(form),
+        "engine": settings.engine_way,
+        "engines": refusals,
+        "memory": memory,
+        "refused": refused,
+        "notes": list(_notes(settings, form)),
+        "command": "" if refused else _command(settings, memory),
+        "server_commands": [] if refused else _server_commands(settings, memory),
+    }
+
+
+def _name(folder: Path) -> str:
+    """As it is typed."""
+    return bundled_name(folder) or hub_name(folder) or str(folder)
+
+
+def _described(folder: Path, number_bytes: int, known: bool) -> dict[str, Any]:
+    checkpoint = Checkpoint.of(folder)
+    found = {
+        "checkpoint": _name(folder),
+        "class": checkpoint.architecture,
+        "known": known,
+        "context": Text(folder).context,
+        "weights_here": is_whole(folder),
+    }
+    try:
+        sizes = ModelConfig.sizes_of(folder)
+    except UnsupportedModel as error:
+        return found | {"weight_bytes": None, "kv_bytes": None, "unknown": str(error)}
+    return found | {
+        "weight_bytes": weight_bytes(sizes, number_bytes),
+        "kv_bytes": int(footprint(sizes, number_bytes).kv_bytes),
+    }
+
+
+def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
+    """What no engine could do with the models' folders."""
+    prm = settings.reward_model
+    for folder in filter(None, (settings.policy_model, prm)):
+        try:
+            _ = Text(folder).vocab_size
+        except (ValueError, OSError) as error:
+            yield str(error)
+        if settings.engine_way != RUNNING and hub_name(folder) is None and not is_whole(folder):
+            yield f"{folder}: holds no weights, or not all of them"
+    if prm is not None and form.reads in ("softmax", "mean"):
+        kind = Checkpoint.of(prm).architecture
+        if not kind.endswith(LANGUAGE):
+            yield (
+                f"{prm}: {kind} has a reward head and writes no verdicts, which reward format "
+                f"{form.name!r} reads; leave --reward-format out, or take one that reads a head"
+            )
+
+
+def _embedded_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
+    """Why the embedded engine would not run the models."""
+    needed = 0
+    for folder in filter(None, (settings.policy_model, settings.reward_model)):
+        try:
+            needed += weight_bytes(ModelConfig.from_checkpoint(folder), FLOAT)
+        except UnsupportedModel as error:
+            yield f"{_name(folder)}: {error}"
+    free = machine.free_memory()
+    if free is not None and needed > free:
+        yield f"{needed / GIGA:.1f} GB of weights in float32, {free / GIGA:.1f} GB are free here"
+    prm = settings.reward_model
+    if prm is not None and (not form.reads_hidden or is_whole(prm)):
+        try:
+            Reader.of(form, Text(prm), Text(settings.policy_model))
+        except (ValueError, EngineError, OSError, SafetensorError) as error:
+            yield str(error)
+
+
+def _sglang_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
+    """Why SGLang's servers could not be used."""
+    prm = settings.reward_model
+    try:
+        sglang_options(settings, ("http://policy",), ("http://reward",))
+        if prm is not None:
+            text = Text(prm)
+            RewardRequest.of(form, text, Text(settings.policy_model))
+            checkpoint = Checkpoint.of(prm)
+            outputs = checkpoint.head_outputs()
+            expected = ExpectedServer("reward", text, form)
+            yield from expected.head_faults(outputs, checkpoint.architecture)
+        _launched(settings)
+    except (ValueError, EngineError, OSError) as error:
+        yield str(error)
+
+
+def _launched(settings: Settings) -> list[LaunchOptions]:
+    """The servers' options wherever SGLang is. Raises ValueError for those that are refused."""
+    python = {"launch_python": Path(sys.executable), "launch_device": "cuda"}
+    return server_options(settings.model_copy(update=python))
+
+
+def _memory(
+    settings: Settings, models: dict[str, Any], gpu: Gpu | None, form: RewardFormat
+) -> tuple[dict[str, Any], list[str]]:
+    """What of a GPU's memory each server takes, and what does not fit."""
+    if gpu is None:
+        return {}, []
+    read = [model for model in models.values() if model]
+    if any(model["weight_bytes"] is None for model in read):
+        return {"gpu": gpu.name, "bytes": gpu.memory * GIGA}, []
+    usable, weights = (1 - PASSES_SHARE) * gpu.memory * GIGA, sum(m["weight_bytes"] for m in read)
+    found = {"gpu": gpu.name, "bytes": gpu.memory * GIGA, "usable_bytes": int(usable)}
+    if weights >= usable:
+        return found, [
+            f"{weights / GIGA:.1f} GB of weights, {usable / GIGA:.1f} of {gpu.name}'s "
+            f"{gpu.memory:g} GB hold weights and KV; take a larger GPU, or spread a model over "
+            "several: --policy-args '--tp-size 2', --reward-args '--tp-size 2 --base-gpu-id 2'"
+        ]
+    if settings.reward_model is None or not form.needs_model:
+        tokens = (usable - weights) / models["policy"]["kv_bytes"]
+        shares = {"policy": round(1 - PASSES_SHARE, 4)}
+        return found | {"shares": shares, "kv_tokens": {"policy": int(tokens)}}, []
+    split = make_plan(settings, SplitLoad(*settings.kv_load), _machine_of(gpu))
+    chosen = split["roofline"]
+    tokens = {"policy": chosen["kv_tokens"], "reward_model": chosen["prm_kv_tokens"]}
+    return found | {
+        "shares": split["mem_fraction_static"],
+        "kv_tokens": {name: int(count) for name, count in tokens.items()},
+    }, []
+
+
+def _machine_of(gpu: Gpu) -> Any:
+    return on_gpu(gpu.teraflops, gpu.bandwidth, gpu.memory)
+
+
+def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
+    """What works otherwise than one may think."""
+    if settings.reward_model is None:
+        yield "no reward model: rewards are the policy's mean log-probabilities (--reward-model)"
+    elif not form.needs_model:
+        yield f"reward format {form.name!r} reads no reward model: it is not loaded"
+    elif (kind := Checkpoint.of(settings.reward_model).architecture) in REWARD_CLASSES:
+        yield f"{kind}: SGLang has it with our plug-in's distribution in its environment"
+    if not _has_template(settings.policy_model):
+        yield "the policy has no chat template: messages are joined by newlines, as for base models"
+    for folder in filter(None, (settings.policy_model, settings.reward_model)):
+        kind = Checkpoint.of(folder).architecture
+        if settings.engine == "sglang" and kind not in {*ARCHITECTURES, *REWARD_CLASSES}:
+            yield f"{kind}: whether SGLang has this class it says itself, at its start"
+
+
+def _has_template(folder: Path) -> bool:
+    about = folder / "tokenizer_config.json"
+    stored = about.is_file() and json.loads(about.read_text(encoding="utf-8"))
+    return (
+        bool(stored and stored.get("chat_template")) or (folder / "chat_template.jinja").is_file()
+    )
+
+
+def _read_from(form: RewardFormat) -> str:
+    if form.needs_model:
+        return "a head's outputs" if form.reads_hidden else "log-probabilities of verdicts"
+    return "the policy's verdicts" if form.reads == "judge" else "the policy's log-probabilities"
+
+
+def _command(settings: Settings, memory: dict[str, Any]) -> str:
+    """The line that serves the models."""
+    line = ["hedgerow", "serve", _name(settings.policy_model)]
+    own = bundled(settings.policy_model)
+    if settings.reward_model is not None and not (own and settings.reward_model == own.reward):
+        line += ["--reward-model", _name(settings.reward_model)]
+        line += ["--reward-format", settings.reward_format]
+    if settings.engine == "embedded":
+        return shlex.join(line)
+    line += ["--engine", "sglang", "--launch"]
+    if shares := [str(share) for share in memory.get("shares", {}).values()]:
+        line += ["--launch-memory", ",".join((shares * 2)[:2])]
+    return shlex.join(line)
+
+
+def _server_commands(settings: Settings, memory: dict[str, Any]) -> list[str]:
+    """Where somebody else starts them, the lines that start SGLang's servers."""
+    if settings.engine == "embedded":
+        return []
+    lines, shares = [], memory.get("shares", {})
+    for port, kind, server in zip((30000, 30001), MODELS, _launched(settings), strict=False):
+        needs = [f"{k}={v}" for k, v in server.own_environment().items() if k != "HF_HUB_OFFLINE"]
+        share = shares.get(kind, server.memory)
+        named = replace(server, model=_name(Path(server.model)), memory=share)
+        lines.append(shlex.join(["env", *needs, "python", *named.command(port)[1:]]))
+    return lines
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """As a table, with what is refused and the lines to type below."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name in MODELS:
+        model = found[name]
+        table.add_row(name.replace("_", " "), "none" if not model else _model_line(model))
+    table.add_row("profile", found["profile"])
+    table.add_row(
+        "reward format", f"{found['reward_format']}, read from {found['reward_read_from']}"
+    )
+    table.add_row("engine", found["engine"])
+    for engine, why in found["engines"].items():
+        table.add_row(f"  {engine}", "; ".join(why) or "could run them")
+    if memory := found["memory"]:
+        table.add_row("memory", _memory_line(memory))
+    console.print(table)
+    for kind in ("refused", "notes"):
+        for line in found[kind]:
+            console.print(f"{kind.removesuffix('s')}: {line}", soft_wrap=True, markup=False)
+    lines = {"serve": [found["command"]], "or servers of one's own": found["server_commands"]}
+    for what, typed in lines.items():
+        for line in filter(None, typed):
+            console.print(f"{what}: {line}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _model_line(model: dict[str, Any]) -> str:
+    known = "" if model["known"] else ", not in docs/models.md"
+    said = f"{model['checkpoint']}: {model['class']}{known}, context {model['context']}"
+    if model["weight_bytes"] is None:
+        return f"{said}; memory is not known: {model['unknown']}"
+    weights = f"{model['weight_bytes'] / GIGA:.2f} GB of weights"
+    there = "" if model["weights_here"] else " (not downloaded)"
+    return f"{said}; {weights}{there}, {model['kv_bytes'] / 1e3:.1f} kB of KV a token"
+
+
+def _memory_line(memory: dict[str, Any]) -> str:
+    if "shares" not in memory:
+        return f"{memory['gpu']}: {memory['bytes'] / GIGA:.0f} GB"
+    parts = [
+        f"{name.replace('_', ' ')} {share:g} of what is free, {memory['kv_tokens'][name]:,} tokens"
+        for name, share in memory["shares"].items()
+    ]
+    return f"{memory['gpu']}, {memory['bytes'] / GIGA:.0f} GB: {'; '.join(parts)} of KV"
