@@ -75,7 +75,10 @@ def make_cache(context: Any) -> Any:
         ("enable_hierarchical_cache", "--enable-hierarchical-cache"),
     ):
         if getattr(context, field, False):
-            raise ValueError(f"--radix-cache-backend {NAME}: {flag}; it holds plain KV only")
+            raise ValueError(
+                f"--radix-cache-backend {NAME}: {flag}; it holds plain KV only "
+                "(hedgerow --kv-policy lru starts a server without it)"
+            )
     from hedgerow_sglang.search_cache import SearchCache
 
     return SearchCache(context.params)

@@ -23,6 +23,8 @@ PROBE = "Is it so?\n\n12,345 + 6 = 12,351 (x_1, 'naïve'): Σ of ten SENTENCES o
 """What a server's tokenizer is asked to spell where its files cannot be read."""
 PROBED = 0.75
 """The share of its ids that is compared, the last ones: how a text begins is a matter of taste."""
+KEPT_TOKENS = 16
+"""More of the context than SGLang keeps for itself."""
 COMPARED = (
     "hidden_size",
     "num_hidden_layers",
@@ -143,7 +145,7 @@ class ExpectedServer:
             wrong += self.head_faults(outputs, architecture)
             if outputs is None:
                 unknown.append("the head's outputs")
-        return Comparison(tuple(wrong), tuple(unknown), tuple(_notes(told)))
+        return Comparison(tuple(wrong), tuple(unknown), tuple(self._notes(told)))
 
     def head_faults(self, outputs: int | None, architecture: str | None) -> Iterator[str]:
         """What is wrong with a head of so many outputs; nothing where that is not known."""
@@ -207,6 +209,15 @@ class ExpectedServer:
                 "start it without --preferred-sampling-params"
             )
 
+    def _notes(self, told: ServerInfo) -> Iterator[str]:
+        most, context = told.server.get("max_req_input_len"), self.text.context
+        if most and most + KEPT_TOKENS < context:
+            yield f"it takes {most} tokens of the model's context of {context}; searches end there"
+        if told.server.get("enable_custom_logit_processor"):
+            yield "it runs code that requests bring (--enable-custom-logit-processor)"
+        if told.server.get("disable_radix_cache"):
+            yield "it reads every prefix again (--disable-radix-cache)"
+
     def _model(self, told: ServerInfo) -> tuple[list[str], list[str]]:
         """How its model differs from ours, and what of that is not known."""
         ours, theirs = self._own, told.checkpoint
@@ -262,13 +273,6 @@ def changes(before: Json, now: Json) -> Iterator[str]:
     longest, most = (info.get("max_req_input_len") for info in (before, now))
     if longest and most and most < longest:
         yield f"its context is {most} tokens now, {longest} before; start it as before"
-
-
-def _notes(told: ServerInfo) -> Iterator[str]:
-    if told.server.get("enable_custom_logit_processor"):
-        yield "it runs code that requests bring (--enable-custom-logit-processor)"
-    if told.server.get("disable_radix_cache"):
-        yield "it reads every prefix again (--disable-radix-cache)"
 
 
 def _formats(*, hidden: bool) -> str:

@@ -11,6 +11,7 @@ import httpx
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
 
+MOST_PORT = 65_535
 EmbedderName = Literal["lexical", "encoder", "endpoint"]
 
 
@@ -49,12 +50,9 @@ class SglangOptions:
     def __post_init__(self) -> None:
         if not self.policy_urls:
             raise ValueError("policy_urls: none; at least one SGLang server is needed")
-        for kind in ("policy", "reward"):
-            for url in getattr(self, f"{kind}_urls"):
-                try:
-                    httpx.URL(url)
-                except httpx.InvalidURL as error:
-                    raise ValueError(f"{kind}_urls: {url!r}: {error}") from None
+        for name in ("policy_urls", "reward_urls"):
+            for url in getattr(self, name):
+                _check_url(name, url)
         if self.top < 1:
             raise ValueError(f"top: {self.top}; at least 1 is needed")
         needed = reward_format(self.reward_format).needs_model
@@ -69,3 +67,13 @@ class SglangOptions:
         for needy in ("encoder", "endpoint"):
             if self.embedder == needy and getattr(self, needy) is None:
                 raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
+
+
+def _check_url(name: str, url: str) -> None:
+    """Raises ValueError for what names no server."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{name}: {url!r}: {error}") from None
+    if not parts.host or (parts.port or 0) > MOST_PORT:
+        raise ValueError(f"{name}: {url!r}; a server is needed, such as http://127.0.0.1:30000")

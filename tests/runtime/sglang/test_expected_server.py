@@ -138,6 +138,18 @@ def test_options_that_a_search_cannot_bear(option: dict[str, Any], said: str) ->
     assert bool(said) == bool(found)
 
 
+def test_what_works_at_a_price() -> None:
+    """Less context, every prefix read again, code of whoever asks: said, not refused."""
+    price = {"disable_radix_cache": True, "enable_custom_logit_processor": True}
+    said = described(POLICY, max_req_input_len=250, **price)
+    found = policy().compare(ServerInfo(said["/server_info"], said["/model_info"]))
+    assert found.wrong == ()
+    assert (
+        found.notes[0] == "it takes 250 tokens of the model's context of 1024; searches end there"
+    )
+    assert ["--enable-custom" in found.notes[1], "every prefix" in found.notes[2]] == [True, True]
+
+
 def test_what_a_server_elsewhere_does_not_tell() -> None:
     """Files that cannot be read here; its tokenizer is asked to spell a text instead."""
     told = {"is_generation": True, "architectures": ["LlamaForCausalLM"], "model_path": "/no/such"}

@@ -278,6 +278,13 @@ def test_options_that_cannot_be_met() -> None:
         SglangOptions(BUNDLED / "policy", ())
     with pytest.raises(ValueError, match=r"reward_urls: .*math-shepherd"):
         SglangOptions(BUNDLED / "policy", ("http://a",))
+    for url, said in {
+        "http://": "a server is needed",
+        "http://a:99999": "a server is needed",
+        "http://a:b": "Invalid port: 'b'",
+    }.items():
+        with pytest.raises(ValueError, match=f"policy_urls: '{url}'.*{said}"):
+            SglangOptions(BUNDLED / "policy", (url,), reward_format="none")
 
 
 def test_one_model_a_server(tmp_path) -> None:
