@@ -194,7 +194,7 @@ class WatchedSearch:
             outcome = await self._grow(Told(self._noted, self._usage), listen=listen, run=run)
             digests.add(outcome.digest)
             if side in ("metrics", "all"):
-                metrics.searched(outcome)
+                metrics.count_search(outcome)
         if side in ("metrics", "all"):
             metrics.text()
         await traces.close()

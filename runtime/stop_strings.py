@@ -100,7 +100,7 @@ class StopStringTables:
         """The table for these strings. Raises ValueError for one that is empty or no text."""
         table = self._tables.get(stops)
         if table is None:
-            table = self._tables[stops] = StopStrings(self._vocabulary, encoded(stops))
+            table = self._tables[stops] = StopStrings(self._vocabulary, encode_stops(stops))
             self.size += table.size
         self._tables.move_to_end(stops)
         while self.size > self._most and len(self._tables) > 1:
@@ -109,7 +109,7 @@ class StopStringTables:
         return table
 
 
-def encoded(stops: Sequence[str]) -> list[bytes]:
+def encode_stops(stops: Sequence[str]) -> list[bytes]:
     """Stop strings in UTF-8. Raises ValueError for one that is empty or no text."""
     if not all(stops):
         raise ValueError("stop: an empty string; at least one character is needed")

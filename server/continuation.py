@@ -33,7 +33,7 @@ class Continuation:
         """The steps' text, with which every reply begins."""
         return "".join(self.texts)
 
-    def shown(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """For the response; ``path`` is enough to go on from its own nodes."""
         path = {"steps": [list(step) for step in self.steps], "texts": list(self.texts)}
         return {"search": self.search, "node": self.node, "text": self.text, "path": path}

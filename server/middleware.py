@@ -178,7 +178,7 @@ async def while_connected(
     Raises ClientLeft then; otherwise what the app raises.
     """
     answered = False
-    left = asyncio.create_task(_left(receive))
+    left = asyncio.create_task(_until_client_leaves(receive))
 
     async def receive_rest() -> Message:
         if unread:
@@ -217,6 +217,6 @@ def forget_body(request: Request) -> None:
     request._body = b""
 
 
-async def _left(receive: Receive) -> None:
+async def _until_client_leaves(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -61,8 +61,8 @@ def ops_routes(service: Service) -> APIRouter:
         "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
     )
     async def metrics() -> Response:
-        told = await asyncio.gather(*(_told(each) for each in service.models))
-        for each, usage in zip(service.models, told, strict=True):
+        reports = await asyncio.gather(*(_usage_of(each) for each in service.models))
+        for each, usage in zip(service.models, reports, strict=True):
             service.metrics.engines.heard(each.settings.model, usage)
         service.metrics.tasks.set(len(asyncio.all_tasks()))
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -70,7 +70,7 @@ def ops_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _told(service: Service) -> Usage | None:
+async def _usage_of(service: Service) -> Usage | None:
     """What a model's engine holds and has done; None if it does not say so in time."""
     try:
         async with asyncio.timeout(service.settings.ready_seconds):

@@ -110,7 +110,7 @@ class Metrics:
                 self.searches.labels(policy, "error").inc()
                 raise
 
-    def searched(self, outcome: Outcome) -> None:
+    def count_search(self, outcome: Outcome) -> None:
         """Count a search that ended."""
         policy, stats = outcome.spec.policy, outcome.stats
         kept = _finished_tokens(outcome)

@@ -195,5 +195,5 @@ def search_document(parsed: ParsedRequest, outcome: Outcome, fingerprint: str) -
         **part,
         "tree": to_json(outcome.tree),
         "system_fingerprint": fingerprint,
-        **({} if before is None else {"branched_from": before.shown()}),
+        **({} if before is None else {"branched_from": before.document()}),
     }

@@ -29,10 +29,10 @@ def held_back(text: str, stop: tuple[str, ...]) -> int:
 
     Only the end of the text is looked at, as much of it as the longest string could reach.
     """
-    return max((_begun(text, string) for string in stop), default=0)
+    return max((_overlap(text, string) for string in stop), default=0)
 
 
-def _begun(text: str, string: str) -> int:
+def _overlap(text: str, string: str) -> int:
     """How many last characters of the text are the longest beginning of ``string``."""
     at = text.find(string[0], max(0, len(text) - len(string) + 1))
     while at >= 0 and not string.startswith(text[at:]):

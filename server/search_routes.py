@@ -97,7 +97,7 @@ async def _answer(
     if body.background:
         event_log = EventLog()
         work = grow(
-            parsed, service, lambda item: event_log.add(*_told(item, parsed)), slot, event_log
+            parsed, service, lambda item: event_log.add(*_event_of(item, parsed)), slot, event_log
         )
         in_background(work, parsed, service, slot, event_log)
         if body.stream:
@@ -150,7 +150,7 @@ async def _events(
             if isinstance(item, Silence):
                 yield HEARTBEAT
                 continue
-            name, data = _told(item, parsed)
+            name, data = _event_of(item, parsed)
             yield event(data, name, number)
             number += 1
     except Exception as error:  # the HTTP boundary: told to the client, then cut
@@ -159,7 +159,7 @@ async def _events(
         raise StreamAborted from error
 
 
-def _told(
+def _event_of(
     item: Event | WorkDone[dict[str, Any]], parsed: ParsedRequest
 ) -> tuple[str, dict[str, Any]]:
     """An event's public name and data."""

@@ -156,7 +156,7 @@ class SearchRunner:
                 listen=listen,
                 context_tokens=context_for(spec, self.engine.capabilities),
             )
-        self.metrics.searched(outcome)
+        self.metrics.count_search(outcome)
         fault = outcome.stats.embedder_fault
         if fault is not None and not self._told_of_embedder:  # each is counted, told in its reply
             self._told_of_embedder = True

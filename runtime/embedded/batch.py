@@ -290,7 +290,7 @@ def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
     totals: dict[str, int] = {}
     for tree, rows in wanted:
         totals[tree] = totals.get(tree, 0) + rows
-    left = _filled(totals, room)
+    left = _equal_parts(totals, room)
     budgets = []
     for tree, rows in wanted:
         budgets.append(min(rows, left[tree]))
@@ -298,7 +298,7 @@ def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
     return budgets
 
 
-def _filled(totals: Mapping[str, int], room: int) -> dict[str, int]:
+def _equal_parts(totals: Mapping[str, int], room: int) -> dict[str, int]:
     """Equal parts of ``room``, none more than its total."""
     part = dict.fromkeys(totals, 0)
     unmet = [tree for tree in totals if totals[tree]]

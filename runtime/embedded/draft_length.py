@@ -149,7 +149,7 @@ class DraftLength:
             self._promise = self._drafted, rate * (1 + followers)
             return length, ready
         self._promise = self._plain, plain_rate * (1 + followers)
-        return self._paused(ready)
+        return self._pause_or_try(ready)
 
     def note_verified(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
         """A branch was given so many tokens, and of its draft so many were tested and accepted."""
@@ -162,7 +162,7 @@ class DraftLength:
             promise, rate = self._promise
             promise.hold(tokens / rate, seconds)
 
-    def _paused(self, ready: int) -> tuple[int, int]:
+    def _pause_or_try(self, ready: int) -> tuple[int, int]:
         """No draft, or at the end of a pause a trial: then all is promised and believed anew."""
         if not self._wait:
             self.pauses += not self._pause

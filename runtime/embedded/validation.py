@@ -28,7 +28,7 @@ from runtime.embedded.pipe import (
     TreeHint,
     tokens_of,
 )
-from runtime.stop_strings import encoded
+from runtime.stop_strings import encode_stops
 from search.engine import Ahead, Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
 
 T = TypeVar("T")
@@ -289,7 +289,7 @@ def _check_sampling(sampling: Sampling) -> None:
     whole("max_step_tokens", sampling.max_step_tokens, 1, LARGEST)
     stops = each("stop", sampling.stop, str, MOST_STOPS)
     try:
-        size = sum(map(len, encoded(stops)))
+        size = sum(map(len, encode_stops(stops)))
     except ValueError as error:
         raise EngineError(str(error)) from None
     if size > STOP_BYTES:

@@ -10,7 +10,7 @@ from search.clusters import PAPER_THRESHOLD, THRESHOLDS, cluster
 from search.engine import EngineError
 from search.leaf_selection import NODE_LIMIT, Program, optimum
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
-from search.policies.rebase import served
+from search.policies.rebase import children_by_node
 from search.spec import CostName, SearchSpec, SolverName
 from search.stats import step_blocks, token_blocks
 from search.tree import Node, Tree
@@ -84,7 +84,7 @@ class Ets(LevelPolicy):
         ranked = by_reward(leaves, "ets")
         kept = self._worth_keeping(tree, ranked, spend)
         leading = [node for node in ranked if kept is None or node.id in kept]
-        shares = served(leading, spend, self.temperature)
+        shares = children_by_node(leading, spend, self.temperature)
         expand = {node: n for node, n in shares.items() if n}
         prune = tuple(leaf.id for leaf in leaves if leaf.id not in expand)
         return Round(expand, prune, fell_back=kept is None)
@@ -93,7 +93,7 @@ class Ets(LevelPolicy):
         """The leaves that the program keeps; None if it was not solved."""
         if len(ranked) == 1 or not self.budget_weight:
             return {leaf.id for leaf in ranked}
-        weights = served(ranked, spend, self.temperature)
+        weights = children_by_node(ranked, spend, self.temperature)
         leaves = sorted(ranked, key=lambda leaf: leaf.id)
         blocks = (step_blocks if self.cost == "nodes" else token_blocks)(tree, leaves)
         program = Program.of(

@@ -33,14 +33,14 @@ class Rebase(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
-        shares = served(ranked, spend, self.temperature)
+        shares = children_by_node(ranked, spend, self.temperature)
         return Round(
             {node: n for node, n in shares.items() if n},
             tuple(sorted(node for node, n in shares.items() if not n)),
         )
 
 
-def served(ranked: Sequence[Node], total: int, temperature: float) -> dict[int, int]:
+def children_by_node(ranked: Sequence[Node], total: int, temperature: float) -> dict[int, int]:
     """Node id to its children by ``allocate``; ``ranked``: by falling reward, none missing."""
     shares = allocate([node.reward or 0.0 for node in ranked], total, temperature)
     return {node.id: share for node, share in zip(ranked, shares, strict=True)}
