@@ -11,10 +11,8 @@ from typing import Any
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, offloaded, roofline
 from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
 from runtime.reward_format import reward_format
+from server.launch_memory import PASSES_SHARE, fractions
 from server.settings import Settings, SettingsError
-
-PASSES_SHARE = 0.12
-"""Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
 
 DRAFT_TOKENS = 3
 """Drafted at a time where nothing is set: SEED's k_config (1, 1, 1)."""
@@ -84,7 +82,8 @@ def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str
         "reasons": _reasons(chosen, halves, load, machine.device, budget),
     }
     if machine.memory is not None:
-        found["mem_fraction_static"] = _fractions(chosen, policy, prm, machine.memory)
+        shares = fractions(chosen, policy, prm, machine.memory)
+        found["mem_fraction_static"] = dict(zip(("policy", "reward_model"), shares, strict=True))
     if draft is not None:
         found["draft_args"] = draft_args(settings, chosen.generator_batch)
     if machine.device.host_bandwidth is not None:
@@ -100,19 +99,6 @@ def _shown(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str, Any
         "seconds": split.seconds,
         "kv_tokens": split.generator_bytes // policy.kv_bytes,
         "prm_kv_tokens": split.verifier_bytes // prm.kv_bytes,
-    }
-
-
-def _fractions(
-    split: KvSplit, policy: ModelCosts, prm: ModelCosts, memory: float
-) -> dict[str, float]:
-    """SGLang's ``--mem-fraction-static``: weights and KV over what is free when a server starts,
-    the policy's server first. Rounded down, since what is over is needed by passes."""
-    first = policy.weight_bytes + split.generator_bytes
-    second = prm.weight_bytes + split.verifier_bytes
-    return {
-        "policy": int(1e4 * first / memory) / 1e4,
-        "reward_model": int(1e4 * min(1.0, second / (memory - first))) / 1e4,
     }
 
 

@@ -70,12 +70,18 @@ def hedgerow(
 @app.command(cls=ServeCommand)
 def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = None) -> None:
     """Serve OpenAI's API and /v1/search: hedgerow serve [MODEL] [--reward-model MODEL]."""
+    from server.assemble import further_models
     from server.lifecycle import serve as run
     from server.lifecycle import start_logging
 
     settings = settings_of(context.obj, checkpoint)
     start_logging(settings.log_level, settings.log_format)
-    settings = models_ready(settings, logging.getLogger("hedgerow").info)
+    say = logging.getLogger("hedgerow").info
+    settings = models_ready(settings, say)
+    with refused(SettingsError):
+        further = further_models(settings)
+    for own in further:
+        models_ready(own, say)
     with tree_log_at(trees) as log:
         run_to_end(run(settings, log))
 

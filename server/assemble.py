@@ -24,6 +24,7 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from runtime.text import Text
 from search.engine import Engine
+from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
 from server.service import own_version
@@ -211,23 +212,25 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
 
     Raises SettingsError or ValueError naming what is wrong.
     """
-    form = reward_format(_format(settings))
+    form, device = reward_format(_format(settings)), _device(settings)
+    prm = settings.reward_model if form.needs_model else None
+    shares = launch_shares(settings, device, prm)
     plain = LaunchOptions(
         model=settings.policy_model,
         python=settings.launch_python,
-        device=_device(settings),
-        memory=settings.launch_memory[0],
+        device=device,
+        memory=shares[0],
         kv_tokens=_kv_tokens(settings, "kv_tokens"),
         args=tuple(shlex.split(settings.policy_args)),
     )
     evicts = settings.kv_policy == "arborkv"
     policy = replace(plain, seeds=True, evicts=evicts, schedules=settings.speculate)
-    if not form.needs_model or settings.reward_model is None:
+    if prm is None:
         return [policy]
     reward = replace(
         plain,
-        model=settings.reward_model,
-        memory=settings.launch_memory[1],
+        model=prm,
+        memory=shares[1],
         kv_tokens=_kv_tokens(settings, "prm_kv_tokens"),
         args=tuple(shlex.split(settings.reward_args)),
         classifies=form.reads_hidden,

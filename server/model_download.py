@@ -12,7 +12,9 @@ from typing import Any
 
 from models.bundled import BUNDLED_MODELS, bundled_name
 from models.catalog import config_of, hub_name, public_policy
+from server.assemble import known_format
 from server.model_settings import bundled
+from server.setting_types import RUNNING
 from server.settings import Settings, SettingsError, option, settings_by_name, variable
 
 log = logging.getLogger("hedgerow")
@@ -26,9 +28,11 @@ def with_models(settings: Settings, *, weights: bool = True) -> Settings:
     """The settings with every model's files here, and what follows from them.
 
     A model is first downloaded without its weights: what cannot run here is refused before they
-    are. Raises SettingsError naming the key, what was tried and how to go on.
+    are, and models of running servers need none here. Raises SettingsError naming the key, what was
+    tried and how to go on.
     """
     settings = _made(settings)
+    weights = weights and settings.engine_way != RUNNING
     for patterns in (DESCRIPTION, (WEIGHTS,)) if weights else (DESCRIPTION,):
         missing = {
             key: name for key in _read(settings) if (name := _missing(settings, key, weights))
@@ -37,6 +41,7 @@ def with_models(settings: Settings, *, weights: bool = True) -> Settings:
             _download(key, name, _revision(settings, key), patterns)
         if missing:
             settings = _again(settings, missing)
+        known_format(settings)
     return settings
 
 

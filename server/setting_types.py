@@ -168,7 +168,9 @@ DraftWidths = Annotated[
 ]
 LoadSizes = Annotated[tuple[Positive, Positive, Positive], BeforeValidator(_by_commas)]
 Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_by_commas)]
-Shares = Annotated[tuple[Share, Share], BeforeValidator(_by_commas)]
+OptionalShares = Annotated[
+    Annotated[tuple[Share, Share], BeforeValidator(_by_commas)] | None, BeforeValidator(_optional)
+]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
 PolicyCheckpoint = Annotated[Path, BeforeValidator(_policy)]

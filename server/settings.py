@@ -44,11 +44,11 @@ from server.setting_types import (
     OptionalFile,
     OptionalPath,
     OptionalSecret,
+    OptionalShares,
     PolicyCheckpoint,
     ProfileName,
     RewardCheckpoint,
     ServedName,
-    Shares,
     Urls,
     setting,
 )
@@ -129,15 +129,15 @@ class ModelSettings(_Settings):
         False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
     )
     launch_python: LaunchPython = setting(
-        AUTO, "of SGLang's own environment; auto: this one's, or .venv-sglang", on=(LAUNCHED,)
+        AUTO, "of SGLang's own environment; auto: this one's, or .venv-sglang"
     )
     engine: EngineName = setting(
         AUTO, "what runs the models; auto: SGLang on a GPU, but for bundled models"
     )
     launch_device: Literal["auto", "cuda", "cpu"] = setting(AUTO, "where they run", on=(LAUNCHED,))
-    launch_memory: Shares = setting(
-        (0.6, 0.75),
-        "of the device's memory that is free when each server starts, policy first",
+    launch_memory: OptionalShares = setting(
+        None,
+        "of the memory free when each server starts, policy first; none: by sizes and kv_load",
         on=(LAUNCHED,),
     )
     policy_args: str = setting("", "more options for the policy's server", on=(LAUNCHED,))
@@ -164,7 +164,9 @@ class ModelSettings(_Settings):
         off="given",
     )
     kv_load: LoadSizes = setting(
-        (64, 256, 64), "shared for at first: sequences, tokens each, new ones", on=(EMBEDDED,)
+        (64, 256, 64),
+        "shared for at first: sequences, tokens each, new ones",
+        on=(EMBEDDED, LAUNCHED),
     )
     batch_limit: int = setting(256, "most sequences decoding at once", on=(EMBEDDED,), ge=1)
     draft: DraftMode = setting(

@@ -46,7 +46,6 @@ VALUES = {
     "models_file": "models.toml",
     "start_seconds": "30",
     "launch": "true",
-    "launch_python": "python",
     "launch_device": "cpu",
     "launch_memory": "0.5,0.5",
     "policy_args": "--tp-size 2",

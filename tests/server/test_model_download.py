@@ -104,6 +104,17 @@ def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
     assert [patterns for _, patterns in hub.asked][1:] == [["*.safetensors"], ["*.bin"]]
 
 
+def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
+    """Its weights are there; an unknown reward model is refused before any are downloaded."""
+    hub.models["Me/own"] = {"config.json": TINY, "model.safetensors": "weights"}
+    urls = load_settings({}, policy_model="Me/own", policy_urls="http://a:1")
+    assert with_models(urls).engine_way == "--engine sglang with --policy-url"
+    assert [patterns[0] for _, patterns in hub.asked] == ["*.json"]
+    with pytest.raises(SettingsError, match="HEDGEROW_REWARD_FORMAT = 'auto': nothing is known"):
+        with_models(load_settings({}, reward_model="Me/own"))
+    assert {patterns[0] for _, patterns in hub.asked} == {"*.json"}
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -39,14 +39,14 @@ def test_the_listening_socket_answers_at_once() -> None:
 
 
 class Server:
-    """A server process on a port that the system chose."""
+    """A server process on a port that the system chose; ``words``: more of its command line."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, *words: str, **settings: str) -> None:
         given = {f"HEDGEROW_{name.upper()}": value for name, value in settings.items()}
         if "engine" not in settings:
             given = {"HEDGEROW_THREADS": "1"} | given  # two would wait for one core
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", "0"],
+            [*COMMAND, "serve", "--port", "0", *words],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | given,
@@ -55,7 +55,7 @@ class Server:
         self.log: list[str] = []
         for line in self.process.stderr:
             self.log.append(line)
-            found = re.search(r"ready: serving sprig on (http://[^\s\"]+)", line)
+            found = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
             if found:
                 self.url = found[1]
                 break

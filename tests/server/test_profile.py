@@ -1,0 +1,63 @@
+"""What a profile adds to a request: a system message, for searches, where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import pytest
+
+from runtime.profiles import PROFILES
+from server.app import create_app
+from server.service import create_service
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import BASE, PlainText, question
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+class Recording(PlainText):
+    """Keeps the roles of every conversation that it encodes."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, ...]] = []
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """As before."""
+        self.seen.append(tuple(message["role"] for message in messages))
+        return super().encode_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "profile", "roles"),
+    [
+        ("/v1/chat/completions", {"search": {"width": 2}}, "qwen", ("system", "user")),
+        ("/v1/search", {"search": {"width": 2}}, "qwen", ("system", "user")),
+        ("/v1/chat/completions", {}, "qwen", ("user",)),
+        ("/v1/chat/completions", {"search": {"width": 2}}, "chat", ("user",)),
+        ("/v1/chat/completions", {"search": {"width": 2}}, "sprig", ("user",)),
+    ],
+)
+async def test_a_search_is_asked_to_work_in_steps(
+    path: str, more: dict[str, Any], profile: str, roles: tuple[str, ...]
+) -> None:
+    """A plain reply is what any other server of the model would give."""
+    text = Recording()
+    service = create_service(Settings(profile=profile), ScriptedEngine(), text)
+    transport = httpx2.ASGITransport(app=create_app(service))
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+        answer = await client.post(path, json={"model": "sprig", "messages": question()} | more)
+    assert answer.status_code == 200, answer.text
+    assert roles in text.seen
+    assert ("system", "user") not in text.seen or roles == ("system", "user")
+
+
+def test_the_requests_own_system_message_stays_alone() -> None:
+    """Whatever the profile."""
+    asked = [SYSTEM, *question()]
+    for profile in PROFILES.values():
+        assert profile.asked(asked) == asked
+    assert PROFILES["llama"].asked(question())[0]["role"] == "system"
+    assert PROFILES["sprig"].asked(question()) == question()
