@@ -21,7 +21,7 @@ from cli.gpus import Gpu
 from cli.kv_split_plan import PASSES_SHARE, make_plan, on_gpu
 from hedgerow_sglang.plugin_protocol import REWARD_CLASSES
 from kvpolicy.roofline import SplitLoad
-from models.bundled import bundled_name
+from models.bundled import BUNDLED_MODELS, bundled_name
 from models.catalog import hub_name, public_policy, public_reward_model
 from runtime.checkpoint import LANGUAGE, Checkpoint
 from runtime.embedded.model.config import (
@@ -89,7 +89,8 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
     }
     number = FLOAT if settings.engine == "embedded" else HALF
     own = bundled(settings.policy_model)
-    known = own is not None or public_policy(settings.policy_model) is not None
+    name = _bundled_policy(settings)
+    known = name is not None or public_policy(settings.policy_model) is not None
     models = {"policy": _described(settings.policy_model, number, known), "reward_model": None}
     if prm is not None:
         known = (own is not None and prm == own.reward) or public_reward_model(prm) is not None
@@ -112,8 +113,15 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
 
 
 def _name(folder: Path) -> str:
-    """As it is typed."""
-    return bundled_name(folder) or hub_name(folder) or str(folder)
+    """As SGLang takes it, too."""
+    return hub_name(folder) or str(folder)
+
+
+def _bundled_policy(settings: Settings) -> str | None:
+    """The bundled model's name that the policy has; made ones are in folders named after them."""
+    folder, name = settings.policy_model, settings.model
+    made = name in BUNDLED_MODELS and folder.name.startswith(f"{name}-")
+    return bundled_name(folder) or (name if made else None)
 
 
 def _described(folder: Path, number_bytes: int, known: bool) -> dict[str, Any]:
@@ -262,7 +270,8 @@ def _read_from(form: RewardFormat) -> str:
 
 def _command(settings: Settings, memory: dict[str, Any]) -> str:
     """The line that serves the models."""
-    line = ["hedgerow", "serve", _name(settings.policy_model)]
+    policy = _bundled_policy(settings) or _name(settings.policy_model)
+    line = ["hedgerow", "serve", policy]
     own = bundled(settings.policy_model)
     if settings.reward_model is not None and not (own and settings.reward_model == own.reward):
         line += ["--reward-model", _name(settings.reward_model)]

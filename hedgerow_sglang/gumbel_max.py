@@ -25,6 +25,8 @@ HASHES = 2**32 - 1
 SPREAD = 2.0**32 * (1 + 1e-4)
 SLACK = 2.0
 """Hashes, and as a factor in ``SPREAD``: more than the bound can be off by in float32."""
+WORD = 8
+"""Truth values that are looked at together."""
 LIKELY = (2.0**-6, 2.0**-10, 2.0**-14, 2.0**-16, 2.0**-18)
 """Of the likeliest token's probability: few nuclei hold others, and few tokens are sorted fast."""
 MARGIN = 1e-12
@@ -95,16 +97,25 @@ def candidates(
     least = np.partition(reached, -count)[:, -count, None]
     room = SCRATCH.take("room", scores.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # where too few are left: all of those
-        np.subtract(scores, least, out=room, casting="same_kind")
+        np.subtract(scores, least - math.log(SPREAD), out=room, casting="same_kind")
         np.exp(room, out=room)
-        room *= SPREAD
     room += SLACK
     above = SCRATCH.take("above", scores.shape, np.float32)
     np.subtract(HASHES, hashed, out=above, dtype=np.uint32, casting="unsafe")
-    near = np.less_equal(above, room, out=SCRATCH.take("near", scores.shape, np.bool_))
-    row, token = np.divmod(np.flatnonzero(near), scores.shape[1])
+    row, token = np.divmod(_places(above, room), scores.shape[1])
     allowed = scores[row, token] > -np.inf
     return row[allowed], token[allowed]
+
+
+def _places(above: NDArray[np.float32], room: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Where ``above`` is at most ``room``, in flat arrays: few places, looked for by the word."""
+    bytes_held = -(-above.size // WORD) * WORD
+    near = SCRATCH.take("near", (bytes_held,), np.bool_)
+    near[above.size :] = False
+    np.less_equal(above, room, out=near[: above.size].reshape(above.shape))
+    words = np.flatnonzero(near.view(np.uint64))
+    word, byte = np.nonzero(near.reshape(-1, WORD)[words])
+    return words[word] * WORD + byte
 
 
 def _likely(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -171,7 +171,8 @@ def start_row() -> dict[str, float]:
     began = time.perf_counter()
     with Served("smollm2") as served:
         ready = time.perf_counter() - began
-        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+        hello = [{"role": "user", "content": "Hello!"}]
+        body = {"model": "smollm2", "messages": hello, "max_tokens": 8}
         answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60.0)
         answer.raise_for_status()
         answered = time.perf_counter() - began
