@@ -146,7 +146,7 @@ async def test_whoever_leaves_whenever(
     at = 0
     while not await left_at(house, kind, who, at, cut_off):
         at += 1
-    assert at > 20
+    assert at > 12
     gc.collect()  # what nobody heard of is told when it is let go
     await steps(2)
     assert not house.faults
