@@ -159,8 +159,10 @@ def what_follows(settings: Settings) -> str | None:
         if name not in settings.model_fields_set
     ]
     kind = ", ".join(config.get("architectures") or ["no class named"])
+    made = settings.model if settings.model in BUNDLED_MODELS else None
+    name = made or hub_name(settings.policy_model)
     return (
-        f"{hub_name(settings.policy_model) or settings.policy_model}: {kind}, context {context}; "
+        f"{name or settings.policy_model}: {kind}, context {context}; "
         f"not set, so taken: {', '.join(taken) or 'nothing'}"
     )
 
