@@ -49,7 +49,7 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def said(line: str) -> None:
+def tell(line: str) -> None:
     """Tell something beside a command's results."""
     typer.echo(f"hedgerow: {line}", err=True)
 

@@ -29,11 +29,11 @@ from cli.arguments import (
     parts,
     refused,
     run_to_end,
-    said,
     settings_of,
     spec_of,
     specs_of,
     task_of,
+    tell,
     tree_log_at,
 )
 from server.settings import SettingsError
@@ -107,7 +107,7 @@ def solve(
     settings = settings_of(context.obj)
     console = Console(stderr=as_json)
     if url is None:
-        settings = models_ready(settings, said)
+        settings = models_ready(settings, tell)
     with tree_log_at(trees) as log:
         document = run_to_end(run(question, spec, settings, console, log, url, picture))
     if as_json:
@@ -147,7 +147,7 @@ def evaluate(
             check_path(plot)
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
-    settings = models_ready(settings_of(context.obj), said)
+    settings = models_ready(settings_of(context.obj), tell)
     same, rule = share is Switch.ON, settings.answers
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with tree_log_at(trees) as log:
@@ -183,7 +183,7 @@ def calibrate(
     if out.is_dir() or not out.parent.is_dir():
         fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
     tasks = [task_of(name, TaskSplit.TRAIN, limit, seed) for name in parts(task)]
-    settings = models_ready(settings_of(context.obj), said)
+    settings = models_ready(settings_of(context.obj), tell)
     found = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
     if as_json:
         print(json.dumps(found))
@@ -205,7 +205,7 @@ def replay(
     settings = settings_of(context.obj)
     console = Console(stderr=as_json)
     if url is None:
-        settings = models_ready(settings, said)
+        settings = models_ready(settings, tell)
     found = run_to_end(replay_all(records, settings, console, url))
     if as_json:
         print(json.dumps({"rows": found}))
@@ -238,7 +238,7 @@ def plan(
     from cli.kv_split_plan import make_plan, on_gpu, this_machine
     from kvpolicy.roofline import SplitLoad
 
-    settings = models_ready(settings_of(context.obj, checkpoint), said)
+    settings = models_ready(settings_of(context.obj, checkpoint), tell)
     with refused((ValueError, OSError)):
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
         found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
@@ -273,8 +273,8 @@ def check_model(
 ) -> None:
     """Say what would serve a model, in what memory, and what would be refused; exit 2 if it could
     not be served. Nothing is started."""
-    from cli.gpus import gpu_of
     from cli.model_check import check_models, settings_to_check, show
+    from server.gpus import gpu_of
 
     with refused((ValueError, OSError), "--gpu "):
         device = None if gpu is None else gpu_of(gpu)

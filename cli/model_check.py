@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
 
-from cli.gpus import Gpu
 from cli.kv_split_plan import PASSES_SHARE, make_plan, on_gpu
 from hedgerow_sglang.plugin_protocol import REWARD_CLASSES
 from kvpolicy.roofline import SplitLoad
@@ -40,6 +39,7 @@ from runtime.text import Text
 from search.engine import EngineError
 from server import machine
 from server.assemble import known_format, server_options, sglang_options
+from server.gpus import Gpu
 from server.model_download import is_whole, with_models
 from server.model_settings import bundled
 from server.setting_types import RUNNING

@@ -18,6 +18,7 @@ from typing import Any
 
 from loadtest.company import company
 from loadtest.report import publish, say
+from server.gpus import GPUS as DATA_SHEETS
 
 HALF = 2
 """Bytes of a weight or of a KV entry in bf16."""
@@ -42,11 +43,11 @@ class Gpu:
 
 
 GPUS = {
-    "h200": Gpu(989e12, 4.8e12, 141e9),
-    "h100": Gpu(989e12, 3.35e12, 80e9),
-    "a100": Gpu(312e12, 2.04e12, 80e9),
-    "l40s": Gpu(362e12, 0.864e12, 48e9),
+    name: Gpu(1e12 * sheet.teraflops, 1e9 * sheet.bandwidth, 1e9 * sheet.memory)
+    for name, sheet in DATA_SHEETS.items()
+    if name in ("h200", "h100", "a100", "l40s")
 }
+"""Those of data centres that hold both models of the tables."""
 
 
 @dataclass(frozen=True, slots=True)

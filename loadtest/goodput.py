@@ -46,10 +46,10 @@ from loadtest.on_sglang import to_its_end
 from loadtest.report import publish, say, shown
 from loadtest.searches import items_of
 from loadtest.speculative import CLOCKS
+from models.bundled import SPRIG_FOLDER
 from models.deepen import deepen
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.settings import BUNDLED
 
 PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
 """How many times the layers of the bundled policy and reward model each pair has."""
@@ -296,9 +296,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of questions and searches")
     parser.add_argument("--threads", type=_above_0, help="of the arithmetic")
     parser.add_argument("--clock", choices=CLOCKS, help="cpu: on a machine with other work to do")
-    parser.add_argument("--model", type=Path, default=BUNDLED / "policy", help="policy's folder")
     parser.add_argument(
-        "--reward-model", type=Path, default=BUNDLED / "prm", help="reward model's folder"
+        "--model", type=Path, default=SPRIG_FOLDER / "policy", help="policy's folder"
+    )
+    parser.add_argument(
+        "--reward-model", type=Path, default=SPRIG_FOLDER / "prm", help="reward model's folder"
     )
     return parser
 

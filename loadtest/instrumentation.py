@@ -32,6 +32,7 @@ from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.paired import bootstrap95
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow, items_of
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.options import EngineOptions
 from runtime.engine_wrapper import EngineWrapper
 from search.controller import search
@@ -40,7 +41,6 @@ from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, Usa
 from search.events import Event
 from search.outcome import Outcome
 from server.prometheus_metrics import Metrics
-from server.settings import BUNDLED
 from server.streams import event as framed
 from server.tracing import Tracing
 
@@ -266,9 +266,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="two widths, one question")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--model", type=Path, default=BUNDLED / "policy", help="policy's folder")
     parser.add_argument(
-        "--reward-model", type=Path, default=BUNDLED / "prm", help="reward model's folder"
+        "--model", type=Path, default=SPRIG_FOLDER / "policy", help="policy's folder"
+    )
+    parser.add_argument(
+        "--reward-model", type=Path, default=SPRIG_FOLDER / "prm", help="reward model's folder"
     )
     options = parser.parse_args()
     widths, questions, blocks = ((8, 64), 1, 4) if options.quick else ((8, 64, 256), 4, 8)

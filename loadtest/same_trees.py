@@ -17,13 +17,13 @@ from typing import Any
 from loadtest.listed import listed
 from loadtest.report import publish, say
 from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from search.counters import Counters
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.settings import BUNDLED
 
 WIDTH = 4
 STEP_TOKENS = 64
@@ -42,7 +42,7 @@ OFF: Mapping[str, object] = {
     "dedup": False,
     "strict": True,
 }
-_DRAFT: Mapping[str, object] = {"draft": "scheduled", "draft_model": BUNDLED / "draft"}
+_DRAFT: Mapping[str, object] = {"draft": "scheduled", "draft_model": SPRIG_FOLDER / "draft"}
 _AHEAD: Mapping[str, object] = {"speculate": True, "lookahead": True, "batch_limit": 16}
 _SMALL: Mapping[str, object] = {"kv_policy": "arborkv", "kv_tokens": POOL}
 _SPLIT: Mapping[str, object] = {

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
+from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.text import Text
@@ -22,13 +23,12 @@ from search.policies.policy import Policy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from server.limits import context_for
-from server.settings import BUNDLED
 
 T = TypeVar("T")
 
 SPRIG = EngineOptions(
-    policy=BUNDLED / "policy",
-    prm=BUNDLED / "prm",
+    policy=SPRIG_FOLDER / "policy",
+    prm=SPRIG_FOLDER / "prm",
     reward_format="math-shepherd",
 )
 

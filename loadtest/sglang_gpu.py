@@ -37,12 +37,13 @@ from loadtest.on_sglang import (
 )
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow_all, items_of
+from models.bundled import SPRIG_FOLDER
 from models.deepen import WEIGHTS
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
 from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
-from server.settings import BUNDLED, load_settings
+from server.settings import load_settings
 
 TASK = "blocksworld"
 POLICIES: tuple[PolicyName, ...] = ("rebase", "ets")
@@ -85,7 +86,7 @@ class GpuModels:
 
 def random_checkpoint(folder: Path, shape: Shape, seed: int) -> Path:
     """Write a Qwen2 with random weights, in bfloat16, that reads the bundled tokenizer's ids."""
-    bundled = BUNDLED / "policy"
+    bundled = SPRIG_FOLDER / "policy"
     own = Qwen2Config.from_pretrained(bundled)
     config = Qwen2Config(
         vocab_size=own.vocab_size,
@@ -111,7 +112,7 @@ def random_checkpoint(folder: Path, shape: Shape, seed: int) -> Path:
 def models_of(shape: str, folder: Path) -> GpuModels:
     """The bundled ones, or random ones below ``folder``."""
     if shape == "sprig":
-        return GpuModels(BUNDLED / "policy", BUNDLED / "prm", BUNDLED / "draft", {})
+        return GpuModels(SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm", SPRIG_FOLDER / "draft", {})
     policy = random_checkpoint(folder / "policy", SHAPES[shape], 1)
     prm = random_checkpoint(folder / "prm", SHAPES[shape], 2)
     draft = random_checkpoint(folder / "draft", SHAPES[DRAFTS[shape]], 3)

@@ -25,6 +25,7 @@ from loadtest.drafting import EVALUATOR, GENERATOR, DraftedEngine, Part, TimedFo
 from loadtest.engine import Decoding
 from loadtest.report import publish, say, shown
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from models.bundled import SPRIG_FOLDER
 from models.deepen import deepen
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
@@ -32,7 +33,6 @@ from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.digest import combined_digest
 from search.spec import PolicyName, SearchSpec
-from server.settings import BUNDLED
 
 TASKS = ("game24", "blocksworld", "wordproblem")
 DEPTHS = {"game24": 4, "blocksworld": 7, "wordproblem": 6}
@@ -67,7 +67,7 @@ class Kind:
         return EngineOptions(
             policy=target,
             draft="off" if plain else scheduled,
-            draft_model=BUNDLED / "draft",
+            draft_model=SPRIG_FOLDER / "draft",
             draft_tokens=len(self.k_config),
             k_config=self.k_config if max(self.k_config, default=1) > 1 else (),
             verify_batch=self.verify_batch,
@@ -169,8 +169,8 @@ class Targets:
     def __init__(self, folder: Path, threads: int, clock: Callable[[], float]) -> None:
         self._folder, self._threads, self._clock = folder, threads, clock
         self._loaded: dict[float, TimedForward] = {}
-        self._draft = self._step_seconds(BUNDLED / "draft")
-        base = ModelConfig.from_checkpoint(BUNDLED / "policy").layers
+        self._draft = self._step_seconds(SPRIG_FOLDER / "draft")
+        base = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy").layers
         times = [self._step_seconds(self._deepened(base * i)) for i in (1, 4)]
         self._base, self._first, self._each = base, times[0], (times[1] - times[0]) / (3 * base)
 
@@ -189,7 +189,7 @@ class Targets:
     def _deepened(self, layers: int) -> Path:
         path = self._folder / str(layers)
         if not path.is_dir():
-            deepen(BUNDLED / "policy", path, layers)
+            deepen(SPRIG_FOLDER / "policy", path, layers)
         return path
 
     def _step_seconds(self, checkpoint: Path) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SPRIG = Path(__file__).parent / "sprig"
+SPRIG_FOLDER = Path(__file__).parent / "sprig"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,11 @@ def _smollm2() -> Path:
 
 BUNDLED_MODELS: Mapping[str, BundledModel] = {
     "sprig": BundledModel(
-        SPRIG / "policy", SPRIG / "prm", SPRIG / "draft", "sprig", "math-shepherd"
+        SPRIG_FOLDER / "policy",
+        SPRIG_FOLDER / "prm",
+        SPRIG_FOLDER / "draft",
+        "sprig",
+        "math-shepherd",
     ),
     "smollm2": BundledModel(_smollm2),
 }

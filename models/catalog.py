@@ -7,13 +7,12 @@ have downloaded it to), by the name that its ``config.json`` remembers, or by it
 from __future__ import annotations
 
 import tomllib
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import read_config
+from runtime.checkpoint import architecture, config_of
 
 CATALOG = Path(__file__).with_name("catalog.toml")
 _SNAPSHOTS = "snapshots"
@@ -85,19 +84,6 @@ def names_of(checkpoint: Path) -> set[str]:
     if hub_name(checkpoint) is None:
         short.add(checkpoint.name)
     return {name.lower() for name in names | short}
-
-
-def architecture(checkpoint: Path) -> str | None:
-    """The class that a checkpoint names; None if it names none."""
-    names = config_of(checkpoint).get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else None
-
-
-def config_of(checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint's ``config.json``; empty where there is none that can be read."""
-    with suppress(OSError, ValueError):
-        return read_config(checkpoint)
-    return {}
 
 
 def _called(names: set[str], known: tuple[str, ...]) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,19 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         nested = _with_defaults(nested)
     own = {name: whole[name] for name in ("architectures", *_IDS) if whole.get(name) is not None}
     return whole | nested | own
+
+
+def architecture(checkpoint: Path) -> str | None:
+    """The class that a checkpoint names; None if it names none."""
+    names = config_of(checkpoint).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+def config_of(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's ``config.json``; empty where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return read_config(checkpoint)
+    return {}
 
 
 def _with_defaults(nested: Mapping[str, Any]) -> dict[str, Any]:

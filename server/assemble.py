@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvpolicy.roofline import SplitLoad
-from models.catalog import architecture
 from runtime.accounting import Flops, no_flops
+from runtime.checkpoint import architecture
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
-from runtime.embedded.model.config import ModelConfig, UnsupportedModel, middle_layer
+from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import REWARD_FORMATS, reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
-from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_engine import SglangEngine, known_flops
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from runtime.text import Text
 from search.engine import Engine
@@ -143,7 +143,8 @@ def _text(value: Any) -> Any:
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """What forward passes of the policy, of the reward model and for embedding cost."""
     if settings.engine == "sglang":
-        return _known_flops(settings.policy_model), _known_flops(settings.reward_model), no_flops
+        prm = settings.reward_model
+        return known_flops(settings.policy_model), known_flops(prm) if prm else no_flops, no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
     prm, embedding = no_flops, no_flops
     if settings.reward_model is not None and reward_format(known_format(settings)).needs_model:
@@ -152,14 +153,6 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
         layer = settings.embedder_layer or middle_layer(policy.layers)
         embedding = replace(policy, layers=layer).flops
     return policy.flops, prm, embedding
-
-
-def _known_flops(checkpoint: Path | None) -> Flops:
-    """Of a model that SGLang runs, whose shape may be none that is known here."""
-    try:
-        return no_flops if checkpoint is None else ModelConfig.sizes_of(checkpoint).flops
-    except UnsupportedModel:
-        return no_flops
 
 
 async def _sglang_engine(

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, roofline
-from models.catalog import config_of
+from runtime.checkpoint import config_of
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, footprint, weight_bytes
+from server.gpus import GPUS
 from server.machine import cuda_devices
 from server.settings import Settings, SettingsError, variable
 
@@ -19,9 +20,8 @@ PASSES_SHARE = 0.12
 """Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
 GIVEN = (0.6, 0.75)
 """Where sizes are not known, and on a CPU, where ``kv_tokens`` bounds what a server takes."""
-PEAKS = DevicePeaks(flops=312e12, bandwidth=2.039e12)
-"""An A100's, in bfloat16. Of them only the ratio matters here, and other GPUs' is within 2.7 of
-it."""
+PEAKS = DevicePeaks(1e12 * GPUS["a100"].teraflops, 1e9 * GPUS["a100"].bandwidth)
+"""Of them only the ratio matters here, and other GPUs' is within 2.7 of it."""
 NUMBER_BYTES = 2
 _APART = "--base-gpu-id"
 _PARALLEL = ("--tp-size", "--tp", "--tensor-parallel-size", "--pp-size", "--dp-size")

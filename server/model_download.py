@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from models.bundled import BUNDLED_MODELS, bundled_name
-from models.catalog import config_of, hub_name, public_policy
+from models.catalog import hub_name, public_policy
+from runtime.checkpoint import config_of
 from server.assemble import known_format
 from server.model_settings import bundled
 from server.setting_types import RUNNING

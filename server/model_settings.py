@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from models.bundled import BUNDLED_MODELS, BundledModel, bundled_name
-from models.catalog import config_of, hub_name, public_policy, public_reward_model
+from models.catalog import hub_name, public_policy, public_reward_model
+from runtime.checkpoint import config_of
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, weight_bytes
 from server import machine
 

@@ -85,9 +85,8 @@ DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
 class Service:
     """One server's parts.
 
-    ``draining`` is set once the server has
-    been told to end. ``tokenizing``: who uses the tokenizer in a thread, and when; ``reading``:
-    kept documents are read one after the other. ``others``:
+    ``draining`` is set once the server has been told to end. ``tokenizing``: who uses the tokenizer
+    in a thread, and when; ``reading``: kept documents are read one after the other. ``others``:
     further models by name, each with an engine and a text of its own; all else they share.
     """
 

@@ -18,7 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from models.bundled import SPRIG as BUNDLED
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.choices import (
     DraftMode,
     EmbedderName,
@@ -62,8 +62,8 @@ UNKNOWN_DEFAULT = "default_factory_not_called"
 
 def _shipped_theta(given: dict[str, Any]) -> Path | None:
     """What was fitted to the bundled policy model, where it is the one and the file is there."""
-    path = BUNDLED / "theta.json"
-    return path if given.get("policy_model") == BUNDLED / "policy" and path.is_file() else None
+    path = SPRIG_FOLDER / "theta.json"
+    return path if given.get("policy_model") == SPRIG_FOLDER / "policy" and path.is_file() else None
 
 
 class _Settings(BaseSettings):

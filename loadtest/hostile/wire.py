@@ -16,8 +16,8 @@ from loadtest.hostile.sglang_stub import Stub
 from loadtest.hostile.toxics import Proxy, listening
 from loadtest.on_sglang import PYTHON, policy_server, reward_server, started
 from loadtest.served import Served
+from models.bundled import SPRIG_FOLDER
 from runtime.text import Text
-from server.settings import BUNDLED
 
 AT_ONCE = 8
 REPLICAS = 2
@@ -64,7 +64,7 @@ async def _faulty(
 @asynccontextmanager
 async def _stubs() -> AsyncIterator[tuple[list[int], list[int]]]:
     """Ports of stubs of the policy's servers and of the reward model's."""
-    text = Text(BUNDLED / "policy")
+    text = Text(SPRIG_FOLDER / "policy")
     words = [text.encode(word)[0] for word in WORDS]
     stub = Stub(text.pieces, words, min(text.eos))
     async with AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ class WrongServer(ValueError):
     """A server is not the one that is needed; names both sides and the cure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServerInfo:
     """What a server says of itself: ``/server_info``, ``/model_info`` (empty where it has none) and
     the ids that ``/tokenize`` makes of ``PROBE`` (None: not asked, or no answer)."""
@@ -63,12 +64,12 @@ class ServerInfo:
         """The model that it runs, as it was told it."""
         return self.model.get("model_path") or self.server.get("model_path")
 
-    @property
+    @cached_property
     def checkpoint(self) -> Checkpoint | None:
         """Its model's folder, or what this machine's cache has of it; None if neither is here."""
         return _readable(self.model_path)
 
-    @property
+    @cached_property
     def tokenizer(self) -> Checkpoint | None:
         """The same of its tokenizer's."""
         named = self.model.get("tokenizer_path") or self.server.get("tokenizer_path")
@@ -100,7 +101,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExpectedServer:
     """What the servers of a kind are to be: ``text`` is of their model's folder, ``form`` the
     format by which a reward server is read, None for the policy's."""
@@ -170,7 +171,7 @@ class ExpectedServer:
                 "skywork, or serve another model"
             )
 
-    @property
+    @cached_property
     def _own(self) -> Checkpoint:
         return Checkpoint.of(self.text.checkpoint)
 

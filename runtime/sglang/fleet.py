@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.sglang.expected_server import WrongServer
 from runtime.sglang.replica import NotSglang, Replica, ReplicaLost
-from runtime.sglang.waiting import said_while
+from runtime.sglang.waiting import report_while
 from search.engine import EngineDown
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ async def wait_for(replica: Replica, what: str, seconds: float) -> None:
 
     try:
         async with asyncio.timeout(seconds):
-            await said_while(meet(), say)
+            await report_while(meet(), say)
     except NotSglang as error:
         raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
     except WrongServer as error:

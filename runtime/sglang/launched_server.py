@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -19,9 +18,10 @@ from typing import Literal
 import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME, REWARD_CLASSES, REWARD_MODELS
+from runtime.checkpoint import architecture
 from runtime.sglang.replica import PRIORITY_UNITS
 from runtime.sglang.server_output import ServerOutput
-from runtime.sglang.waiting import said_while
+from runtime.sglang.waiting import report_while
 from search.engine import EngineDown
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class LaunchOptions:
         own = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
         if not (self.seeds or self.evicts):
             own["SGLANG_PLUGINS"] = "none"
-        if self.classifies and _architecture(self.model) in REWARD_CLASSES:
+        if self.classifies and architecture(Path(self.model)) in REWARD_CLASSES:
             own["SGLANG_EXTERNAL_MODEL_PACKAGE"] = REWARD_MODELS
         if self.device == "cpu":
             own |= {
@@ -129,13 +129,6 @@ class LaunchOptions:
                 "PYTHONPATH": str(STUBS),
             }
         return own
-
-
-def _architecture(model: str | Path) -> str | None:
-    """The class that a checkpoint's folder names; None if it names none."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        return json.loads((Path(model) / "config.json").read_text())["architectures"][0]
-    return None
 
 
 def free_port() -> int:
@@ -198,7 +191,7 @@ class LaunchedServer:
 
         try:
             async with asyncio.timeout(seconds):
-                await said_while(self._answers(), say)
+                await report_while(self._answers(), say)
         except TimeoutError:
             said = f"; it last said: {self._said()}" if self._said() else ""
             raise EngineDown(

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
@@ -56,7 +57,7 @@ class SglangEngine:
         self._options = options
         self._form = reward_format(options.reward_format)
         self._text = Text(options.policy)
-        self._flops = _flops(self._text)
+        self._flops = known_flops(self._text.checkpoint)
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
@@ -315,7 +316,7 @@ class SglangEngine:
             self._rewards,
             self._reward_request,
             context=self._context(self._rewards, self._prm),
-            flops=_flops(self._prm),
+            flops=known_flops(self._prm.checkpoint),
         )
 
     def _overhead(self) -> tuple[int, int]:
@@ -342,9 +343,9 @@ class SglangEngine:
         return f"sglang-{digest[:16]}"
 
 
-def _flops(text: Text) -> Flops:
+def known_flops(checkpoint: str | Path) -> Flops:
     """What a forward pass costs, where the model's shape is one that is known."""
     try:
-        return ModelConfig.sizes_of(text.checkpoint).flops
+        return ModelConfig.sizes_of(checkpoint).flops
     except UnsupportedModel:
         return no_flops

@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 FIRST_SECONDS = 0.5
 """What is there already answers sooner: nothing is said of it."""
-SAID_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 """Between two lines of one wait."""
 
 
-async def said_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:
+async def report_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:
     """What ``work`` gives; while it is at work ``say`` is called with the seconds it has taken."""
     begun = time.monotonic()
     task = asyncio.create_task(work)
@@ -26,7 +26,7 @@ async def said_while(work: Coroutine[Any, Any, T], say: Callable[[float], None])
     try:
         while not (await asyncio.wait({task}, timeout=pause))[0]:
             say(time.monotonic() - begun)
-            pause = SAID_SECONDS
+            pause = REPORT_SECONDS
     finally:
         if not task.done():
             task.cancel()

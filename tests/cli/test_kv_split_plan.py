@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from cli.kv_split_plan import Machine, make_plan
 from cli.main import app
 from kvpolicy.roofline import DevicePeaks, SplitLoad
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.model.config import ModelConfig
-from server.settings import BUNDLED, SettingsError, load_settings
+from server.settings import SettingsError, load_settings
 
 GPU = ["--length", "500", "--gpu", "100", "1000", "0.1"]
 
@@ -27,7 +28,7 @@ def test_this_machines_plan_gives_out_all_tokens_and_says_why() -> None:
     """What the shares hold adds up to what was set: a token costs each model its layers' keys."""
     found = json.loads(run("--json", "--kv-tokens", "4096", "--sequences", "16"))
     shares = found["roofline"]
-    layers = [ModelConfig.from_checkpoint(BUNDLED / name).layers for name in ("policy", "prm")]
+    layers = [ModelConfig.from_checkpoint(SPRIG_FOLDER / name).layers for name in ("policy", "prm")]
 
     def held(*tokens: int) -> int:
         return sum(each * count for each, count in zip(layers, tokens, strict=True))
@@ -56,7 +57,7 @@ def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
     """SEED's three tokens in a chain, or a tree of 1 + 2 + 4 + 4; a token of KV costs the layers of
     both models, so that fewer fit."""
     drafted = json.loads(run("--json", *GPU, "--draft", "scheduled"))
-    draft = BUNDLED / "draft"
+    draft = SPRIG_FOLDER / "draft"
     batch = drafted["roofline"]["generator_batch"]
     assert drafted["draft_args"] == (
         f"--speculative-algorithm STANDALONE --speculative-draft-model-path {draft} "
@@ -82,7 +83,7 @@ def test_what_host_memory_would_win() -> None:
     for name in ("policy", "reward_model"):
         assert slow[name]["copied_us"] == pytest.approx(100 * fast[name]["copied_us"])
         assert fast[name]["computed_us"] == slow[name]["computed_us"]
-    config = ModelConfig.from_checkpoint(BUNDLED / "policy")
+    config = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy")
     size = 2 * config.layers * config.kv_heads * config.head_dim * 2
     assert fast["policy"]["copied_us"] == pytest.approx(size / 25e3)
     assert fast["apart_seconds"] < slow["apart_seconds"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.gpus import GPUS, gpu_of
 from cli.main import app
+from models.bundled import SPRIG_FOLDER
 from server import machine
-from server.settings import BUNDLED
+from server.gpus import GPUS, gpu_of
 from tests.runtime.test_reward_models import CASES
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
@@ -181,7 +181,7 @@ def test_as_a_table(tmp_path: Path) -> None:
     assert ran.exit_code == 0
     for part in ("reward format", "h100, 80 GB", "serve: hedgerow serve sprig --engine sglang"):
         assert part in ran.stdout
-    assert f"--model-path {BUNDLED / 'policy'} " in ran.stdout
+    assert f"--model-path {SPRIG_FOLDER / 'policy'} " in ran.stdout
     ran = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])
     assert (ran.exit_code, "there is no such folder" in ran.stderr) == (2, True)
     ran = CliRunner().invoke(app, ["check", "sprig", "--gpu", "abacus"])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from models.bundled import SPRIG_FOLDER
 from runtime.sglang.launched_server import LaunchOptions
-from server.settings import BUNDLED
 from tests.runtime.sglang.support import PYTHON
 from tests.server.test_process import Server
 
@@ -23,9 +23,9 @@ def test_bench_serving(tmp_path: Path) -> None:
     streams fill their silence, which its parser has to get over."""
     server = Server(keepalive_seconds="0.001")
     told = tmp_path / "told.jsonl"
-    options = LaunchOptions(model=BUNDLED / "policy", python=PYTHON, device="cpu")
+    options = LaunchOptions(model=SPRIG_FOLDER / "policy", python=PYTHON, device="cpu")
     command = [PYTHON, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"]
-    command += ["--base-url", server.url, "--model", BUNDLED / "policy"]
+    command += ["--base-url", server.url, "--model", SPRIG_FOLDER / "policy"]
     command += ["--served-model-name", "sprig", "--dataset-name", "random-ids"]
     command += ["--random-input-len", "24", "--random-output-len", "48"]
     command += ["--num-prompts", str(PROMPTS), "--output-file", told, "--disable-tqdm"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.sglang_gpu import DEPTH, STEP_TOKENS, _parser, _servers, models_of
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.model.config import ModelConfig
 from runtime.text import Text
-from server.settings import BUNDLED
 
 
 def test_random_models_read_the_bundled_tokenizers_ids(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_random_models_read_the_bundled_tokenizers_ids(tmp_path: Path) -> None:
     policy, prm = (ModelConfig.from_checkpoint(path) for path in (models.policy, models.prm))
     assert policy == prm
     assert (policy.hidden, policy.layers, policy.heads, policy.ffn) == (64, 2, 4, 96)
-    ours, theirs = Text(models.policy), Text(BUNDLED / "policy")
+    ours, theirs = Text(models.policy), Text(SPRIG_FOLDER / "policy")
     assert ours.pieces == theirs.pieces
     weights = [(path / "model.safetensors").read_bytes() for path in (models.policy, models.prm)]
     assert weights[0] != weights[1]
@@ -47,7 +47,7 @@ def test_each_ways_flags_go_to_the_policy_alone(way: str, tmp_path: Path) -> Non
     assert ("--sampling-backend pytorch" in policy) is not draft
     assert ("--enable-priority-scheduling" in policy) is (way == "speculate")
     flags = "--speculative-algorithm STANDALONE --speculative-draft-model-path"
-    assert (f"{flags} {BUNDLED / 'draft'}" in policy) is draft
+    assert (f"{flags} {SPRIG_FOLDER / 'draft'}" in policy) is draft
     assert ("--max-running-requests 16" in policy) is draft
     assert "speculative" not in prm
     assert "priority" not in prm

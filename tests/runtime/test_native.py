@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.model import native as building
 from runtime.embedded.model import selfcheck
 from runtime.embedded.model.attention import NativeAttention
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.native import NotBuilt, native
 from runtime.embedded.model.selfcheck import choose_kernel
-from server.settings import BUNDLED
 from tests.runtime.kernels import KERNELS
 
-CONFIG = ModelConfig.from_checkpoint(BUNDLED / "policy")
+CONFIG = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy")
 built = pytest.mark.skipif("native" not in KERNELS, reason="no C compiler")
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.value import UNFITTED
+from models.bundled import SPRIG_FOLDER
 from runtime.accounting import no_flops
 from runtime.embedders.endpoint import EndpointOptions
 from server.assemble import engine_options, model_flops, running
-from server.settings import BUNDLED, SettingsError, load_settings
+from server.settings import SettingsError, load_settings
 
 ENDPOINT = {
     "HEDGEROW_EMBEDDER": "endpoint",
@@ -45,7 +46,7 @@ def test_the_embedders_settings_reach_the_engine() -> None:
     assert engine_options(load_settings(hidden)).embedder_layer == 2
     with pytest.raises(ValueError, match="embedder_layer: 2; only the embedder 'hidden' reads"):
         engine_options(load_settings({"HEDGEROW_EMBEDDER_LAYER": "2"}))
-    folder = str(BUNDLED / "policy")
+    folder = str(SPRIG_FOLDER / "policy")
     found = engine_options(
         load_settings({"HEDGEROW_EMBEDDER": "encoder", "HEDGEROW_ENCODER": folder})
     )
@@ -89,7 +90,7 @@ def test_a_judge_needs_no_reward_model() -> None:
     assert (options.prm, options.reward_format) == (None, "generative")
     assert model_flops(judged)[1] is no_flops
     usual = engine_options(load_settings({}))
-    assert (usual.prm, usual.reward_format) == (str(BUNDLED / "prm"), "math-shepherd")
+    assert (usual.prm, usual.reward_format) == (str(SPRIG_FOLDER / "prm"), "math-shepherd")
     assert model_flops(load_settings({}))[1] is not no_flops
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from models.bundled import SPRIG_FOLDER
 from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, RUNNING
-from server.settings import BUNDLED, PREFIX, Settings, SettingsError, declared, load_settings
+from server.settings import PREFIX, Settings, SettingsError, declared, load_settings
 
 ACTED_ON_BY = {
     name: declared(field)["on"]
@@ -31,7 +32,7 @@ VALUES = {
     "kv_load": "1,2,1",
     "batch_limit": "8",
     "draft": "serial",
-    "draft_model": str(BUNDLED / "draft"),
+    "draft_model": str(SPRIG_FOLDER / "draft"),
     "draft_tokens": "2",
     "k_config": "2,1",
     "draft_kv_tokens": "5000",

@@ -9,10 +9,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from models.bundled import SPRIG_FOLDER
 from server.app import create_app
 from server.assemble import further_models
 from server.service import add_model, create_service
-from server.settings import BUNDLED, Settings, SettingsError
+from server.settings import Settings, SettingsError
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText, question
 
@@ -98,10 +99,10 @@ async def test_metrics_tell_the_engines_apart(
 def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:
     """Everything else is the server's own setting."""
     path = tmp_path / "models.toml"
-    path.write_text(f'[draft]\npolicy_model = "{BUNDLED / "draft"}"\nreward_model = "none"\n')
+    path.write_text(f'[draft]\npolicy_model = "{SPRIG_FOLDER / "draft"}"\nreward_model = "none"\n')
     (draft,) = further_models(Settings(models_file=path, kv_tokens=4096))
     assert (draft.model, draft.reward_model, draft.kv_tokens) == ("draft", None, 4096)
-    assert draft.policy_model == BUNDLED / "draft"
+    assert draft.policy_model == SPRIG_FOLDER / "draft"
     assert further_models(Settings()) == []
 
 
@@ -110,8 +111,8 @@ def test_what_was_fitted_to_one_model_is_not_another_ones(tmp_path: Path) -> Non
     theta = Path("tests/kvpolicy/all_signals.json")
     path = tmp_path / "models.toml"
     path.write_text(
-        f'[same]\nkv_tokens = 4096\n[other]\npolicy_model = "{BUNDLED / "draft"}"\n'
-        f'[own]\npolicy_model = "{BUNDLED / "draft"}"\nkv_theta = "{theta}"\n'
+        f'[same]\nkv_tokens = 4096\n[other]\npolicy_model = "{SPRIG_FOLDER / "draft"}"\n'
+        f'[own]\npolicy_model = "{SPRIG_FOLDER / "draft"}"\nkv_theta = "{theta}"\n'
     )
     found = further_models(Settings(models_file=path, kv_theta=theta))
     assert [own.kv_theta for own in found] == [theta, None, theta]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from models.bundled import BUNDLED_MODELS, BundledModel
+from models.bundled import BUNDLED_MODELS, SPRIG_FOLDER, BundledModel
 from models.catalog import hub_name, names_of, public_policies, public_reward_models
 from runtime.profiles import PROFILES
 from runtime.reward_format import REWARD_FORMATS
 from server import machine
 from server.assemble import engine_options
 from server.machine import CudaDevice
-from server.settings import BUNDLED, Settings, SettingsError, load_settings
+from server.settings import Settings, SettingsError, load_settings
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -46,11 +46,14 @@ def test_the_bundled_model_brings_what_belongs_to_it() -> None:
     """By its name, and where nothing is named."""
     for given in ({}, {"HEDGEROW_POLICY_MODEL": "sprig", "HEDGEROW_REWARD_MODEL": "sprig"}):
         found = load_settings(given)
-        assert (found.policy_model, found.reward_model) == (BUNDLED / "policy", BUNDLED / "prm")
+        assert (found.policy_model, found.reward_model) == (
+            SPRIG_FOLDER / "policy",
+            SPRIG_FOLDER / "prm",
+        )
         assert (found.model, found.profile, found.reward_format) == (
             *("sprig", "sprig", "math-shepherd"),
         )
-        assert (found.engine, found.draft_model) == ("embedded", BUNDLED / "draft")
+        assert (found.engine, found.draft_model) == ("embedded", SPRIG_FOLDER / "draft")
 
 
 def test_a_bundled_model_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
     environ = {"HEDGEROW_MODEL": "mine", "HEDGEROW_PROFILE": "qwen", "HEDGEROW_ENGINE": "embedded"}
     found = load_settings(environ, policy_model=checkpoint(tmp_path / "m"), reward_model="sprig")
     assert (found.model, found.profile, found.engine) == ("mine", "qwen", "embedded")
-    assert found.reward_model == BUNDLED / "prm"
+    assert found.reward_model == SPRIG_FOLDER / "prm"
     auto = {f"HEDGEROW_{name.upper()}": "auto" for name in ("model", "profile", "engine")}
     assert load_settings(auto) == Settings()
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import server.settings
+from models.bundled import SPRIG_FOLDER
 from server.setting_types import checkpoint
-from server.settings import BUNDLED, Settings, SettingsError, load_settings
+from server.settings import Settings, SettingsError, load_settings
 
 
 def test_the_environment_is_read_and_the_command_line_wins() -> None:
@@ -49,7 +50,7 @@ def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is one; ``none`` and another file win."""
-    monkeypatch.setattr(server.settings, "BUNDLED", tmp_path)
+    monkeypatch.setattr(server.settings, "SPRIG_FOLDER", tmp_path)
     shipped, other, policy = tmp_path / "theta.json", tmp_path / "mine.json", tmp_path / "policy"
     policy.mkdir()
     theirs = {"policy_model": policy, "reward_model": "none", "draft_model": "none"}
@@ -107,7 +108,7 @@ def test_a_wrong_setting_names_key_value_and_what_is_allowed(
 
 def test_a_checkpoint_is_a_bundled_name_a_folder_or_a_name_on_the_hub(tmp_path: Path) -> None:
     """Nothing is fetched: what is not here yet stays a name."""
-    assert checkpoint("sprig") == BUNDLED / "policy"
+    assert checkpoint("sprig") == SPRIG_FOLDER / "policy"
     assert checkpoint(str(tmp_path)) == tmp_path
     assert checkpoint("no/such-model") == Path("no/such-model")
     with pytest.raises(ValueError, match="there is no such folder; bundled are sprig"):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import httpx
 
+from models.bundled import SPRIG_FOLDER
 from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
 from server.assemble import RunningModel, running
-from server.settings import BUNDLED, load_settings
+from server.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
@@ -36,7 +37,7 @@ LAUNCH = {
 def stock() -> LaunchOptions:
     """A policy's server as SGLang makes it. Refused where SGLang's environment is not made."""
     return LaunchOptions(
-        model=BUNDLED / "policy",
+        model=SPRIG_FOLDER / "policy",
         python=PYTHON,
         device="cpu",
         memory=MEMORY,

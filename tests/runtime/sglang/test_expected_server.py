@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from models.bundled import SPRIG_FOLDER
 from runtime.reward_format import reward_format
 from runtime.sglang import fleet, replica, waiting
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo
@@ -19,11 +20,10 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from search.engine import EngineDown
-from server.settings import BUNDLED
 from tests.runtime.test_reward_models import CASES
 from tests.runtime.tiny_models import make_checkpoint
 
-POLICY, PRM = BUNDLED / "policy", BUNDLED / "prm"
+POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
 STATE = {"effective_max_running_requests_per_dp": 8}
 PLUGGED = STATE | {"hedgerow": {"seeds": 1, "evicts": 1}}
 
@@ -268,7 +268,7 @@ async def test_a_server_that_is_not_there_is_waited_for_aloud(
 ) -> None:
     """For as long as was said; the reason is the system's."""
     monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(waiting, "SAID_SECONDS", 0.02)
+    monkeypatch.setattr(waiting, "REPORT_SECONDS", 0.02)
     monkeypatch.setattr(fleet, "LOOK_SECONDS", 0.01)
     url = "http://127.0.0.1:9"
     with caplog.at_level(logging.INFO), pytest.raises(EngineDown, match=r"waited 0\.3 s for it"):

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.bundled import SPRIG_FOLDER
 from runtime.sglang import waiting
 from runtime.sglang.launched_server import (
     REFUSED,
@@ -25,7 +26,6 @@ from runtime.sglang.launched_server import (
     LaunchOptions,
 )
 from search.engine import EngineDown
-from server.settings import BUNDLED
 from tests.runtime.sglang.support import PYTHON
 
 OTHERS = ("--model-impl", "--context-length", "--tp-size", "--hicache-ratio", "--enable-metrics")
@@ -33,7 +33,7 @@ OTHERS = ("--model-impl", "--context-length", "--tp-size", "--hicache-ratio", "-
 
 
 def options(*args: str, python: str | Path = sys.executable, **more: object) -> LaunchOptions:
-    return LaunchOptions(BUNDLED / "policy", python, args=args, **more)  # type: ignore[arg-type]
+    return LaunchOptions(SPRIG_FOLDER / "policy", python, args=args, **more)  # type: ignore[arg-type]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -157,4 +157,4 @@ async def test_a_start_is_not_silent(
             await asyncio.sleep(0.01)
         with pytest.raises(EngineDown, match=r"did not come up in 0\.2 s; it last said: loading"):
             await server.ready(0.2)
-    assert f"SGLang starts with {BUNDLED / 'policy'}, 0 of up to 0.2 s" in caplog.text
+    assert f"SGLang starts with {SPRIG_FOLDER / 'policy'}, 0 of up to 0.2 s" in caplog.text

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
+from models.bundled import SPRIG_FOLDER
 from runtime.sglang.fleet import Fleet, ServerMetrics, parse_metrics, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
 from runtime.sglang.replica import Replica, ReplicaLost
@@ -27,7 +28,7 @@ from runtime.stop_strings import StopStringTables
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
 from server.assemble import server_options, sglang_options
-from server.settings import BUNDLED, SettingsError, load_settings
+from server.settings import SettingsError, load_settings
 
 PIECES = (b"a", b"b\n", b"\nc", b"<end>")
 EOS = frozenset({3})
@@ -137,7 +138,7 @@ async def test_a_router_is_refused_at_start() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as router:
         url = f"http://127.0.0.1:{router.sockets[0].getsockname()[1]}"
-        options = SglangOptions(BUNDLED / "policy", (url,), reward_format="none")
+        options = SglangOptions(SPRIG_FOLDER / "policy", (url,), reward_format="none")
         with pytest.raises(
             ValueError, match=f"policy_urls: {url}: no SGLang server, .* not a router"
         ):
@@ -195,17 +196,17 @@ def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
     """What is started listens on this machine alone, and no option may open it."""
     python = tmp_path / "python"
     python.touch()
-    made = LaunchOptions(BUNDLED / "policy", python, device="cpu", kv_tokens=100)
+    made = LaunchOptions(SPRIG_FOLDER / "policy", python, device="cpu", kv_tokens=100)
     command = made.command(31_000)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert "--enable-custom-logit-processor" not in command
     for refused in ("--enable-custom-logit-processor", "--host=0.0.0.0"):
         with pytest.raises(ValueError, match=f"{refused.partition('=')[0]}: not allowed"):
-            LaunchOptions(BUNDLED / "policy", python, args=(refused,))
+            LaunchOptions(SPRIG_FOLDER / "policy", python, args=(refused,))
     with pytest.raises(ValueError, match="no such file"):
-        LaunchOptions(BUNDLED / "policy", tmp_path / "none")
+        LaunchOptions(SPRIG_FOLDER / "policy", tmp_path / "none")
     with pytest.raises(ValueError, match="a share between 0 and 1"):
-        LaunchOptions(BUNDLED / "policy", python, memory=1.0)
+        LaunchOptions(SPRIG_FOLDER / "policy", python, memory=1.0)
 
 
 def test_settings_say_which_servers() -> None:
@@ -275,16 +276,16 @@ def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
 def test_options_that_cannot_be_met() -> None:
     """Named, before anything is asked."""
     with pytest.raises(ValueError, match="policy_urls: none"):
-        SglangOptions(BUNDLED / "policy", ())
+        SglangOptions(SPRIG_FOLDER / "policy", ())
     with pytest.raises(ValueError, match=r"reward_urls: .*math-shepherd"):
-        SglangOptions(BUNDLED / "policy", ("http://a",))
+        SglangOptions(SPRIG_FOLDER / "policy", ("http://a",))
     for url, said in {
         "http://": "a server is needed",
         "http://a:99999": "a server is needed",
         "http://a:b": "Invalid port: 'b'",
     }.items():
         with pytest.raises(ValueError, match=f"policy_urls: '{url}'.*{said}"):
-            SglangOptions(BUNDLED / "policy", (url,), reward_format="none")
+            SglangOptions(SPRIG_FOLDER / "policy", (url,), reward_format="none")
 
 
 def test_one_model_a_server(tmp_path) -> None:

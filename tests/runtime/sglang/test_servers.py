@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
+from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
@@ -36,7 +37,6 @@ from search.engine import (
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish
-from server.settings import BUNDLED
 from tests.runtime.sglang.support import KV_TOKENS, ROOT, START_SECONDS, SharedServers, stock
 from tests.runtime.test_reward_models import CASES, QUESTION, trajectory
 
@@ -47,7 +47,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-POLICY, PRM = BUNDLED / "policy", BUNDLED / "prm"
+POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
 TEXT = Text(POLICY)
 QUESTIONS = ("Use 4 9 10 13 to make 24.", "Use 1 5 5 5 to make 24.", "Use 3 3 8 8 to make 24.")
 GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)

@@ -20,11 +20,11 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.sglang.fleet import parse_metrics
 from runtime.sglang.launched_server import LaunchedServer as Sglang
 from runtime.sglang.launched_server import LaunchOptions
-from server.settings import BUNDLED
 from tests.deploy.front_ends import (
     LONG,
     SEARCH,
@@ -61,7 +61,7 @@ def server(model: str, *, plugged: bool) -> Sglang:
     """One that is not started yet."""
     return Sglang(
         LaunchOptions(
-            model=BUNDLED / model,
+            model=SPRIG_FOLDER / model,
             python=PYTHON,
             device="cpu",
             memory=0.3,
