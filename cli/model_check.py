@@ -15,14 +15,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from safetensors import SafetensorError
 
 from cli.kv_split_plan import PASSES_SHARE, make_plan, on_gpu
 from hedgerow_sglang.plugin_protocol import REWARD_CLASSES
 from kvpolicy.roofline import SplitLoad
 from models.bundled import BUNDLED_MODELS, bundled_name
 from models.catalog import hub_name, public_policy, public_reward_model
-from runtime.checkpoint import LANGUAGE, Checkpoint
+from runtime.checkpoint import LANGUAGE, Checkpoint, check_weights
 from runtime.embedded.model.config import (
     ARCHITECTURES,
     ModelConfig,
@@ -154,6 +153,11 @@ def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
             yield str(error)
         if settings.engine_way != RUNNING and hub_name(folder) is None and not is_whole(folder):
             yield f"{folder}: holds no weights, or not all of them"
+        elif is_whole(folder):
+            try:
+                check_weights(folder)
+            except ValueError as error:
+                yield str(error)
     if prm is not None and form.reads in ("softmax", "mean"):
         kind = Checkpoint.of(prm).architecture
         if not kind.endswith(LANGUAGE):
@@ -178,7 +182,7 @@ def _embedded_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
     if prm is not None and (not form.reads_hidden or is_whole(prm)):
         try:
             Reader.of(form, Text(prm), Text(settings.policy_model))
-        except (ValueError, EngineError, OSError, SafetensorError) as error:
+        except (ValueError, EngineError, OSError) as error:
             yield str(error)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from search.counters import Counters
-from search.digest import tree_digest
 from search.embedding import Embeddings
 from search.engine import (
     Capabilities,
@@ -39,7 +38,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
-from search.tree import ROOT, Node, Tree
+from search.tree import ROOT, Node, Tree, tree_digest
 from search.tree_builder import PendingNode, TreeBuilder
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 

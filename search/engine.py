@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from search.counters import Counters, EngineCounters
-from search.digest import step_seed
-from search.tree import Finish
+from search.tree import Finish, step_seed
 
 
 @dataclass(frozen=True, slots=True)
