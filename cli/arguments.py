@@ -98,9 +98,11 @@ Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not giv
 def setting_options(fields: Mapping[str, FieldInfo]) -> list[Any]:
     """The options that typer makes of settings: choices, switches, lists, their descriptions."""
     kinds = {name: _option(name, about) for name, about in fields.items()}
-    taken = [(name, kind, field(default=None)) for name, kind in kinds.items() if kind is not None]
+    options = [
+        (name, kind, field(default=None)) for name, kind in kinds.items() if kind is not None
+    ]
     template = typer.Typer(add_completion=False)
-    template.command()(make_dataclass("SettingOptions", taken))
+    template.command()(make_dataclass("SettingOptions", options))
     return [one for one in typer.main.get_command(template).params if one.name in kinds]
 
 
@@ -137,11 +139,11 @@ class EngineCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run it."""
         values = {name: ctx.params.pop(name) for name in self.fields if name in ctx.params}
-        ctx.obj = {name: value for name, value in values.items() if _given(ctx, name)}
+        ctx.obj = {name: value for name, value in values.items() if _is_set(ctx, name)}
         return super().invoke(ctx)
 
 
-def _given(ctx: Any, name: str) -> bool:
+def _is_set(ctx: Any, name: str) -> bool:
     """Whether an option stands on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -153,12 +155,12 @@ class ServeCommand(EngineCommand):
     fields = Settings.model_fields
 
 
-def settings_of(given: Mapping[str, Any], model: str | None = None) -> Settings:
+def settings_of(options: Mapping[str, Any], model: str | None = None) -> Settings:
     """Those of the environment; the command line wins. ``model``: named without an option."""
-    named = given.get("policy_model")
+    named = options.get("policy_model")
     if model is not None and named not in (None, model):
         fail(f"{model} and --model {named}: one model is needed", WRONG_USE)
-    values = dict(given) if model is None else {**given, "policy_model": model}
+    values = dict(options) if model is None else {**options, "policy_model": model}
     with refused(SettingsError):
         return load_settings(**values)
 
@@ -209,9 +211,9 @@ def spec_of(policy: str, width: int, seed: int | None, fields: list[str] | None)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        said = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+        reason = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
         switch = f"--{name} " if name in own else f"--set {name}="
-        fail(f"{switch}{first['input']}: {said}", WRONG_USE)
+        fail(f"{switch}{first['input']}: {reason}", WRONG_USE)
 
 
 def _field(text: str) -> tuple[str, Any]:

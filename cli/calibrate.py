@@ -112,10 +112,10 @@ def _check(wanted: Calibration, settings: Settings) -> None:
     if not wanted.tasks:
         raise SettingsError("--task: none; at least one is needed")
     for name, needed in (("engine", "embedded"), ("kv_policy", "arborkv")):
-        given = getattr(settings, name)
-        if given != needed:
-            said = f"{needed!r} is needed, which goes by what is fitted"
-            raise SettingsError(f"{PREFIX}{name.upper()} = {given!r}: {said}")
+        value = getattr(settings, name)
+        if value != needed:
+            reason = f"{needed!r} is needed, which goes by what is fitted"
+            raise SettingsError(f"{PREFIX}{name.upper()} = {value!r}: {reason}")
 
 
 def _source(
@@ -142,8 +142,10 @@ def _table(theta: Theta, unsaid: dict[str, float], rows: ReentryRows) -> Table:
     title = f"{len(rows.target)} rows, {rows.target.mean():.1%} came back; loss in nats a row"
     table = Table("signals", "bias", *"vua", "loss", title=title)
     for name, (bias, *slopes) in theta.sets.items():
-        told = dict(zip(name, slopes, strict=True))
-        cells = [f"{told[signal]:.3f}" if signal in told else "" for signal in "vua"]
+        coefficients = dict(zip(name, slopes, strict=True))
+        cells = [
+            f"{coefficients[signal]:.3f}" if signal in coefficients else "" for signal in "vua"
+        ]
         loss = f"{unsaid[name]:.4f}" if name in unsaid else ""
         table.add_row(name or "none", f"{bias:.3f}", *cells, loss)
     return table

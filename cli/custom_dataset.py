@@ -42,11 +42,11 @@ class CustomDataset:
 
     def check(self, question: str, text: str) -> Verdict:
         """Whether a reply's answer is that of the file; no step is judged."""
-        found, expected = self.answer(text), self.answers[question]
-        if found is None:
+        reply, expected = self.answer(text), self.answers[question]
+        if reply is None:
             return Verdict(False, (), "no answer")
-        right = found == expected or (self.same is not None and self.same(found, expected))
-        return Verdict(right, (), "" if right else f"{found!r} is not {expected!r}")
+        right = reply == expected or (self.same is not None and self.same(reply, expected))
+        return Verdict(right, (), "" if right else f"{reply!r} is not {expected!r}")
 
 
 def read_dataset(path: Path) -> CustomDataset:
@@ -71,11 +71,11 @@ def read_dataset(path: Path) -> CustomDataset:
     return CustomDataset(path.stem, answers, _equal)
 
 
-def _equal(found: str, expected: str) -> bool:
+def _equal(answer: str, expected: str) -> bool:
     """Whether two spellings are the same mathematics."""
     from server.maths import Maths
 
-    return Maths().same(found, expected)
+    return Maths().same(answer, expected)
 
 
 def _entry(line: str, where: str) -> tuple[str, str]:

@@ -73,7 +73,7 @@ def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str
         budget = int(usable - policy.weight_bytes - prm.weight_bytes - beside)
     chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
     halves = even(policy, prm, machine.device, load, budget)
-    found = {
+    plan = {
         "load": asdict(load),
         "device": asdict(machine.device),
         "budget_bytes": budget,
@@ -83,15 +83,15 @@ def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str
     }
     if machine.memory is not None:
         shares = fractions(chosen, policy, prm, machine.memory)
-        found["mem_fraction_static"] = dict(zip(("policy", "reward_model"), shares, strict=True))
+        plan["mem_fraction_static"] = dict(zip(("policy", "reward_model"), shares, strict=True))
     if draft is not None:
-        found["draft_args"] = draft_args(settings, chosen.generator_batch)
+        plan["draft_args"] = draft_args(settings, chosen.generator_batch)
     if machine.device.host_bandwidth is not None:
         apart = offloaded(policy, prm, machine.device, load, budget, keeps=True)
-        found["offload"] = _offload(policy, prm, machine.device, machine.device.host_bandwidth)
-        found["offload"]["apart_seconds"] = apart
-        found["reasons"] += _offload_reasons(found["offload"], chosen.seconds)
-    return found
+        plan["offload"] = _offload(policy, prm, machine.device, machine.device.host_bandwidth)
+        plan["offload"]["apart_seconds"] = apart
+        plan["reasons"] += _offload_reasons(plan["offload"], chosen.seconds)
+    return plan
 
 
 def _shown(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str, Any]:
@@ -107,32 +107,32 @@ def _offload(
 ) -> dict[str, Any]:
     """For each model the microseconds in which a token's KV comes back from host memory, and those
     in which it is computed again by a large prefill; where the first is less, SGLang's flag."""
-    found: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     for name, model in {"policy": policy, "reward_model": prm}.items():
         copied, computed = model.kv_bytes / bandwidth, model.token_flops / device.flops
-        found[name] = {
+        times[name] = {
             "copied_us": 1e6 * copied,
             "computed_us": 1e6 * computed,
             "args": "--enable-hierarchical-cache" if copied < computed else "",
         }
-    return found
+    return times
 
 
 def _offload_reasons(offload: dict[str, Any], seconds: float) -> list[str]:
-    said = []
+    reasons = []
     for name in ("policy", "reward_model"):
         one = offload[name]
-        said.append(
+        reasons.append(
             f"A token that the {name.replace('_', ' ')} has dropped comes back from host memory in "
             f"{one['copied_us']:.3g} us and is computed again in {one['computed_us']:.3g} us."
         )
     apart = offload["apart_seconds"]
     if apart is not None:
         better = "faster than" if apart < seconds else "no faster than"
-        said.append(
+        reasons.append(
             f"With the KV of whichever model rests in host memory: {apart:.3g} s, {better} shared."
         )
-    return said
+    return reasons
 
 
 def _draft(settings: Settings, machine: Machine) -> ModelConfig | None:

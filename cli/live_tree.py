@@ -63,7 +63,7 @@ class LiveTree:
         if self._console.is_terminal:
             self._live.stop()
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Take in an event; without a terminal, print it as a line."""
         self._grow(event)
         if not self._console.is_terminal:

@@ -184,9 +184,9 @@ def calibrate(
         fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
     tasks = [task_of(name, TaskSplit.TRAIN, limit, seed) for name in parts(task)]
     settings = models_ready(settings_of(context.obj), tell)
-    found = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
+    report = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
 
 
 @app.command(cls=EngineCommand)
@@ -206,10 +206,10 @@ def replay(
     console = Console(stderr=as_json)
     if url is None:
         settings = models_ready(settings, tell)
-    found = run_to_end(replay_all(records, settings, console, url))
+    report = run_to_end(replay_all(records, settings, console, url))
     if as_json:
-        print(json.dumps({"rows": found}))
-    if not all(row["same"] for row in found):
+        print(json.dumps({"rows": report}))
+    if not all(row["same"] for row in report):
         raise typer.Exit(FAILED)
 
 
@@ -241,23 +241,23 @@ def plan(
     settings = models_ready(settings_of(context.obj, checkpoint), tell)
     with refused((ValueError, OSError)):
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
-        found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
+        report = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    for reason in found["reasons"]:
+    for reason in report["reasons"]:
         print(reason)
-    shares = found["roofline"]
+    shares = report["roofline"]
     if gpu is None:
         print(f"--kv-tokens {shares['kv_tokens']}, PRM {shares['prm_kv_tokens']} tokens")
     else:
-        for name, fraction in found["mem_fraction_static"].items():
+        for name, fraction in report["mem_fraction_static"].items():
             print(f"{name}: --mem-fraction-static {fraction}")
-        if "draft_args" in found:
-            print(f"policy: {found['draft_args']}")
-        for name in found["mem_fraction_static"]:
-            if found.get("offload", {}).get(name, {}).get("args"):
-                print(f"{name}: {found['offload'][name]['args']} (without our plug-in's eviction)")
+        if "draft_args" in report:
+            print(f"policy: {report['draft_args']}")
+        for name in report["mem_fraction_static"]:
+            if report.get("offload", {}).get(name, {}).get("args"):
+                print(f"{name}: {report['offload'][name]['args']} (without our plug-in's eviction)")
 
 
 @app.command(name="check", cls=EngineCommand)
@@ -280,12 +280,12 @@ def check_model(
         device = None if gpu is None else gpu_of(gpu)
     with refused((ValueError, OSError)):
         settings, here = settings_to_check(context.obj, checkpoint, device)
-        found = check_models(settings, device, here)
+        report = check_models(settings, device, here)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        show(found, Console())
-    if found["refused"]:
+        show(report, Console())
+    if report["refused"]:
         raise typer.Exit(WRONG_USE)
 
 
@@ -296,13 +296,13 @@ def check(as_json: Json = False) -> None:
 
     settings = settings_of({})
     with refused(SettingsError):
-        found = run(settings)
+        report = run(settings)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    for name, value in found["settings"].items():
+    for name, value in report["settings"].items():
         print(f"{name} = {value}")
-    print(f"keys: {', '.join(found['keys'])}")
+    print(f"keys: {', '.join(report['keys'])}")
 
 
 @config.command()

@@ -52,7 +52,7 @@ MODELS = ("policy", "reward_model")
 
 
 def settings_to_check(
-    given: Mapping[str, Any], model: str | None, gpu: Gpu | None
+    options: Mapping[str, Any], model: str | None, gpu: Gpu | None
 ) -> tuple[Settings, str]:
     """The settings to check, and why this machine would not run the models, empty if it would.
 
@@ -60,7 +60,7 @@ def settings_to_check(
     Raises SettingsError for what is wrong wherever the models run.
     """
     named: dict[str, Any] = {} if model is None else {"policy_model": model}
-    values: dict[str, Any] = {**given, **named}
+    values: dict[str, Any] = {**options, **named}
     launched: dict[str, Any] = {} if "policy_urls" in values else {"launch": True}
     elsewhere: dict[str, Any] = {"engine": "sglang", **launched, **values}
     if "engine" in values:
@@ -126,7 +126,7 @@ def _bundled_policy(settings: Settings) -> str | None:
 
 def _described(folder: Path, number_bytes: int, known: bool) -> dict[str, Any]:
     checkpoint = Checkpoint.of(folder)
-    found = {
+    model = {
         "checkpoint": _name(folder),
         "class": checkpoint.architecture,
         "known": known,
@@ -136,8 +136,8 @@ def _described(folder: Path, number_bytes: int, known: bool) -> dict[str, Any]:
     try:
         sizes = ModelConfig.sizes_of(folder)
     except UnsupportedModel as error:
-        return found | {"weight_bytes": None, "kv_bytes": None, "unknown": str(error)}
-    return found | {
+        return model | {"weight_bytes": None, "kv_bytes": None, "unknown": str(error)}
+    return model | {
         "weight_bytes": weight_bytes(sizes, number_bytes),
         "kv_bytes": int(footprint(sizes, number_bytes).kv_bytes),
     }
@@ -219,9 +219,9 @@ def _memory(
     if any(model["weight_bytes"] is None for model in read):
         return {"gpu": gpu.name, "bytes": gpu.memory * GIGA}, []
     usable, weights = (1 - PASSES_SHARE) * gpu.memory * GIGA, sum(m["weight_bytes"] for m in read)
-    found = {"gpu": gpu.name, "bytes": gpu.memory * GIGA, "usable_bytes": int(usable)}
+    memory = {"gpu": gpu.name, "bytes": gpu.memory * GIGA, "usable_bytes": int(usable)}
     if weights >= usable:
-        return found, [
+        return memory, [
             f"{weights / GIGA:.1f} GB of weights, {usable / GIGA:.1f} of {gpu.name}'s "
             f"{gpu.memory:g} GB hold weights and KV; take a larger GPU, or spread a model over "
             "several: --policy-args '--tp-size 2', --reward-args '--tp-size 2 --base-gpu-id 2'"
@@ -229,11 +229,11 @@ def _memory(
     if settings.reward_model is None or not form.needs_model:
         tokens = (usable - weights) / models["policy"]["kv_bytes"]
         shares = {"policy": round(1 - PASSES_SHARE, 4)}
-        return found | {"shares": shares, "kv_tokens": {"policy": int(tokens)}}, []
+        return memory | {"shares": shares, "kv_tokens": {"policy": int(tokens)}}, []
     split = make_plan(settings, SplitLoad(*settings.kv_load), _machine_of(gpu))
     chosen = split["roofline"]
     tokens = {"policy": chosen["kv_tokens"], "reward_model": chosen["prm_kv_tokens"]}
-    return found | {
+    return memory | {
         "shares": split["mem_fraction_static"],
         "kv_tokens": {name: int(count) for name, count in tokens.items()},
     }, []
@@ -307,26 +307,26 @@ def _server_commands(settings: Settings, memory: dict[str, Any]) -> list[str]:
     return lines
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(report: dict[str, Any], console: Console) -> None:
     """As a table, with what is refused and the lines to type below."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in MODELS:
-        model = found[name]
+        model = report[name]
         table.add_row(name.replace("_", " "), "none" if not model else _model_line(model))
-    table.add_row("profile", found["profile"])
+    table.add_row("profile", report["profile"])
     table.add_row(
-        "reward format", f"{found['reward_format']}, read from {found['reward_read_from']}"
+        "reward format", f"{report['reward_format']}, read from {report['reward_read_from']}"
     )
-    table.add_row("engine", found["engine"])
-    for engine, why in found["engines"].items():
+    table.add_row("engine", report["engine"])
+    for engine, why in report["engines"].items():
         table.add_row(f"  {engine}", "; ".join(why) or "could run them")
-    if memory := found["memory"]:
+    if memory := report["memory"]:
         table.add_row("memory", _memory_line(memory))
     console.print(table)
     for kind in ("refused", "notes"):
-        for line in found[kind]:
+        for line in report[kind]:
             console.print(f"{kind.removesuffix('s')}: {line}", soft_wrap=True, markup=False)
-    lines = {"serve": [found["command"]], "or servers of one's own": found["server_commands"]}
+    lines = {"serve": [report["command"]], "or servers of one's own": report["server_commands"]}
     for what, typed in lines.items():
         for line in filter(None, typed):
             console.print(f"{what}: {line}", soft_wrap=True, markup=False, highlight=False)
@@ -334,12 +334,12 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 def _model_line(model: dict[str, Any]) -> str:
     known = "" if model["known"] else ", not in docs/models.md"
-    said = f"{model['checkpoint']}: {model['class']}{known}, context {model['context']}"
+    summary = f"{model['checkpoint']}: {model['class']}{known}, context {model['context']}"
     if model["weight_bytes"] is None:
-        return f"{said}; memory is not known: {model['unknown']}"
+        return f"{summary}; memory is not known: {model['unknown']}"
     weights = f"{model['weight_bytes'] / GIGA:.2f} GB of weights"
     there = "" if model["weights_here"] else " (not downloaded)"
-    return f"{said}; {weights}{there}, {model['kv_bytes'] / 1e3:.1f} kB of KV a token"
+    return f"{summary}; {weights}{there}, {model['kv_bytes'] / 1e3:.1f} kB of KV a token"
 
 
 def _memory_line(memory: dict[str, Any]) -> str:

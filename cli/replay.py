@@ -98,16 +98,16 @@ def _record(document: Any, path: Path) -> Record:
     """A chat completion with a ``search`` object, or a document of ``/v1/search``."""
     if not isinstance(document, dict):
         raise RecordError(f"{path}: must hold a JSON object")
-    found = document.get("search", document)
-    missing = [k for k in ("spec", "messages", "tree_digest") if k not in (found or {})]
+    search = document.get("search", document)
+    missing = [k for k in ("spec", "messages", "tree_digest") if k not in (search or {})]
     if missing:
         raise RecordError(f"{path}: not the response of a search; missing: {', '.join(missing)}")
-    if "branched_from" in found:
+    if "branched_from" in search:
         raise RecordError(f"{path}: the search went on from another one's node; replay that one")
     try:
         request = SearchRequest(
-            messages=[Message(**message) for message in found["messages"]],
-            search=SearchSpec(**found["spec"]),
+            messages=[Message(**message) for message in search["messages"]],
+            search=SearchSpec(**search["spec"]),
         )
         tree = from_json(document["tree"]) if "tree" in document else None
     except ValidationError as error:
@@ -116,7 +116,7 @@ def _record(document: Any, path: Path) -> Record:
         raise RecordError(f"{path}: {where} = {first['input']!r}: {first['msg']}") from error
     except (ValueError, TypeError) as error:
         raise RecordError(f"{path}: {error}") from error
-    return Record(request, found["tree_digest"], document.get("system_fingerprint"), tree)
+    return Record(request, search["tree_digest"], document.get("system_fingerprint"), tree)
 
 
 async def replay_all(

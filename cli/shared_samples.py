@@ -39,7 +39,7 @@ class StandaloneCost:
     read: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     embedded: set[tuple[int, ...]] = field(default_factory=set)
 
-    def drew(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
+    def note_steps(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """Count a round's steps: the last token of each only when a child is drawn below it."""
         self.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
         for branch, step in zip(branches, steps, strict=True):
@@ -112,7 +112,7 @@ class SharedSamples(EngineWrapper):
             lambda branch: (branch.tokens, branch.seed, branch.limit, sampling),
             lambda wanted: self._engine.expand(tree, wanted, sampling),
         )
-        self._cost(tree).drew(branches, steps)
+        self._cost(tree).note_steps(branches, steps)
         return steps
 
     async def score(

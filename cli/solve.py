@@ -42,11 +42,11 @@ def local(service: Service) -> SearchClient:
     """Searches on the service's own engine, by the same way as a request over HTTP."""
 
     async def run(request: SearchRequest, listen: Listen) -> dict[str, Any]:
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             listen(event.to_dict())
 
         try:
-            document, _ = await grow(await parse_search(request, service), service, hear)
+            document, _ = await grow(await parse_search(request, service), service, on_event)
         except (ApiError, EngineError) as error:
             raise ClientError(str(translate(error, RETRY_SECONDS).detail)) from error
         return document
@@ -141,7 +141,7 @@ async def solve(
     request = SearchRequest(question=question, search=spec)
     async with search_client(settings, url, console, trees if url is None else None) as grow:
         with LiveTree(console, question) as drawing:
-            document = await grow(request, drawing.hear)
+            document = await grow(request, drawing.on_event)
     if url is not None:
         trees.write(document)
     if picture is not None:

@@ -58,7 +58,7 @@ class _Search:
 
     prompt: int
     turn: int = 0
-    heard: int = 0
+    last_turn: int = 0
     namespace: CacheNamespace = field(default_factory=CacheNamespace)
     paths: dict[int, Tokens] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class SearchRegistry:
             self.block_table.transition(note.tree, *hint)
             dead_paths += self._remove(search, note.dead)
             self._forget_silent()
-        search.heard = self._turns
+        search.last_turn = self._turns
         return dead_paths
 
     def read_before(self, note: Note, prefix: Tokens) -> int:
@@ -170,5 +170,5 @@ class SearchRegistry:
     def _forget_silent(self) -> None:
         """Searches that have long said nothing hold nothing more; their KV goes by age."""
         for tree, search in list(self._searches.items()):
-            if self._turns - search.heard > SILENT_TURNS:
+            if self._turns - search.last_turn > SILENT_TURNS:
                 self._end_search(tree)

@@ -79,13 +79,13 @@ def _with_defaults(nested: Mapping[str, Any]) -> dict[str, Any]:
     """A nested config with what transformers adds to its kind; as it is for an unknown kind."""
     from transformers import AutoConfig  # takes seconds: only who needs it waits
 
-    given = dict(nested)
-    kind = given.pop("model_type", None)
+    stored = dict(nested)
+    kind = stored.pop("model_type", None)
     try:
-        complete = AutoConfig.for_model(kind, **given).to_dict()
+        complete = AutoConfig.for_model(kind, **stored).to_dict()
     except ValueError:
         return dict(nested)
-    return {name: complete.get(name) for name in SIZES} | given | {"model_type": kind}
+    return {name: complete.get(name) for name in SIZES} | stored | {"model_type": kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +116,20 @@ class Checkpoint:
 
     def same_tokenizer(self, other: Checkpoint) -> bool | None:
         """Whether both spell texts with the same ids; None where one of them does not tell."""
-        ours, theirs = (one.folder / "tokenizer.json" for one in (self, other))
-        if not (ours.is_file() and theirs.is_file()):
+        first, second = (one.folder / "tokenizer.json" for one in (self, other))
+        if not (first.is_file() and second.is_file()):
             return None
-        return _same_tokenizer(_state(ours), _state(theirs))
+        return _same_tokenizer(_state(first), _state(second))
 
     def same_weights(self, other: Checkpoint) -> bool | None:
         """Whether a sample of the tensors that both hold is alike, byte for byte; None where one of
         them holds none in the other's number type."""
-        ours, theirs = _tensors(self.folder), _tensors(other.folder)
-        alike = [n for n in sorted(ours) if n in theirs and ours[n].kind == theirs[n].kind]
+        first, second = _tensors(self.folder), _tensors(other.folder)
+        alike = [n for n in sorted(first) if n in second and first[n].kind == second[n].kind]
         if not alike:
             return None
         sampled = alike[:: max(1, len(alike) // _SAMPLED_TENSORS)]
-        return all(ours[name].sample() == theirs[name].sample() for name in sampled)
+        return all(first[name].sample() == second[name].sample() for name in sampled)
 
 
 _State = tuple[Path, int, int]
@@ -142,11 +142,11 @@ def _state(file: Path) -> _State:
 
 
 @lru_cache(maxsize=16)
-def _same_tokenizer(ours: _State, theirs: _State) -> bool:
+def _same_tokenizer(first: _State, second: _State) -> bool:
     """Of two ``tokenizer.json``; megabytes are parsed once, however often servers are compared."""
-    if ours[0].read_bytes() == theirs[0].read_bytes():
+    if first[0].read_bytes() == second[0].read_bytes():
         return True
-    return _words(ours[0]) == _words(theirs[0])
+    return _words(first[0]) == _words(second[0])
 
 
 def _words(file: Path) -> Mapping[str, Any]:
@@ -210,11 +210,11 @@ def check_weights(folder: Path) -> None:
 
 def _tensors(folder: Path) -> dict[str, _Tensor]:
     """The tensors of a folder's safetensors, by the files' headers; none for broken files."""
-    found: dict[str, _Tensor] = {}
+    tensors: dict[str, _Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with suppress(ValueError):
-            found |= _held(file)
-    return found
+            tensors |= _held(file)
+    return tensors
 
 
 def _held(file: Path) -> dict[str, _Tensor]:
@@ -223,13 +223,13 @@ def _held(file: Path) -> dict[str, _Tensor]:
         size = opened.read(8)
         length = struct.unpack("<Q", size)[0] if len(size) == 8 else 0
         text = opened.read(length) if 0 < length <= file.stat().st_size else b""
-    found: dict[str, _Tensor] = {}
+    tensors: dict[str, _Tensor] = {}
     try:
         for name, about in json.loads(text).items():
             if name != "__metadata__":
                 first, last = about["data_offsets"]
                 kind = (about["dtype"], *about["shape"])
-                found[name] = _Tensor(file, 8 + length + first, 8 + length + last, kind)
+                tensors[name] = _Tensor(file, 8 + length + first, 8 + length + last, kind)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"{file}: no whole safetensors file; get it again") from None
-    return found
+    return tensors

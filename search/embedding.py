@@ -40,8 +40,8 @@ class Embeddings:
         Raises EmbeddingMissing if they are unfit, one by one or beside those of earlier steps.
         """
         if len(vectors) != len(wanted):
-            found = f"{len(vectors)} embeddings for {len(wanted)} steps"
-            raise EmbeddingMissing(f"engine: gave {found}")
+            received = f"{len(vectors)} embeddings for {len(wanted)} steps"
+            raise EmbeddingMissing(f"engine: gave {received}")
         try:
             entering = rounded(vectors)
         except ValueError as error:

@@ -240,21 +240,21 @@ class KvEvents:
         self._emit = emit
         self._kept: dict[int, int] = {}
         self._unborn: dict[int, int] = {}
-        self._told = False
+        self._reported = False
 
     def dead(self, number: int, nodes: Iterable[int]) -> None:
         """In this round the engine was told that nobody comes back to these nodes.
 
         Nothing is said of an engine that has not spoken of its KV.
         """
-        for node in nodes if self._told else ():
+        for node in nodes if self._reported else ():
             if self._kept.get(node) != 0:
                 self._kept[node] = 0
                 self._emit(Evicted(number, node, 0, "dead"))
 
     def round(self, number: int, moved: KvMoved, active: int) -> None:
         """A round is in the tree; ``active``: unique tokens of the paths it grew from."""
-        self._told = True
+        self._reported = True
         cached = {**self._unborn, **moved.cached}
         self._unborn = {node: at for node, at in cached.items() if node >= len(self._tree)}
         for node in sorted(cached.keys() - self._unborn.keys() - {ROOT}):

@@ -175,13 +175,13 @@ class Tree:
 
     def above(self, nodes: Iterable[Node]) -> set[int]:
         """Ids of the steps on the paths down to ``nodes``, these included; the root is none."""
-        found: set[int] = set()
+        steps: set[int] = set()
         for node in nodes:
             node_id = node.id
-            while node_id != ROOT and node_id not in found:
-                found.add(node_id)
+            while node_id != ROOT and node_id not in steps:
+                steps.add(node_id)
                 node_id = self.nodes[node_id].parent
-        return found
+        return steps
 
 
 _STATE_AFTER = {

@@ -104,12 +104,12 @@ async def _draw(
             tree = f"{parsed.tree}.{wanted.draw}" if wanted.draw else parsed.tree
             timed = replace(wanted, seconds=seconds)
 
-            def hear(text: str) -> None:
+            def on_text(text: str) -> None:
                 spent.completion += wanted.piece
                 if tell is not None:
                     tell(Certain(wanted.draw, text))
 
-            return service.runner.complete(tree, timed, hear)
+            return service.runner.complete(tree, timed, on_text)
 
         replies = await _all([draw(wanted) for wanted in parsed.completions])
         spent.completion = sum(reply.tokens for reply in replies)
@@ -141,8 +141,8 @@ async def search_in_turn(
     prompt = len(parsed.problem.prompt)
     with service.quotas.booking(parsed.key, prompt, searched=True) as spent:
 
-        def hear(event: Event) -> None:
-            spent.hear(event)
+        def on_event(event: Event) -> None:
+            spent.on_event(event)
             listen(event)
 
         return await service.runner.search(
@@ -150,7 +150,7 @@ async def search_in_turn(
             parsed.problem,
             parsed.spec,
             seconds=seconds,
-            listen=hear,
+            listen=on_event,
             continuation=parsed.continuation,
             in_reasoning=bool(parsed.in_reasoning),
         )
@@ -171,15 +171,15 @@ def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[E
         tell(Certain(0, text[sent:end]))
         sent = max(sent, end)
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         nonlocal looking
         tell(event)
-        foresight.hear(event)
+        foresight.on_event(event)
         if not looking:
             looking = True
             loop.call_soon(look)
 
-    return hear
+    return on_event
 
 
 async def _chunks(
@@ -208,9 +208,9 @@ async def _chunks(
                 case Certain(index, text):
                     for piece in written.pieces(index, *reasoning[index].more(text)):
                         yield event(piece)
-                case Event() if progress is not None and (line := progress.hear(item)):
-                    for told in written.reasoning(0, line):
-                        yield event(told)
+                case Event() if progress is not None and (line := progress.on_event(item)):
+                    for chunk in written.reasoning(0, line):
+                        yield event(chunk)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         reply_error = translate(error, settings.retry_after_seconds)
         yield event(reply_error.body())

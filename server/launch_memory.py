@@ -18,7 +18,7 @@ log = logging.getLogger("hedgerow")
 
 PASSES_SHARE = 0.12
 """Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
-GIVEN = (0.6, 0.75)
+DEFAULT_SHARES = (0.6, 0.75)
 """Where sizes are not known, and on a CPU, where ``kv_tokens`` bounds what a server takes."""
 PEAKS = DevicePeaks(1e12 * GPUS["a100"].teraflops, 1e9 * GPUS["a100"].bandwidth)
 """Of them only the ratio matters here, and other GPUs' is within 2.7 of it."""
@@ -37,15 +37,18 @@ def launch_shares(settings: Settings, device: str, reward: Path | None) -> tuple
     if settings.launch_memory is not None:
         return settings.launch_memory
     if device == "cpu" or not cuda_devices():
-        return GIVEN
+        return DEFAULT_SHARES
     args = [*shlex.split(settings.policy_args), *shlex.split(settings.reward_args)]
     names = {arg.partition("=")[0] for arg in args}
     if reward is None or _APART in names:
         return 1 - PASSES_SHARE, 1 - PASSES_SHARE
     policy_costs, reward_costs = _costs(settings.policy_model), _costs(reward)
     if policy_costs is None or reward_costs is None or names & {*_PARALLEL}:
-        log.info("shares of the GPU's memory: %s, %s, for want of sizes (--launch-memory)", *GIVEN)
-        return GIVEN
+        log.info(
+            "shares of the GPU's memory: %s, %s, for want of sizes (--launch-memory)",
+            *DEFAULT_SHARES,
+        )
+        return DEFAULT_SHARES
     memory, load = cuda_devices()[0].memory, SplitLoad(*settings.kv_load)
     weights = policy_costs.weight_bytes + reward_costs.weight_bytes
     budget = int((1 - PASSES_SHARE) * memory - weights)

@@ -43,7 +43,7 @@ class ReplyTokens:
     prompt: int
     completion: int = 0
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Count the tokens of a step."""
         if isinstance(event, Expanded):
             self.completion += len(event.tokens)

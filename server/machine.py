@@ -68,7 +68,7 @@ def sglang_python() -> Path:
 
 def free_memory() -> int | None:
     """Bytes of memory that processes started here may take; None where that is not told."""
-    known = [found for found in (_available(), _left_in_container()) if found is not None]
+    known = [size for size in (_available(), _left_in_container()) if size is not None]
     return min(known, default=None)
 
 

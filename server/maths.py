@@ -110,11 +110,11 @@ class Maths:
     def _reading(self, answer: str) -> Expression | None:
         if not looks_like_maths(answer):
             return None
-        found = read(answer)
-        if found is None:
+        expression = read(answer)
+        if expression is None:
             self.unread += 1
             log.info("comparing %r as it is written: too large, or not readable", answer)
-        return found
+        return expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +136,13 @@ def read(answer: str) -> Expression | None:
         return None
     if not COMMANDS.issuperset(NAMED.findall(answer)):
         return None
-    found = parse(
+    parsed = parse(
         f"${answer}$",
         [LatexExtractionConfig()],
         fallback_mode="no_fallback",
         parsing_timeout=0,  # none
     )
-    tree = found[0] if found else None
+    tree = parsed[0] if parsed else None
     if not isinstance(tree, sympy.Basic) or not _small(tree):
         return None
     return Expression(tree, _value(tree))

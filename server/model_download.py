@@ -154,7 +154,7 @@ def what_follows(settings: Settings) -> str | None:
         "reward_model": "",
         "reward_format": "" if settings.reward_model is None else _known_by(True),
     }
-    taken = [
+    defaults = [
         f"{option(name)} {getattr(settings, name) or 'none'}{why}"
         for name, why in reasons.items()
         if name not in settings.model_fields_set
@@ -164,7 +164,7 @@ def what_follows(settings: Settings) -> str | None:
     name = made or hub_name(settings.policy_model)
     return (
         f"{name or settings.policy_model}: {kind}, context {context}; "
-        f"not set, so taken: {', '.join(taken) or 'nothing'}"
+        f"not set, so taken: {', '.join(defaults) or 'nothing'}"
     )
 
 

@@ -62,7 +62,7 @@ def ops_routes(service: Service) -> APIRouter:
     async def metrics() -> Response:
         reports = await asyncio.gather(*(_usage_of(each) for each in service.models))
         for each, usage in zip(service.models, reports, strict=True):
-            service.metrics.engines.heard(each.settings.model, usage)
+            service.metrics.engines.note_usage(each.settings.model, usage)
         service.metrics.tasks.set(len(asyncio.all_tasks()))
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 

@@ -149,7 +149,7 @@ class EngineSeries(Collector):
         self._reports: dict[str, Usage] = {}
         self._up: dict[str, float] = {}
 
-    def heard(self, served: str, usage: Usage | None) -> None:
+    def note_usage(self, served: str, usage: Usage | None) -> None:
         """Take in what a model's engine answered this scrape, None if it did not."""
         self._up[served] = float(usage is not None)
         if usage is not None:
@@ -161,21 +161,21 @@ class EngineSeries(Collector):
         what = "1 when the engine answered this scrape."
         yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
         for kind, name, what, labels, values in READINGS:
-            found = {
+            series = {
                 (served, *of): value
                 for served, usage in self._reports.items()
                 for of, value in values(usage).items()
             }
-            yield _family(kind, name, what, ("served", *labels), found)
+            yield _family(kind, name, what, ("served", *labels), series)
         for one in fields(self._counters):
             if (metric := one.metadata["metric"]) is None:
                 continue
             kind = GaugeMetricFamily if one.metadata["maximum"] else CounterMetricFamily
-            found = {
+            series = {
                 (served,): getattr(usage.totals, one.name)
                 for served, usage in self._reports.items()
             }
-            yield _family(kind, metric or one.name, one.metadata["help"], ("served",), found)
+            yield _family(kind, metric or one.name, one.metadata["help"], ("served",), series)
 
 
 Values = Mapping[tuple[str, ...], float]

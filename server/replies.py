@@ -72,8 +72,8 @@ class ReplyFormat:
 
     def pieces(self, index: int, thought: str, text: str) -> list[dict[str, Any]]:
         """The chunks for parts of a thought and of a reply, either of which may be empty."""
-        told = self.reasoning(index, thought) if thought else []
-        return [*told, self.piece(index, text)] if text else told
+        chunks = self.reasoning(index, thought) if thought else []
+        return [*chunks, self.piece(index, text)] if text else chunks
 
     def usage(self, used: dict[str, Any]) -> dict[str, Any]:
         """The last chunk, for clients that asked for the usage."""

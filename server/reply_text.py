@@ -20,8 +20,8 @@ def first_stop(text: str, stop: tuple[str, ...], since: int = 0) -> int | None:
     Not the one that begins first: whoever reads along could not know of it yet. None begins before
     ``since``: what was not held back then is not looked at again.
     """
-    found = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
-    return min(found)[1] if found else None
+    ends = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
+    return min(ends)[1] if ends else None
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
@@ -126,19 +126,19 @@ def answer_of(question: str) -> Callable[[str], str | None]:
 
 def generic_answer(text: str) -> str | None:
     r"""The last ``\boxed{...}``, else the last "The (final) answer is ...", normalised; or None."""
-    found = _last_boxed(text)
-    if found is None:
+    answer = _last_boxed(text)
+    if answer is None:
         sentences = ANSWER_SENTENCE.findall(text)
-        found = sentences[-1] if sentences else None
-    return normalise(found) if found is not None else None
+        answer = sentences[-1] if sentences else None
+    return normalise(answer) if answer is not None else None
 
 
 def maths_answer(text: str) -> str | None:
     """The generic answer, else the last number of the reply; or None."""
-    found = generic_answer(text)
-    if found is None and (numbers := ANY_NUMBER.findall(text)):
-        found = normalise(numbers[-1])
-    return found
+    answer = generic_answer(text)
+    if answer is None and (numbers := ANY_NUMBER.findall(text)):
+        answer = normalise(numbers[-1])
+    return answer
 
 
 def normalise(answer: str) -> str | None:

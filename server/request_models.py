@@ -176,10 +176,10 @@ class TextRequest(GenerationRequest):
 _QUESTION_OR_MESSAGES: dict[str, Any] = {
     "oneOf": [
         {
-            "required": [given],
-            "properties": {given: {"not": {"type": "null"}}, other: {"type": "null"}},
+            "required": [required],
+            "properties": {required: {"not": {"type": "null"}}, other: {"type": "null"}},
         }
-        for given, other in (("question", "messages"), ("messages", "question"))
+        for required, other in (("question", "messages"), ("messages", "question"))
     ]
 }
 

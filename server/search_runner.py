@@ -62,7 +62,7 @@ class SearchRunner:
         self.metrics = metrics
         self._running: dict[asyncio.Task[Any], QueueSlot] = {}
         self._closing = False
-        self._told_of_embedder = False
+        self._embedder_fault_logged = False
 
     def start(
         self, work: Coroutine[Any, Any, T], slot: QueueSlot, *, kept: bool = False
@@ -96,13 +96,13 @@ class SearchRunner:
         """Run ``work(tell)`` in a request's slot and yield what it tells, Silence in between, its
         WorkDone last. Raises what ``run`` raises.
         """
-        told: asyncio.Queue[T | None] = asyncio.Queue()
-        task = self.start(work(told.put_nowait), slot)
-        task.add_done_callback(lambda _: told.put_nowait(None))
+        items: asyncio.Queue[T | None] = asyncio.Queue()
+        task = self.start(work(items.put_nowait), slot)
+        task.add_done_callback(lambda _: items.put_nowait(None))
         while True:
             try:
                 async with asyncio.timeout(quiet_seconds):
-                    item = await told.get()
+                    item = await items.get()
             except TimeoutError:
                 yield Silence()
                 continue
@@ -158,8 +158,10 @@ class SearchRunner:
             )
         self.metrics.count_search(outcome)
         fault = outcome.stats.embedder_fault
-        if fault is not None and not self._told_of_embedder:  # each is counted, told in its reply
-            self._told_of_embedder = True
+        if (
+            fault is not None and not self._embedder_fault_logged
+        ):  # each is counted, told in its reply
+            self._embedder_fault_logged = True
             log.warning("%s: such searches go on without comparing steps", fault)
         if answers.maths is not None:
             self.metrics.unread_answers.inc(answers.maths.unread)

@@ -60,10 +60,11 @@ UNKNOWN_DEFAULT = "default_factory_not_called"
 """Of kv_theta, where policy_model is wrong; that is said already."""
 
 
-def _shipped_theta(given: dict[str, Any]) -> Path | None:
+def _shipped_theta(values: dict[str, Any]) -> Path | None:
     """What was fitted to the bundled policy model, where it is the one and the file is there."""
     path = SPRIG_FOLDER / "theta.json"
-    return path if given.get("policy_model") == SPRIG_FOLDER / "policy" and path.is_file() else None
+    bundled = values.get("policy_model") == SPRIG_FOLDER / "policy"
+    return path if bundled and path.is_file() else None
 
 
 class _Settings(BaseSettings):

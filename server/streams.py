@@ -63,7 +63,7 @@ class StablePrefix:
         self._sent = ""
         self._goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take in the search's next event."""
         if isinstance(event, Started):
             self._tree = None if self._goes_back else Tree(event.prompt)
@@ -115,7 +115,7 @@ class Progress:
         self._best: tuple[float, str] | None = None
         self._finished = 0
 
-    def hear(self, event: Event) -> str | None:
+    def on_event(self, event: Event) -> str | None:
         """Take in an event; the line of the round that is over with it, if one is."""
         number = getattr(event, "round", self._round)
         over = isinstance(event, Answered) or number != self._round

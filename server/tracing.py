@@ -92,13 +92,13 @@ class Tracing:
         with self.tracer.start_as_current_span(f"chat {self._model}", attributes=asked) as span:
             traced = TracedEngine(engine, self.tracer, span, self._model)
 
-            def hear(event: Event) -> None:
-                traced.hear(event)
+            def on_event(event: Event) -> None:
+                traced.on_event(event)
                 if listen is not None:
                     listen(event)
 
             try:
-                outcome = await search(problem, spec, traced, listen=hear, **more)
+                outcome = await search(problem, spec, traced, listen=on_event, **more)
             finally:
                 traced.end()
             span.set_attributes(_answered(outcome))
@@ -186,9 +186,9 @@ class TracedRequests:
 class TracedEngine(EngineWrapper):
     """An engine for one tree. ``whole``: the span of its search; ``model``: the policy's name.
 
-    The search decides from the last thing it told (``hear``) of one round, or from its embeddings
-    on, until it gives the hint of the next. Between a round's steps and what it tells of them it
-    may embed as well as score.
+    The search decides from the last thing it told (``on_event``) of one round, or from its
+    embeddings on, until it gives the hint of the next. Between a round's steps and what it tells of
+    them it may embed as well as score.
     """
 
     def __init__(self, engine: Engine, tracer: Tracer, whole: Span, model: str) -> None:
@@ -198,11 +198,11 @@ class TracedEngine(EngineWrapper):
         self._model = model
         self._round: Span | None = None
         self._number = 0
-        self._heard = time.time_ns()
+        self._last_event = time.time_ns()
         self._deciding_from: int | None = None
         self._drawn = False
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """The search told of something. A plan is told as it is made, before the hint."""
         if isinstance(event, Selected | Pruned) and event.round > self._number:
             self._begin()
@@ -210,12 +210,12 @@ class TracedEngine(EngineWrapper):
             about = {"hedgerow.node": event.node, "hedgerow.kv.tokens_kept": event.kept}
             self._round.add_event(event.name, about)
         self._drawn = False
-        self._heard = time.time_ns()
+        self._last_event = time.time_ns()
 
     def end(self) -> None:
         """The search is over."""
         if self._round is not None:
-            self._round.end(self._heard)
+            self._round.end(self._last_event)
             self._round = None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
@@ -278,8 +278,8 @@ class TracedEngine(EngineWrapper):
         """A new round, unless it has begun already."""
         if self._deciding_from is None:
             self.end()
-            self._round = self._tracer.start_span("round", self._whole, start_time=self._heard)
-            self._deciding_from = self._heard
+            self._round = self._tracer.start_span("round", self._whole, start_time=self._last_event)
+            self._deciding_from = self._last_event
 
     def _parent(self) -> Context:
         return self._whole if self._round is None else set_span_in_context(self._round)
@@ -300,8 +300,8 @@ class TracedEngine(EngineWrapper):
         now = time.time_ns()
         evicted = after.totals.evicted_tokens - before.totals.evicted_tokens
         if evicted > 0:
-            took = after.totals.kv_policy_seconds - before.totals.kv_policy_seconds
-            began = now - int(took * NANOSECONDS)
+            seconds = after.totals.kv_policy_seconds - before.totals.kv_policy_seconds
+            began = now - int(seconds * NANOSECONDS)
             about = {"hedgerow.kv.tokens": evicted}
             self._tracer.start_span("evict", parent, attributes=about, start_time=began).end(now)
         rehydrated = after.totals.rehydrated_tokens - before.totals.rehydrated_tokens

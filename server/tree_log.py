@@ -22,7 +22,7 @@ MOST_WAITING = 64 << 20
 CLOSE_SECONDS = 5.0
 """For what still waits at the end."""
 
-Heard = Callable[[bool], None]
+OnWritten = Callable[[bool], None]
 
 
 class TreeLog:
@@ -36,8 +36,8 @@ class TreeLog:
         self.wanted = path is not None
         self._file: FileIO | None = path.open("ab", buffering=0) if path else None
         self._torn = False
-        self._told = False
-        self._lines: SimpleQueue[tuple[bytes, Heard] | None] = SimpleQueue()
+        self._reported = False
+        self._lines: SimpleQueue[tuple[bytes, OnWritten] | None] = SimpleQueue()
         self._writer: threading.Thread | None = None
         self._waiting = 0
         self._behind = False
@@ -78,20 +78,20 @@ class TreeLog:
             return
         written: asyncio.Future[None] = loop.create_future()
 
-        def heard() -> None:
+        def make_room() -> None:
             self._waiting -= len(line)
             self._behind = self._waiting > 0
             if not written.done():
                 written.set_result(None)
 
-        def hear(fine: bool) -> None:
+        def on_written(fine: bool) -> None:
             if not fine:
                 lost()
             with suppress(RuntimeError):  # the loop may be closed by now
-                loop.call_soon_threadsafe(heard)
+                loop.call_soon_threadsafe(make_room)
 
         self._waiting += len(line)
-        self._lines.put((line, hear))
+        self._lines.put((line, on_written))
         if self._writer is None:
             target = self._write_lines
             self._writer = threading.Thread(target=target, name="hedgerow-trees", daemon=True)
@@ -105,9 +105,9 @@ class TreeLog:
 
     def _write_lines(self) -> None:
         while (item := self._lines.get()) is not None:
-            line, hear = item
+            line, on_written = item
             assert self._file is not None, "lines wait for a file"
-            hear(self._write(self._file, line))
+            on_written(self._write(self._file, line))
 
     def _write(self, file: FileIO, line: bytes) -> bool:
         left = memoryview(b"\n" + line if self._torn else line)
@@ -121,9 +121,9 @@ class TreeLog:
         return True
 
     def _tell(self, file: FileIO, why: str) -> None:
-        if not self._told:
+        if not self._reported:
             log.error("trees are lost: %s cannot be written: %s", file.name, why)
-        self._told = True
+        self._reported = True
 
 
 def _line(document: dict[str, Any]) -> bytes:

@@ -148,7 +148,7 @@ def names_in(file: Path) -> set[str]:
 
 def words_of(name: str) -> set[str]:
     """The words of an identifier in any case: ``DraftTree.row_of`` has draft, tree, row, of."""
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name.replace("NotFound", ""))  # other people's
     return set(re.findall(r"[a-z]+", apart.lower()))
 
 

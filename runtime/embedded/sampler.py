@@ -127,26 +127,26 @@ def rank_candidates(
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
     seeded, at = np.asarray(seeds, np.uint64), np.asarray(positions)
-    found = np.empty((len(values), count), dtype=np.int64)
+    ranked = np.empty((len(values), count), dtype=np.int64)
     for block in blocks(*values.shape):
         warm = np.where(temperature[block] > 0, temperature[block], 1.0)[:, None]
         scores = SCRATCH.take("scores", values[block].shape, np.float64)
         np.divide(values[block], warm, out=scores)
-        found[block] = _ranked(scores, seeded[block], at[block], top_p[block], count)
+        ranked[block] = _ranked(scores, seeded[block], at[block], top_p[block], count)
     for row in np.flatnonzero(temperature <= 0):
-        found[row] = -1
+        ranked[row] = -1
         most = min(count, values.shape[1])
         likely = np.flatnonzero(values[row] >= np.partition(values[row], -most)[-most])
         order = np.argsort(-values[row, likely], kind="stable")
-        found[row, :most] = likely[order[:most]]
-    return found
+        ranked[row, :most] = likely[order[:most]]
+    return ranked
 
 
 def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
-    given = np.asarray(value, dtype=np.float64)
-    if given.ndim and given.shape != (draws,):
-        raise ValueError(f"{name}: shape {given.shape} for {draws} draws; one value or one a draw")
-    return given if given.ndim else np.full(draws, given)
+    each = np.asarray(value, dtype=np.float64)
+    if each.ndim and each.shape != (draws,):
+        raise ValueError(f"{name}: shape {each.shape} for {draws} draws; one value or one a draw")
+    return each if each.ndim else np.full(draws, each)
 
 
 def _log_softmax(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:
@@ -188,14 +188,14 @@ def _ranked(
 ) -> NDArray[np.int64]:
     """The ``count`` tokens of every row (draws, vocab) that come highest with their noise, within
     its nucleus of ``mass``: ids (draws, count), as of ``gumbel_max``."""
-    found = np.empty((len(scores), count), dtype=np.int64)
+    best = np.empty((len(scores), count), dtype=np.int64)
     whole, cut = (mass >= 1.0).nonzero()[0], (mass < 1.0).nonzero()[0]
     if len(whole):
         some = scores[whole] if len(cut) else scores
         words = SCRATCH.take("hashes", some.shape, np.uint32)
         spare = SCRATCH.take("shifted", some.shape, np.uint32)
         hashed = hashes(seeds[whole], positions[whole], scores.shape[1], words, spare)
-        found[whole] = gumbel_max(some, hashed, count)
+        best[whole] = gumbel_max(some, hashed, count)
     few: list[tuple[int, NDArray[np.int64]]] = []
     for row in cut.tolist():
         weight, likely, wanted = _likely(scores[row], mass[row])
@@ -207,14 +207,14 @@ def _ranked(
         if token is None:
             few.append((row, _cut(weight, likely, wanted)))
         else:
-            found[row] = token
+            best[row] = token
     if few:
         cut, kept = np.array([row for row, _ in few]), [tokens for _, tokens in few]
         place, token = np.repeat(np.arange(len(cut)), [*map(len, kept)]), np.concatenate(kept)
         row = cut[place]
         values = scores[row, token] + gumbel_of(hashes_of(seeds[row], positions[row], token))
-        found[cut] = highest(place, token, values, len(cut), count)
-    return found
+        best[cut] = highest(place, token, values, len(cut), count)
+    return best
 
 
 def _first_within(scores: Floats, hashed: Words, weight: Floats, wanted: float) -> int | None:

@@ -68,12 +68,12 @@ class Encoder:
             raise EmbeddingMissing(f"the encoder failed: {type(error).__name__}") from error
 
     def _vectors(self, ids: Sequence[Sequence[int]], batch: int) -> list[tuple[float, ...]]:
-        found: dict[int, tuple[float, ...]] = {}
+        vectors: dict[int, tuple[float, ...]] = {}
         for length, places in self._alike(ids):
             for first in range(0, len(places), batch):
                 some = places[first : first + batch]
-                found |= zip(some, self._read([ids[i] for i in some], length), strict=True)
-        return [found[i] for i in range(len(ids))]
+                vectors |= zip(some, self._read([ids[i] for i in some], length), strict=True)
+        return [vectors[i] for i in range(len(ids))]
 
     def _alike(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
         """Padded lengths, and the places of the texts that have them."""

@@ -33,7 +33,7 @@ def drawn(events: list[dict[str, Any]], height: int = 24) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, width=60, height=height)
     with LiveTree(console, "What is it?") as live:
         for event in events:
-            live.hear(event)
+            live.on_event(event)
         plain = Console(width=60, height=height, record=True, file=io.StringIO())
         plain.print(live.render())
         return plain.export_text()
@@ -83,7 +83,7 @@ def test_without_a_terminal_every_event_is_a_line() -> None:
     console = Console(file=io.StringIO(), width=200)
     with LiveTree(console, "?") as live:
         for event in EVENTS:
-            live.hear(event)
+            live.on_event(event)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "round 1: step 1 below 0: first [step]",
@@ -99,7 +99,7 @@ def test_a_picture_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     """The SVG holds the steps and loads no font or image."""
     live = LiveTree(Console(file=io.StringIO()), "What is it?")
     for event in EVENTS:
-        live.hear(event)
+        live.on_event(event)
     live.save_picture(tmp_path / "tree.svg", "rebase")
     svg = (tmp_path / "tree.svg").read_text()
     assert "first" in svg

@@ -71,9 +71,11 @@ def test_the_cost_of_a_search_alone_by_hand() -> None:
     cost = StandaloneCost(lambda n, c, _=None: 1000.0 * n + c, no_flops)
     sampling_of = [Branch(0, i, (7, 8, 9), i, 16, i + 1) for i in range(2)]
     steps = [Step((1, 2), "", Finish.STEP, 0.0, 0.0), Step((1, 3), "", Finish.STEP, 0.0, 0.0)]
-    cost.drew(sampling_of, steps)
+    cost.note_steps(sampling_of, steps)
     cost.scored((7, 8, 9), [Trajectory(1, ((1, 2),), ("",)), Trajectory(2, ((1, 3),), ("",))])
-    cost.drew([Branch(1, 0, (7, 8, 9, 1, 2), 5, 16, 3)], [Step((4,), "", Finish.END, 0.0, 0.0)])
+    cost.note_steps(
+        [Branch(1, 0, (7, 8, 9, 1, 2), 5, 16, 3)], [Step((4,), "", Finish.END, 0.0, 0.0)]
+    )
     cost.scored((7, 8, 9), [Trajectory(3, ((1, 2), (4,)), ("", ""))])
     counted = cost.counters
     assert (counted.prefilled_tokens, counted.decoded_tokens, counted.prm_tokens) == (3, 5, 11)

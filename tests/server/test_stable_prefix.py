@@ -42,7 +42,7 @@ async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int,
     def hear(event: Event) -> None:
         if isinstance(event, Selected):
             seen.append(foresight.text())
-        foresight.hear(event)
+        foresight.on_event(event)
 
     outcome = await grow(ScriptedEngine(say), spec, listen=hear)
     seen.append(outcome.text)
@@ -55,7 +55,7 @@ def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int
     """Of a tree that grows and is pruned at random, looked at after every change: as if the whole
     texts were compared."""
     foresight, tree = StablePrefix(SearchSpec(policy="beam")), Tree((1,))
-    foresight.hear(Started("t", "beam", 4, 0, (1,)))
+    foresight.on_event(Started("t", "beam", 4, 0, (1,)))
     for place, text, kind in moves:
         leaves = list(tree.leaves())
         if not leaves:
@@ -68,7 +68,7 @@ def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int
             said = (above.id, 0, above.depth + 1, (2,), text, finish.value, 0.0, 0.0)
             told = [Expanded(1, node, *said) for node in drawn]
         for event in told:
-            foresight.hear(event)
+            foresight.on_event(event)
             change(tree, event)
         alive = [tree.text(node.id) for node in (*tree.leaves(), *tree.finished())]
         if alive:

@@ -214,9 +214,9 @@ class AttentionSlice:
         scores = seen @ self._queries.numpy()[slots[-1]].reshape(self._heads, -1).T
         weights = np.exp(scores - scores.max(0), dtype=np.float64)
         weights /= weights.sum(0)
-        found = np.zeros(len(slots))
-        found[since:] = weights.mean(1)
-        return found
+        shares = np.zeros(len(slots))
+        shares[since:] = weights.mean(1)
+        return shares
 
 
 class KVStore:

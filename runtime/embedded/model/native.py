@@ -109,8 +109,8 @@ def native() -> Native:
 
 def _compiler() -> str:
     for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        if found := shutil.which(name):
-            return found
+        if executable := shutil.which(name):
+            return executable
     raise NotBuilt("no C compiler (CC, cc, gcc, clang)")
 
 

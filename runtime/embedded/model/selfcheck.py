@@ -117,14 +117,14 @@ def _row_products(weights: Weights, tile: int, threads: Sequence[int]) -> Iterat
         x = torch.randn(max(ROW_TILES), inputs, generator=seed)[:rows]
         if rows >= 2 * probed:
             x[-probed:] = x[:probed]
-            given = [(x, (0, rows - probed))]
+            variants = [(x, (0, rows - probed))]
         else:
             place = rows - probed or 3
-            given = [(x, (0,)), (x.roll(place, 0), (place,))]
+            variants = [(x, (0,)), (x.roll(place, 0), (place,))]
         repeats = []
         for count in threads:
             torch.set_num_threads(count)
-            for each, places in given:
+            for each, places in variants:
                 out = product(each, tiles, multiply)
                 repeats += [out[(torch.arange(probed) + place) % rows] for place in places]
         yield repeats
@@ -196,18 +196,18 @@ def choose_kernel(kernel: Kernel, config: ModelConfig, threads: Sequence[int]) -
     if kernel == "torch":
         return None
     try:
-        _fit(config)
+        _check_sizes(config)
         library = native()
         _check(library, config, threads)
     except NotBuilt as error:
         if kernel == "native":
             raise NotBuilt(f"kernel: 'native'; {error}") from error
-        _say_once(str(error))
+        _warn_once(str(error))
         return None
     return library
 
 
-def _fit(config: ModelConfig) -> None:
+def _check_sizes(config: ModelConfig) -> None:
     if config.head_dim % MULTIPLE or config.head_dim > MOST:
         needed = f"multiples of {MULTIPLE} up to {MOST} are needed"
         raise NotBuilt(f"heads of {config.head_dim} numbers; {needed}")
@@ -216,7 +216,7 @@ def _fit(config: ModelConfig) -> None:
 
 
 @cache
-def _say_once(why: str) -> None:
+def _warn_once(why: str) -> None:
     _LOG.warning("attention by torch, which takes longer: %s", why)
 
 
@@ -234,8 +234,8 @@ def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None
     query *= config.head_dim**-0.5
     try:
         torch.set_num_threads(1)
-        found = _attend_natively(library, config, spans, store, query)
-        error = (found - _attend_plainly(config, spans, store, query)).abs().max().item()
+        attended = _attend_natively(library, config, spans, store, query)
+        error = (attended - _attend_plainly(config, spans, store, query)).abs().max().item()
         if not error < _TOLERANCE:
             raise NotBuilt(f"it is off by {error:.1e} from a plain softmax")
         for count in threads:
@@ -245,7 +245,7 @@ def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None
             alone = torch.cat(
                 [_attend_natively(library, config, [s], store, own) for s, own in parts]
             )
-            if not torch.equal(together, found) or not torch.equal(alone, found):
+            if not torch.equal(together, attended) or not torch.equal(alone, attended):
                 raise NotBuilt(f"a row's bits depend on the others, with {count} threads")
     finally:
         torch.set_num_threads(before)
@@ -274,12 +274,12 @@ def _attend_plainly(
     keys, values = (
         x.view(config.kv_heads, store.rows, -1) for x in (store.keys[0], store.values[0])
     )
-    found, window = [], config.sliding_window
+    attended, window = [], config.sliding_window
     for span in spans:
         for position in range(span.start, len(span.slots)):
             since = 0 if window is None else max(0, position + 1 - window)
             seen = torch.from_numpy(span.slots[since : position + 1])
-            heads = query[len(found)].view(config.kv_heads, config.group, -1)
+            heads = query[len(attended)].view(config.kv_heads, config.group, -1)
             weights = torch.softmax(heads @ keys[:, seen].transpose(1, 2), -1)
-            found.append((weights @ values[:, seen]).view(config.heads, -1))
-    return torch.stack(found)
+            attended.append((weights @ values[:, seen]).view(config.heads, -1))
+    return torch.stack(attended)

@@ -84,7 +84,7 @@ class ThreadTuner:
         if yielding:
             self._yielded = 0 if size.slower_than_stalled(seconds) else self._yielded - 1
             return
-        size.took(count, seconds)
+        size.record(count, seconds)
         if count > self.counts[0] and size.stalled(seconds) and self._preemptions() > preempted:
             size.stall, self._yielded = seconds, YIELDED
         if size.trial_over:
@@ -113,13 +113,13 @@ class _Size:
     pause: int = SOONEST // 2
     wait: int = 0
     left: list[int] = field(default_factory=list)
-    taken: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    seconds_by_count: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     stall: float | None = None
 
     @property
     def trial_over(self) -> bool:
-        return not self.left and bool(self.taken)
+        return not self.left and bool(self.seconds_by_count)
 
     def next(self, counts: tuple[int, ...]) -> int:
         """The threads of the next pass."""
@@ -132,11 +132,11 @@ class _Size:
             self.left = [count for _ in range(TURNS) for count in tried for _ in range(TURN_PASSES)]
         return self.left[0]
 
-    def took(self, count: int, seconds_a_row: float) -> None:
+    def record(self, count: int, seconds_a_row: float) -> None:
         """How long it took, if it was part of a trial."""
         if self.left:
             if len(self.left) % TURN_PASSES:
-                self.taken[count].append(seconds_a_row)
+                self.seconds_by_count[count].append(seconds_a_row)
             self.left.pop(0)
         if count == self.chosen:
             self.lately.append(seconds_a_row)
@@ -157,14 +157,14 @@ class _Size:
 
     def settle(self) -> None:
         """Choose, and wait for longer if nothing has changed."""
-        costs = {count: statistics.median(times) for count, times in self.taken.items()}
+        costs = {count: statistics.median(times) for count, times in self.seconds_by_count.items()}
         best = min(costs.values())
         chosen = min(count for count, cost in costs.items() if cost <= LEAST_SPEEDUP * best)
         self.pause = min(2 * self.pause, LATEST) if chosen == self.chosen else SOONEST
         if chosen != self.chosen:
             self.lately.clear()
         self.chosen, self.wait = chosen, self.pause
-        self.taken.clear()
+        self.seconds_by_count.clear()
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
