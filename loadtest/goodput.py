@@ -41,7 +41,7 @@ from loadtest.goodput_rows import BASELINE, COLUMNS, GoodputRun, rows
 from loadtest.goodput_sglang import SglangBench
 from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
 from loadtest.goodput_summary import joined, summary
-from loadtest.listed import listed
+from loadtest.listed import at_least_1, listed
 from loadtest.on_sglang import to_its_end
 from loadtest.report import publish, say, shown
 from loadtest.searches import items_of
@@ -286,15 +286,15 @@ def _parser() -> argparse.ArgumentParser:
         "--pool", type=listed(float), dest="pools", help="shares of the working set, by commas"
     )
     parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
-    parser.add_argument("--batch-limit", type=_above_0, help="places in a batch")
-    parser.add_argument("--sample", type=_above_0, help="so many of the cells, at random")
-    parser.add_argument("--limit", type=_above_0, dest="questions", help="questions a cell")
-    parser.add_argument("--repeats", type=_above_0, help="of every search by every variant")
+    parser.add_argument("--batch-limit", type=at_least_1, help="places in a batch")
+    parser.add_argument("--sample", type=at_least_1, help="so many of the cells, at random")
+    parser.add_argument("--limit", type=at_least_1, dest="questions", help="questions a cell")
+    parser.add_argument("--repeats", type=at_least_1, help="of every search by every variant")
     parser.add_argument(
         "--temperature", type=float, help="the bundled policy's steps are of one length at 1"
     )
     parser.add_argument("--seed", type=int, help="of questions and searches")
-    parser.add_argument("--threads", type=_above_0, help="of the arithmetic")
+    parser.add_argument("--threads", type=at_least_1, help="of the arithmetic")
     parser.add_argument("--clock", choices=CLOCKS, help="cpu: on a machine with other work to do")
     parser.add_argument(
         "--model", type=Path, default=SPRIG_FOLDER / "policy", help="policy's folder"
@@ -303,13 +303,6 @@ def _parser() -> argparse.ArgumentParser:
         "--reward-model", type=Path, default=SPRIG_FOLDER / "prm", help="reward model's folder"
     )
     return parser
-
-
-def _above_0(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
-    return value
 
 
 if __name__ == "__main__":

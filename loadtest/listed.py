@@ -1,10 +1,18 @@
-"""Options of a benchmark that take several values."""
+"""Options of a benchmark: readers of counts, and of several values."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
 from typing import Any
+
+
+def at_least_1(text: str) -> int:
+    """A reader of counts."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
 
 
 def listed(kind: type, known: Collection[str] = ()) -> Callable[[str], list[Any]]:

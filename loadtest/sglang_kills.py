@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtest.listed import at_least_1
 from loadtest.on_sglang import (
     PYTHON,
     START_SECONDS,
@@ -228,8 +229,8 @@ def main() -> None:
         prog="python -m loadtest.sglang_kills", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--python", type=Path, default=PYTHON)
-    parser.add_argument("--searches", type=_above_0, help="of all")
-    parser.add_argument("--at-once", type=_above_0, default=8, help="side by side")
+    parser.add_argument("--searches", type=at_least_1, help="of all")
+    parser.add_argument("--at-once", type=at_least_1, default=8, help="side by side")
     parser.add_argument("--quick", action="store_true", help="40 searches, not 300")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     wanted = parser.parse_args()
@@ -242,13 +243,6 @@ def main() -> None:
 def held(row: dict[str, Any]) -> bool:
     """Whether all searches were answered, none wrong, and nothing is left."""
     return row["answered"] == row["searches"] and not row["wrong"] and not row["orphans"]
-
-
-def _above_0(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
-    return value
 
 
 if __name__ == "__main__":

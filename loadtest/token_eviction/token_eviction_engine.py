@@ -11,6 +11,7 @@ from pathlib import Path
 from loadtest.token_eviction.evicting_decoder import EvictingDecoder
 from loadtest.token_eviction.sparse_forward import SparseForward
 from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+from runtime.engine_wrapper import EngineWrapper
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined
 from search.engine import (
@@ -22,7 +23,6 @@ from search.engine import (
     PrefixTooLong,
     Sampling,
     Step,
-    Trajectory,
     Usage,
 )
 from search.tree import ROOT
@@ -37,8 +37,9 @@ class TokenEvictionModel:
         self.forward = SparseForward(checkpoint)
 
 
-class TokenEvictionEngine:
-    """``search.engine.Engine``: every tree's KV is its own, in a budget of its own, and lossy.
+class TokenEvictionEngine(EngineWrapper):
+    """Draws by itself; all else is another engine's. Every tree's KV is its own, in a budget of its
+    own, and lossy.
 
     One round at a time, in a thread. What a tree holds is in ``decoders`` while it lives, for tests
     and benchmarks.
@@ -53,7 +54,8 @@ class TokenEvictionEngine:
     ) -> None:
         """``others`` scores and embeds; its own policy model, if it has one, draws nothing."""
         self.decoders: dict[str, EvictingDecoder] = {}
-        self._model, self._others, self._options = model, others, options
+        super().__init__(others)
+        self._model, self._options = model, options
         self._new_drawing = new_decoder
         self._hints: dict[str, list[Hint]] = {}
         self._stopped: set[str] = set()
@@ -92,26 +94,10 @@ class TokenEvictionEngine:
                 self._stopped.discard(tree)
                 raise
 
-    async def score(
-        self,
-        tree: str,
-        prompt: tuple[int, ...],
-        question: str,
-        trajectories: Sequence[Trajectory],
-    ) -> list[float]:
-        """The other engine's rewards."""
-        return await self._others.score(tree, prompt, question, trajectories)
-
-    async def embed(
-        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
-    ) -> list[tuple[float, ...]]:
-        """The other engine's vectors."""
-        return await self._others.embed(tree, prompt, trajectories)
-
     def hint(self, tree: str, hint: Hint) -> None:
         """Heard before the tree's next round."""
         self._hints.setdefault(tree, []).append(hint)
-        self._others.hint(tree, hint)
+        self._engine.hint(tree, hint)
 
     async def release(self, tree: str) -> Counters:
         """Stop a tree's round at its next pass and let go of it; what it cost both engines."""
@@ -120,19 +106,19 @@ class TokenEvictionEngine:
             self._stopped.discard(tree)
             self._hints.pop(tree, None)
             drawing = self.decoders.pop(tree, None)
-        scored = await self._others.release(tree)
+        scored = await self._engine.release(tree)
         if drawing is None:
             return scored
         return combined(Counters, (drawing.spent, scored))
 
     async def abort(self, tree: str) -> None:
         """As ``release``."""
-        await self._others.abort(tree)
+        await self._engine.abort(tree)
         await self.release(tree)
 
     async def usage(self) -> Usage:
         """The other engine's, with the policy model's KV of all trees here."""
-        usage, decoders = await self._others.usage(), list(self.decoders.values())
+        usage, decoders = await self._engine.usage(), list(self.decoders.values())
         return replace(
             usage,
             kv_tokens_active=sum(drawing.held.count for drawing in decoders),
@@ -145,13 +131,9 @@ class TokenEvictionEngine:
             ),
         )
 
-    async def health(self) -> None:
-        """As the other engine."""
-        await self._others.health()
-
     async def close(self) -> None:
         """Close the other engine."""
-        await self._others.close()
+        await self._engine.close()
 
     def _expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         drawing = self.decoders.get(tree)
