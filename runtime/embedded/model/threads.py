@@ -83,14 +83,14 @@ class ThreadTuner:
 class _Size:
     """Passes of one size: ``wait`` of them until the next trial, ``left`` to run of the present.
 
-    ``seconds_by_count``: seconds a row, by threads, in the trial; ``cost``: what they come to by now.
+    ``measured``: seconds a row, by threads, in the trial; ``cost``: what they come to by now.
     """
 
     chosen: int
     pause: int = SOONEST // 2
     wait: int = 0
     left: list[int] = field(default_factory=list)
-    seconds_by_count: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    measured: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     cost: dict[int, float] = field(default_factory=dict)
 
     def next(self, counts: tuple[int, ...]) -> int:
@@ -116,13 +116,11 @@ class _Size:
     def _tried(self, count: int, seconds_a_row: float) -> None:
         """A pass of a trial, which ends with the last, or with one that is held up."""
         if len(self.left) % TURN_PASSES:
-            self.seconds_by_count[count].append(seconds_a_row)
+            self.measured[count].append(seconds_a_row)
         self.left.pop(0)
-        fewest = min(self.seconds_by_count, default=count)
-        if count > fewest and seconds_a_row > HELD_UP * statistics.median(
-            self.seconds_by_count[fewest]
-        ):
-            self.seconds_by_count[count].append(seconds_a_row)
+        fewest = min(self.measured, default=count)
+        if count > fewest and seconds_a_row > HELD_UP * statistics.median(self.measured[fewest]):
+            self.measured[count].append(seconds_a_row)
             self.left.clear()
             self._settle(max)
         elif not self.left:
@@ -130,11 +128,11 @@ class _Size:
 
     def _settle(self, middle: Callable[[list[float]], float]) -> None:
         """Choose, and wait for longer if nothing has changed."""
-        self.cost = {count: middle(times) for count, times in self.seconds_by_count.items()}
+        self.cost = {count: middle(times) for count, times in self.measured.items()}
         chosen = self._cheapest()
         self.pause = min(2 * self.pause, LATEST) if chosen == self.chosen else SOONEST
         self.chosen, self.wait = chosen, self.pause
-        self.seconds_by_count.clear()
+        self.measured.clear()
 
     def _cheapest(self) -> int:
         best = min(self.cost.values())
