@@ -52,10 +52,10 @@ def read_records(path: Path) -> list[Record]:
     return [_record(document, path) for document in documents]
 
 
-async def replay(record: Record, grow: SearchClient) -> dict[str, Any]:
+async def replay(record: Record, client: SearchClient) -> dict[str, Any]:
     """Grow the recorded search again: both digests, and the first node that differs where that can
     be told. Raises ClientError when that fails."""
-    document = await grow(record.request, lambda _: None)
+    document = await client(record.request, lambda _: None)
     same, difference = document["tree_digest"] == record.digest, None
     if not same and record.tree is not None:
         difference = first_difference(record.tree, from_json(document["tree"]))
@@ -124,9 +124,9 @@ async def replay_all(
 ) -> list[dict[str, Any]]:
     """Replay record after record, printing a line for each; a row for each."""
     rows = []
-    async with search_client(settings, url, console) as grow:
+    async with search_client(settings, url, console) as client:
         for number, record in enumerate(records, 1):
-            row = await replay(record, grow)
+            row = await replay(record, client)
             verdict = "same tree" if row["same"] else "another tree"
             console.print(f"{number}: {verdict}, {row['replayed'][:SHORT_DIGEST]}", highlight=False)
             if not row["same"]:

@@ -22,7 +22,7 @@ from search.spec import SearchSpec
 from server.api_errors import ApiError, translate
 from server.request_models import SearchRequest
 from server.request_parsing import parse_search
-from server.search_routes import grow
+from server.search_routes import run_search
 from server.service import Service
 from server.settings import API_KEY, PREFIX, Settings
 from server.tree_log import TreeLog
@@ -46,7 +46,7 @@ def local(service: Service) -> SearchClient:
             listen(event.to_dict())
 
         try:
-            document, _ = await grow(await parse_search(request, service), service, on_event)
+            document, _ = await run_search(await parse_search(request, service), service, on_event)
         except (ApiError, EngineError) as error:
             raise ClientError(str(translate(error, RETRY_SECONDS).detail)) from error
         return document
@@ -139,9 +139,9 @@ async def solve(
     ``picture``: an SVG file for the tree as it stands at the end.
     """
     request = SearchRequest(question=question, search=spec)
-    async with search_client(settings, url, console, trees if url is None else None) as grow:
+    async with search_client(settings, url, console, trees if url is None else None) as client:
         with LiveTree(console, question) as drawing:
-            document = await grow(request, drawing.on_event)
+            document = await client(request, drawing.on_event)
     if url is not None:
         trees.write(document)
     if picture is not None:

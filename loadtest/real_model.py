@@ -31,9 +31,10 @@ from loadtest.served import Served
 from loadtest.turns import in_turns
 from models.smollm2 import smollm2_folder
 from models.tasks import TASKS
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions, let_threads_rest
+from runtime.embedded.embedded_engine import EmbeddedEngine, let_threads_rest
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.threads import thread_counts
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import sample
 from runtime.text import Text
 from search.engine import Branch, Sampling

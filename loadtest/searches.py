@@ -13,7 +13,8 @@ from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import Engine

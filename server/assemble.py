@@ -15,8 +15,9 @@ from typing import Any, Literal
 from kvpolicy.roofline import SplitLoad
 from runtime.accounting import Flops, no_flops
 from runtime.checkpoint import architecture, check_weights
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.model.config import ModelConfig, middle_layer
+from runtime.embedded.options import EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import REWARD_FORMATS, reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions

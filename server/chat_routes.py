@@ -158,13 +158,13 @@ async def search_in_turn(
 
 def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
     """Tells a search's events, and what of its reply is certain once all of a round are heard."""
-    foresight, sent = StablePrefix(spec), 0
+    stable_prefix, sent = StablePrefix(spec), 0
     loop, looking = asyncio.get_running_loop(), False
 
     def look() -> None:
         nonlocal sent, looking
         looking = False
-        text = foresight.text()
+        text = stable_prefix.text()
         end = first_stop(text, parsed.stop, sent)
         if end is None:
             end = len(text) - held_back(text, parsed.stop)
@@ -174,7 +174,7 @@ def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[E
     def on_event(event: Event) -> None:
         nonlocal looking
         tell(event)
-        foresight.on_event(event)
+        stable_prefix.on_event(event)
         if not looking:
             looking = True
             loop.call_soon(look)

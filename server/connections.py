@@ -106,7 +106,7 @@ class GuardedProtocol(H11Protocol):
 
     open_ones: ClassVar[Connections]
     head_seconds: ClassVar[float]
-    _patience: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
     _overhead = 0
     _size = 0
 
@@ -173,14 +173,14 @@ class GuardedProtocol(H11Protocol):
     def _look(self) -> None:
         if not self.idle:
             self._stop()
-        elif self._patience is None:
+        elif self._head_timer is None:
             late = self.timeout_keep_alive_handler
-            self._patience = self.loop.call_later(self.head_seconds, late)
+            self._head_timer = self.loop.call_later(self.head_seconds, late)
 
     def _stop(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def guarded(connections: Connections, head_seconds: float) -> type[GuardedProtocol]:
@@ -204,7 +204,7 @@ class PartialBody:
     """A body that is not whole: whose, how much of it is there, how long it is waited for."""
 
     address: str
-    patience: asyncio.Timeout
+    timeout: asyncio.Timeout
     size: int = 0
     displaced: bool = False
 
@@ -233,7 +233,7 @@ class BodyLimits:
             raise _too_large(f"{self._settings.max_body_bytes} bytes")
         body = PartialBody((scope.get("client") or ("",))[0], asyncio.timeout(None))
         try:
-            async with body.patience:
+            async with body.timeout:
                 self._enter(body)
                 text = await self._read(body, receive)
         except TimeoutError:
@@ -247,7 +247,7 @@ class BodyLimits:
         limits, now = self._settings, asyncio.get_running_loop().time
         end, parts = now() + limits.body_seconds, []
         while not body.displaced:
-            body.patience.reschedule(min(end, now() + limits.body_idle_seconds))
+            body.timeout.reschedule(min(end, now() + limits.body_idle_seconds))
             message = await receive()
             if body.displaced:
                 break
@@ -279,8 +279,8 @@ class BodyLimits:
     def _displace(self, body: PartialBody) -> None:
         self._leave(body)
         body.displaced = True
-        if not body.patience.expired():
-            body.patience.reschedule(asyncio.get_running_loop().time())
+        if not body.timeout.expired():
+            body.timeout.reschedule(asyncio.get_running_loop().time())
 
     def _leave(self, body: PartialBody) -> None:
         """Count it no more; once is enough."""

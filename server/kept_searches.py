@@ -21,7 +21,7 @@ class EventLog:
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._ended = False
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
         self.size = 0
 
     def __len__(self) -> int:
@@ -34,8 +34,8 @@ class EventLog:
         self._events.append(event(data, name, len(self._events)))
         self.size += len(self._events[-1])
         self._ended = last
-        self._news.set()
-        self._news = asyncio.Event()
+        self._added.set()
+        self._added = asyncio.Event()
 
     async def read(self, after: int, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
         """The events after number ``after``, those that are still to come included."""
@@ -48,7 +48,7 @@ class EventLog:
                 return
             try:
                 async with asyncio.timeout(quiet_seconds):
-                    await self._news.wait()
+                    await self._added.wait()
             except TimeoutError:
                 yield HEARTBEAT
 

@@ -95,7 +95,7 @@ class RequestMiddleware:
 OPEN = frozenset({"/", "/health", "/ready"})
 PLAYGROUND = "/playground/"
 """What lies below is open as well: the page has a field for the key."""
-GROWING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/search"})
+SEARCH_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/search"})
 """POST to these wants an engine; so does POST to ``/v1/search/ID/branch``."""
 
 
@@ -117,9 +117,9 @@ class AuthMiddleware:
             return
         state = scope.setdefault("state", {})
         try:
-            grows = self._let_in(scope, state)
+            searches = self._let_in(scope, state)
             body = await self._bodies.whole(scope, receive) if "key" in state else None
-            slot = self._slot(state, len(body or b"")) if grows else None
+            slot = self._slot(state, len(body or b"")) if searches else None
         except ApiError as refused:
             self._service.metrics.refusals.labels(refused.code).inc()
             answer = JSONResponse(refused.body(), refused.status_code, refused.headers)
@@ -151,10 +151,10 @@ class AuthMiddleware:
             return False
         state["key"] = self._service.keys.find(sent)
         branch = path.startswith("/v1/search/") and path.endswith("/branch")
-        grows = scope["method"] == "POST" and (path in GROWING or branch)
-        if grows:
+        searches = scope["method"] == "POST" and (path in SEARCH_PATHS or branch)
+        if searches:
             self._must_be_able(state["key"])
-        return grows
+        return searches
 
     def _slot(self, state: dict[str, Any], size: int) -> QueueSlot:
         """A place, now that the body is whole; while it came, much may have changed."""

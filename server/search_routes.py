@@ -96,7 +96,7 @@ async def _answer(
     slot, quiet = request.state.slot, service.settings.keepalive_seconds
     if body.background:
         event_log = EventLog()
-        work = grow(
+        work = run_search(
             parsed, service, lambda item: event_log.add(*_event_of(item, parsed)), slot, event_log
         )
         in_background(work, parsed, service, slot, event_log)
@@ -105,12 +105,12 @@ async def _answer(
         return JSONResponse(unfinished(parsed.id, parsed.created), 202)
     if body.stream:
         return EventStream(_events(parsed, service, slot))
-    work = grow(parsed, service, lambda _: None, slot)
+    work = run_search(parsed, service, lambda _: None, slot)
     _, kept = await service.runner.run(work, slot)
     return Response(kept, media_type="application/json")
 
 
-async def grow(
+async def run_search(
     parsed: ParsedRequest,
     service: Service,
     tell: Callable[[Event], None],
@@ -146,7 +146,7 @@ async def _events(
     settings = service.settings
     number = 0
     try:
-        work = partial(grow, parsed, service, slot=slot)
+        work = partial(run_search, parsed, service, slot=slot)
         async for item in service.runner.follow(work, slot, settings.keepalive_seconds):
             if isinstance(item, Silence):
                 yield HEARTBEAT

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 log = logging.getLogger("hedgerow.trees")
 
-PATIENCE = 0.1
+WRITE_SECONDS = 0.1
 """Seconds that an answer waits for its tree to be in the file."""
 MOST_WAITING = 64 << 20
 """Bytes of lines that may wait for a file that stands still."""
@@ -98,7 +98,7 @@ class TreeLog:
             self._writer.start()
         if not self._behind:
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(WRITE_SECONDS):
                     await written
             except TimeoutError:
                 self._behind = True

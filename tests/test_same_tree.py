@@ -16,7 +16,8 @@ import pytest
 
 from models.tasks import TASKS
 from runtime.embedded.choices import KvPolicy
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
 from search.counters import EngineCounters

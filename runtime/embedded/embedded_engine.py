@@ -50,10 +50,6 @@ from search.engine import (
     Usage,
 )
 
-__all__ = ["EmbeddedEngine", "EngineOptions"]
-
-QUIET_SECONDS = 1.0
-
 T = TypeVar("T")
 
 
@@ -69,7 +65,7 @@ class EmbeddedEngine:
         self._calls = count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._moved: dict[str, KvMoved] = {}
-        self._link: ClientEnd | None = None
+        self._client: ClientEnd | None = None
         self._loading: ClientEnd | None = None
         self._started: asyncio.Future[None] | None = None
         self._capabilities: Capabilities | None = None
@@ -98,8 +94,8 @@ class EmbeddedEngine:
     @property
     def pid(self) -> int | None:
         """The engine process's id; None while there is no process."""
-        link = self._link or self._loading
-        return link.process.pid if link else None
+        client = self._client or self._loading
+        return client.process.pid if client else None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
@@ -138,8 +134,8 @@ class EmbeddedEngine:
 
         Raises CallFault for a hint that cannot be sent.
         """
-        if self._link is not None:
-            self._link.send(TreeHint(tree, hint))
+        if self._client is not None:
+            self._client.send(TreeHint(tree, hint))
 
     def kv_moved(self, tree: str) -> KvMoved | None:
         """What the KV of a tree went through since the last look, by the engine's last word."""
@@ -167,14 +163,14 @@ class EmbeddedEngine:
 
         Returns at once: a quiet process is sent a ping, whose answer the next call counts on.
         """
-        link = self._must_be_up()
-        quiet = link.quiet_seconds()
+        client = self._must_be_up()
+        quiet = client.quiet_seconds()
         if quiet > self._options.stall_seconds:
             raise EngineDown(f"the engine has said nothing for {quiet:.0f} s")
         if not self._pending:
             call = next(self._calls)
             self._pending[call] = asyncio.get_running_loop().create_future()
-            link.send(Ping(call))
+            client.send(Ping(call))
 
     async def restart(self) -> None:
         """End the process, failing what is under way, and start a fresh one."""
@@ -188,22 +184,22 @@ class EmbeddedEngine:
             await self._endpoint.close()
 
     async def _end(self) -> None:
-        links = [link for link in (self._link, self._loading) if link is not None]
-        self._link = self._loading = None
+        clients = [client for client in (self._client, self._loading) if client is not None]
+        self._client = self._loading = None
         self._fail_all(EngineDown("the engine was closed"))
-        for link in links:
-            await asyncio.to_thread(link.end)
+        for client in clients:
+            await asyncio.to_thread(client.end)
 
     async def _launch(self) -> None:
         self._started = asyncio.get_running_loop().create_future()
-        link: ClientEnd | None = None
+        client: ClientEnd | None = None
 
         def receive(message: FromEngine | None) -> None:
-            if link is not None and link in (self._link, self._loading):
-                self._receive(link, message)
+            if client is not None and client in (self._client, self._loading):
+                self._receive(client, message)
 
         log_level = logging.getLogger().getEffectiveLevel()
-        link = self._loading = ClientEnd(partial(_run_engine, self._options, log_level), receive)
+        client = self._loading = ClientEnd(partial(_run_engine, self._options, log_level), receive)
         try:
             await self._started
         except BaseException:
@@ -215,13 +211,13 @@ class EmbeddedEngine:
         return answer
 
     async def _ask_all(self, messages: Sequence[Callable[[int], ToEngine]]) -> list[Any]:
-        link = self._must_be_up()
+        client = self._must_be_up()
         asked: dict[int, asyncio.Future[Any]] = {}
         try:
             for message in messages:
                 call = next(self._calls)
                 asked[call] = self._pending[call] = asyncio.get_running_loop().create_future()
-                link.send(message(call))
+                client.send(message(call))
             return [await answer for answer in asked.values()]
         finally:
             for call in asked:
@@ -235,20 +231,20 @@ class EmbeddedEngine:
         return list(chain.from_iterable(await self._ask_all(asked)))
 
     def _must_be_up(self) -> ClientEnd:
-        if self._link is None:
+        if self._client is None:
             raise EngineDown("the engine is " + ("loading" if self._loading else "not running"))
-        return self._link
+        return self._client
 
-    def _receive(self, link: ClientEnd, message: FromEngine | None) -> None:
+    def _receive(self, client: ClientEnd, message: FromEngine | None) -> None:
         """Take a word from the current process, in the event loop."""
         match message:
             case None:
-                self._link = self._loading = None
+                self._client = self._loading = None
                 self._fail_all(EngineDown("the engine's process has ended"))
                 return
             case Ready(capabilities, usage):
                 self._capabilities, self._usage = capabilities, usage
-                self._link, self._loading = link, None
+                self._client, self._loading = client, None
                 self._settle(self._started, None)
             case StartFailed(error):
                 self._settle(self._started, error)
@@ -264,7 +260,7 @@ class EmbeddedEngine:
             case Failed(call, error, usage):
                 self._usage = usage or self._usage
                 self._settle(self._pending.pop(call, None), error)
-        link.expect_more(bool(self._pending))
+        client.expect_more(bool(self._pending))
 
     def _fail_all(self, error: EngineDown) -> None:
         pending, self._pending = self._pending, {}

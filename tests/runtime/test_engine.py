@@ -15,8 +15,9 @@ import pytest
 import pytest_asyncio
 
 from runtime.embedded import pipe
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.fingerprint import fingerprint
+from runtime.embedded.options import EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters

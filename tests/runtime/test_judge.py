@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from models.train.judge import judge_prompt
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
 from runtime.judge import Judge
 from runtime.reward_format import REWARD_FORMATS
 from runtime.text import Text

@@ -36,13 +36,13 @@ def say(branch: Branch) -> str:
 async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int, seed: int) -> None:
     """Looked at before every round: it only grows, and the reply begins with it."""
     spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=5)
-    foresight = StablePrefix(spec)
+    prefix = StablePrefix(spec)
     seen = [""]
 
     def hear(event: Event) -> None:
         if isinstance(event, Selected):
-            seen.append(foresight.text())
-        foresight.on_event(event)
+            seen.append(prefix.text())
+        prefix.on_event(event)
 
     outcome = await grow(ScriptedEngine(say), spec, listen=hear)
     seen.append(outcome.text)
@@ -54,8 +54,8 @@ async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int,
 def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int]]) -> None:
     """Of a tree that grows and is pruned at random, looked at after every change: as if the whole
     texts were compared."""
-    foresight, tree = StablePrefix(SearchSpec(policy="beam")), Tree((1,))
-    foresight.on_event(Started("t", "beam", 4, 0, (1,)))
+    prefix, tree = StablePrefix(SearchSpec(policy="beam")), Tree((1,))
+    prefix.on_event(Started("t", "beam", 4, 0, (1,)))
     for place, text, kind in moves:
         leaves = list(tree.leaves())
         if not leaves:
@@ -68,11 +68,11 @@ def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int
             said = (above.id, 0, above.depth + 1, (2,), text, finish.value, 0.0, 0.0)
             told = [Expanded(1, node, *said) for node in drawn]
         for event in told:
-            foresight.on_event(event)
+            prefix.on_event(event)
             change(tree, event)
         alive = [tree.text(node.id) for node in (*tree.leaves(), *tree.finished())]
         if alive:
-            assert foresight.text() == shared(alive)
+            assert prefix.text() == shared(alive)
 
 
 def test_shared_is_the_longest_common_beginning() -> None:

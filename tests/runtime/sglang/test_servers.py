@@ -17,7 +17,8 @@ import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from models.bundled import SPRIG_FOLDER
-from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
