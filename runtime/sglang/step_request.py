@@ -17,7 +17,7 @@ from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 
 WHOLE = 1 << 20
-"""Tokens between two words of a list on an item: more than it has, so that its end alone is told."""
+"""Tokens between two words on an item of a list: more than it has, so that its end is told."""
 
 
 @dataclass(slots=True, eq=False)
