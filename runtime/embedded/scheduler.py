@@ -129,10 +129,8 @@ class Scheduler:
             self.searches[tree] = TrackedSearch(self._arrivals)
         search = self.searches[tree]
         self._arrivals += 1
-        steps = [None] * len(branches)
-        call = ExpandCall(
-            call_id, self._arrivals, tree, sampling, self.steps.stops(sampling), [*steps]
-        )
+        stops, steps = self.steps.stops(sampling), [None for _ in branches]
+        call = ExpandCall(call_id, self._arrivals, tree, sampling, stops, [*steps])
         self._calls[call_id] = call
         prefixes: dict[tuple[int, ...], SharedPrefix] = {}
         seqs = []
