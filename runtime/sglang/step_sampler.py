@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hedgerow_sglang.step_chain import StepEnds
-from runtime.sglang.chain_request import chain_body, is_chain, take_chain
+from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
@@ -48,6 +48,7 @@ class StepSampler:
         self._context = context
         self._top = top
         self._stops = StopStringTables(text.pieces)
+        self._chain_lengths = ChainLengths()
         self._ends: dict[tuple[str, ...], StepEnds] = {}
 
     async def expand(
@@ -171,6 +172,7 @@ class StepSampler:
                 following = take_chain(request, answer)
                 search.following |= {step.key: step for step in following}
                 drawn = len(answer["meta_info"]["output_token_logprobs"])
+                self._chain_lengths.saw(drawn)
             else:
                 drawn = request.take(answer)
                 if request.finish is not None:
@@ -181,7 +183,8 @@ class StepSampler:
         for request in requests:
             if ends is not None and request in chains:
                 note = search.notes.on(replica, len(search.prompt), None)
-                body = chain_body(request, self._top, note, ends, first=unsaid)
+                most = self._chain_lengths.most
+                body = chain_body(request, self._top, note, ends, most=most, first=unsaid)
                 unsaid = False
             else:
                 body = request.body(self._top, self._note(search, replica, request.branch))

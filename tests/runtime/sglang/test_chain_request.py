@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import CHAIN, ENDS, StepEnds
-from runtime.sglang.chain_request import chain_body, is_chain, take_chain
+from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
 from runtime.sglang.step_request import StepRequest
 from runtime.stop_strings import StopStringTables
 from search.engine import Ahead, Branch, Sampling
@@ -38,20 +38,21 @@ def answer(*tokens: int) -> dict:
 
 
 def test_what_is_asked_for() -> None:
-    """All that has room, by the seeds of the steps to come; the first of a list says how they
+    """As much as has room, by the seeds of the steps to come; the first of a list says how they
     end, SGLang ends none."""
     ends = StepEnds.of(PIECES, [b"\n\n"])
-    body = chain_body(chain(2), 1, {"custom_params": {"hedgerow": "{}"}}, ends, first=True)
+    note = {"custom_params": {"hedgerow": "{}"}}
+    body = chain_body(chain(2), 1, note, ends, most=99, first=True)
     params = body["sampling_params"]
     assert (params["max_new_tokens"], params["stop"], params["stop_token_ids"]) == (20, [], [END])
     asked = json.loads(params["custom_params"][CHAIN])
     seeds = [sampling_seed(step_seed(7, path)) for path in ((2,), (2, 0), (2, 0, 0))]
     assert (asked["seeds"], asked["most"], asked["ends"]) == (seeds, 3, ends.name)
     assert {"hedgerow", ENDS} <= params["custom_params"].keys()
-    assert (
-        ENDS
-        not in chain_body(chain(), 1, {}, ends, first=False)["sampling_params"]["custom_params"]
-    )
+    for most, limit in ((7, 7), (1, 3), (99, 20)):
+        params = chain_body(chain(), 1, {}, ends, most=most, first=False)["sampling_params"]
+        assert params["max_new_tokens"] == limit
+        assert ENDS not in params["custom_params"]
 
 
 def test_an_answer_is_cut_into_steps() -> None:
@@ -69,12 +70,26 @@ def test_an_answer_is_cut_into_steps() -> None:
     assert later[1].key == ((9, 9, 0, 3, 0, 1, 0), step_seed(7, (2, 0, 0)))
 
 
-def test_what_is_not_whole_or_not_asked_for_is_dropped() -> None:
-    """A last step without an end, and what comes after the last step or beyond the room."""
-    assert take_chain(chain(), answer(0, 3, 0)) == []
+def test_a_last_step_without_an_end_goes_on_later() -> None:
+    """Its round goes on from what is there."""
+    (part,) = take_chain(chain(), answer(0, 3, 0))
+    assert (part.tokens, part.finish) == ([0], None)
+
+
+def test_what_is_not_asked_for_is_dropped() -> None:
+    """What comes after the last step, or beyond the room."""
     assert len(take_chain(chain(steps=1), answer(0, 3, 1, 3, 1, 3))) == 1
-    short = chain(room=4)
-    assert [step.branch.limit for step in take_chain(short, answer(0, 3, 0, 0))] == [2]
+    (short,) = take_chain(chain(room=4), answer(0, 3, 0, 0))
+    assert (short.branch.limit, short.finish) == (2, Finish.LENGTH)
+
+
+def test_how_much_is_asked_for_at_once() -> None:
+    """Three times the average, 256 at least: one long chain holds the others back no more."""
+    lengths = ChainLengths()
+    assert lengths.most == 256
+    for tokens in (100, 100, 400):
+        lengths.saw(tokens)
+    assert lengths.most == 600
 
 
 def test_which_steps_are_chains() -> None:
