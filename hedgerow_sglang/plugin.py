@@ -102,6 +102,7 @@ def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     learn_ends(brought)
     text = brought.get(NAME)
     if text is not None and hasattr(scheduler.tree_cache, "take_note"):
+        scheduler.tree_cache.queue = lambda: scheduler.waiting_queue
         scheduler.tree_cache.take_note(parse_note(text))
 
 
