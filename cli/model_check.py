@@ -34,6 +34,7 @@ from runtime.sglang.launched_server import LaunchOptions
 from runtime.sglang.sglang_scorer import RewardRequest
 from runtime.text import Text
 from search.engine import EngineError
+from search.outcome_rewards import outcome_policies
 from server import machine
 from server.assemble import known_format, server_options, sglang_options
 from server.gpus import Gpu, local_gpu
@@ -240,6 +241,11 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
         yield f"reward format {form.name!r} reads no reward model: it is not loaded"
     elif (kind := Checkpoint.of(settings.reward_model).architecture) in REWARD_CLASSES:
         yield f"{kind}: SGLang has it with our plug-in's distribution in its environment"
+    if form.outcome:
+        yield (
+            f"reward format {form.name!r} scores finished replies alone: policies "
+            f"{' and '.join(outcome_policies())} (best_of_n where a request names none)"
+        )
     if not _has_template(settings.policy_model):
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):

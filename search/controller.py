@@ -24,6 +24,7 @@ from search.engine import (
 )
 from search.events import Answered, Event, Started
 from search.outcome import Outcome
+from search.outcome_rewards import outcome_refusal
 from search.policies.policy import (
     BacktrackingPolicy,
     EmbeddingPolicy,
@@ -151,6 +152,8 @@ def _policy(
     if scores is not Scores.NONE and not able.scores:
         needy = f"policy {spec.policy} with vote {vote_name(spec)} needs one"
         raise RewardMissing(f"engine {able.engine} has no reward model; {needy}")
+    if able.outcome and (refused := outcome_refusal(spec)) is not None:
+        raise RewardMissing("search.{}: {}".format(*refused))
     return policy, scores
 
 

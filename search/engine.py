@@ -67,6 +67,11 @@ class Branch:
     node: int
     ahead: Ahead | None = None
 
+    @property
+    def step(self) -> tuple[int, int]:
+        """The node that it may become, and its parent."""
+        return self.node, self.parent
+
     def early_limit(self, drawn: int, most: int) -> int:
         """The most tokens of a child's step after ``drawn`` of this one, ``most`` in any case.
 
@@ -158,7 +163,8 @@ Reproducible = Literal["exact", "seeded", "no"]
 class Capabilities:
     """What an engine can do, said aloud.
 
-    ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
+    ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps. ``exact``:
+    same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
@@ -177,6 +183,7 @@ class Capabilities:
     seeded: bool = True
     threads: int = 0
     kernel: str = ""
+    outcome: bool = False
 
     @property
     def reproducible(self) -> Reproducible:
