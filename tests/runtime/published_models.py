@@ -16,6 +16,8 @@ from typing import Any
 from safetensors import safe_open
 
 from models.catalog import public_policies, public_reward_models
+from runtime.reward_format import reward_format
+from tests.runtime.outcome_model import HEAD as ONE_SCORE
 from tests.runtime.test_reward_models import (
     CASES,
     QWEN,
@@ -124,6 +126,7 @@ PUBLISHED: Mapping[str, Published] = {
     "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B": Published(
         "qwen2", (MATHS | UNTIED,), ONE_VALUE, spare=True
     ),
+    "Qwen/Qwen2.5-Math-RM-72B": Published("qwen2", (MATHS | UNTIED,), ONE_SCORE),
     "peiyi9979/math-shepherd-mistral-7b-prm": Published(
         "mistral", (MISTRAL | {"rope_theta": 10000.0, "sliding_window": 4096},)
     ),
@@ -131,7 +134,13 @@ PUBLISHED: Mapping[str, Published] = {
 }
 """By a row's first name."""
 CLASSES = {row.names[0]: row.architecture for row in (*public_policies(), *public_reward_models())}
-FORMATS = {row.names[0]: row.format for row in public_reward_models()}
+FORMATS = {
+    row.names[0]: row.format
+    for row in public_reward_models()
+    if not reward_format(row.format).outcome
+}
+"""Of models that read steps; ``test_outcome_models`` and ``test_outcome_on_sglang`` have the one
+that reads whole replies."""
 REWARDS: Mapping[str, Expected] = {name: case.expected for name, case in CASES.items()} | {
     "math-shepherd": shepherd_by_text
 }

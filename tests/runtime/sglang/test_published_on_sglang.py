@@ -15,11 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from models.catalog import public_policies
 from runtime.reward_format import reward_format
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
-from tests.runtime.published_models import CLASSES, EIGHT_STEPS, FORMATS, REWARDS, tiny
+from tests.runtime.published_models import EIGHT_STEPS, FORMATS, REWARDS, tiny
 from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
 from tests.runtime.test_published_models import IDS, PATHS, TOKENS, WITHIN
 from tests.runtime.test_reward_models import PROMPT, QUESTION
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-ROWS = [*zip_longest([name for name in CLASSES if name not in FORMATS], FORMATS)]
+ROWS = [*zip_longest([row.names[0] for row in public_policies()], FORMATS)]
 """Each policy with a reward model beside it, as long as there are some left: a server starts as
 fast beside another."""
 
