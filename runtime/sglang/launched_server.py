@@ -22,6 +22,7 @@ from runtime.checkpoint import architecture
 from runtime.sglang.replica import PRIORITY_UNITS
 from runtime.sglang.server_output import ServerOutput
 from runtime.sglang.waiting import report_while
+from runtime.supervised_process import SupervisedProcess
 from search.engine import EngineDown
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 """Whoever reaches SGLang's port may flush its cache and stop its searches: nobody else does."""
 STUBS = Path(__file__).parent / "cpu" / "stubs"
-STOP_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 KILLED = -signal.SIGKILL
 REFUSED = {
@@ -144,7 +144,7 @@ class LaunchedServer:
 
     options: LaunchOptions
     port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    process: SupervisedProcess | None = None
     _output: ServerOutput | None = None
 
     @property
@@ -153,15 +153,13 @@ class LaunchedServer:
         return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Run it, in a process group of its own. Raises OSError if that cannot be done."""
+        """Run it: it does not outlive us. Raises OSError if that cannot be done."""
         options = self.options
-        self.process = subprocess.Popen(
+        self.process = SupervisedProcess(
             options.command(self.port),
             env=options.environment(),
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         self._output = ServerOutput(self.process, options.log)
 
@@ -172,14 +170,9 @@ class LaunchedServer:
 
     def stop(self) -> None:
         """End it and what it has started, by force if need be. Waits."""
-        if self.process is None:
-            return
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
-        self.process = None
+        if self.process is not None:
+            self.process.end()
+            self.process = None
 
     async def ready(self, seconds: float) -> None:
         """Wait until it answers, and say so meanwhile. Raises EngineDown if it ends, or does not
