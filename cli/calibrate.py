@@ -17,9 +17,10 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from cli.evaluation import Evaluation, Graded, evaluate
+from kvpolicy.block_table import confidence_of_entropy
 from kvpolicy.fit import ReentryRows, fit, losses, together
 from kvpolicy.reentry import ReentryRecorder
-from kvpolicy.value import Theta, confidence_of_entropy, save_theta
+from kvpolicy.value import Theta, save_theta
 from runtime.embedded.model.config import ModelConfig
 from runtime.engine_wrapper import EngineWrapper
 from runtime.profiles import PROFILES

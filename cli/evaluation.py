@@ -25,11 +25,11 @@ from runtime.profiles import PROFILES, Profile
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.controller import Problem, search
-from search.digest import combined_digest
 from search.engine import Engine
 from search.outcome import Outcome
 from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
+from search.tree import combined_digest
 from search.tree_json import to_json
 from server.assemble import running
 from server.limits import context_for

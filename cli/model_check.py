@@ -15,14 +15,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from safetensors import SafetensorError
 
 from cli.kv_split_plan import PASSES_SHARE, make_plan, on_gpu
 from hedgerow_sglang.plugin_protocol import REWARD_CLASSES
 from kvpolicy.roofline import SplitLoad
 from models.bundled import BUNDLED_MODELS, bundled_name
 from models.catalog import hub_name, public_policy, public_reward_model
-from runtime.checkpoint import LANGUAGE, Checkpoint
+from runtime.checkpoint import LANGUAGE, Checkpoint, check_weights
 from runtime.embedded.model.config import (
     ARCHITECTURES,
     ModelConfig,
@@ -37,6 +36,7 @@ from runtime.sglang.launched_server import LaunchOptions
 from runtime.sglang.sglang_scorer import RewardRequest
 from runtime.text import Text
 from search.engine import EngineError
+from search.outcome_rewards import outcome_policies
 from server import machine
 from server.assemble import known_format, server_options, sglang_options
 from server.gpus import Gpu
@@ -153,6 +153,11 @@ def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
             yield str(error)
         if settings.engine_way != RUNNING and hub_name(folder) is None and not is_whole(folder):
             yield f"{folder}: holds no weights, or not all of them"
+        elif is_whole(folder):
+            try:
+                check_weights(folder)
+            except ValueError as error:
+                yield str(error)
     if prm is not None and form.reads in ("softmax", "mean"):
         kind = Checkpoint.of(prm).architecture
         if not kind.endswith(LANGUAGE):
@@ -177,7 +182,7 @@ def _embedded_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
     if prm is not None and (not form.reads_hidden or is_whole(prm)):
         try:
             Reader.of(form, Text(prm), Text(settings.policy_model))
-        except (ValueError, EngineError, OSError, SafetensorError) as error:
+        except (ValueError, EngineError, OSError) as error:
             yield str(error)
 
 
@@ -246,6 +251,11 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
         yield f"reward format {form.name!r} reads no reward model: it is not loaded"
     elif (kind := Checkpoint.of(settings.reward_model).architecture) in REWARD_CLASSES:
         yield f"{kind}: SGLang has it with our plug-in's distribution in its environment"
+    if form.outcome:
+        yield (
+            f"reward format {form.name!r} scores finished replies alone: policies "
+            f"{' and '.join(outcome_policies())} (best_of_n where a request names none)"
+        )
     if not _has_template(settings.policy_model):
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):

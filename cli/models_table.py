@@ -51,6 +51,8 @@ def _engines(architecture: str) -> str:
 def _tag(form: RewardFormat) -> str:
     if form.spells == "dialogue":
         return "each step a turn"
+    if form.outcome:
+        return "the finished reply"
     return "newline" if form.tag == "\n" else f"`{form.tag}`"
 
 

@@ -19,7 +19,7 @@ from hedgerow_sglang.noise import Words, gumbel_of
 
 BLOCK = 1 << 18
 """Scores that are looked at together: what is made of them stays within a core's cache."""
-FEW = 1 << 15
+FEW = 1 << 16
 """Scores of which all of the noise costs as little."""
 HASHES = 2**32 - 1
 SPREAD = 2.0**32 * (1 + 1e-4)
@@ -78,6 +78,11 @@ def highest(
 ) -> NDArray[np.int64]:
     """The ``count`` tokens of the highest values of every row, as ``gumbel_max`` gives them;
     ``row``, ``token`` and ``values`` of all that may be among them."""
+    if count == 1:  # most are not the highest, and sorting costs more than finding that out
+        most = np.full(rows, -np.inf)
+        np.maximum.at(most, row, values)
+        top = values == most[row]
+        row, token, values = row[top], token[top], values[top]
     order = np.lexsort((token, -values, row))
     row, token = row[order], token[order]
     each = np.bincount(row, minlength=rows)

@@ -98,3 +98,13 @@ class BlockTable:
         """``eviction_key`` of a block whose weight ``TreeBlocks.weights_of`` has given."""
         ahead = weight == math.inf
         return ahead, 0.0 if ahead else weight, -self._number.get(tree, 0), -node
+
+
+def confidence_of_entropy(entropy: float, vocab: int) -> float:
+    """Equation (1): u = 1 - H / log|V| in [0, 1], of an entropy in nats that is known already.
+
+    Raises ValueError for a vocabulary of fewer than 2 tokens.
+    """
+    if vocab < 2:
+        raise ValueError(f"vocab: {vocab}; at least 2 tokens are needed")
+    return min(max(1.0 - entropy / math.log(vocab), 0.0), 1.0)

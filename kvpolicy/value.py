@@ -148,16 +148,6 @@ def save_theta(theta: Theta, path: str | Path) -> None:
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def confidence_of_entropy(entropy: float, vocab: int) -> float:
-    """Equation (1): u = 1 - H / log|V| in [0, 1], of an entropy in nats that is known already.
-
-    Raises ValueError for a vocabulary of fewer than 2 tokens.
-    """
-    if vocab < 2:
-        raise ValueError(f"vocab: {vocab}; at least 2 tokens are needed")
-    return min(max(1.0 - entropy / math.log(vocab), 0.0), 1.0)
-
-
 def attention_shares(weights: ArrayLike, tokens: ArrayLike) -> Floats:
     """How much of its due each block on a path gets of one token's attention, in [0, 1].
 

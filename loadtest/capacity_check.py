@@ -18,9 +18,9 @@ from typing import Any
 from loadtest.capacity import Search
 from loadtest.searches import SPRIG, Engines, Method, grow, items_of
 from runtime.text import Text
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import SearchSpec
+from search.tree import combined_digest
 
 NARROW, JUDGED, WIDE = 4, 16, 64
 TASK = "countdown"

@@ -18,11 +18,11 @@ from loadtest.searches import SPRIG, Item, Method, grow
 from models.tasks import TASKS
 from runtime.embedded.model.config import ModelConfig
 from runtime.text import Text
-from search.digest import combined_digest
 from search.engine import Engine
 from search.outcome import Outcome
 from search.policies.policy import Round
 from search.stats import SearchStats
+from search.tree import combined_digest
 
 
 @dataclass(frozen=True, slots=True)

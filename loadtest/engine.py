@@ -33,9 +33,9 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.layers import Matrix, cut, product
 from runtime.embedded.model.threads import TURN_PASSES, TURNS, ThreadTuner, thread_counts
 from runtime.text import Text
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import SearchSpec
+from search.tree import combined_digest
 
 POLICY = "models/sprig/policy"
 SEQUENCES = (1, 16, 64, 256)

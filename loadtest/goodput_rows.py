@@ -14,9 +14,9 @@ from cli.evaluation import judge
 from loadtest.paired import bootstrap95
 from loadtest.searches import Item
 from models.tasks import TASKS
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.stats import path_length
+from search.tree import combined_digest
 
 PAPER, BASELINE = "paper_baseline", "baseline"
 

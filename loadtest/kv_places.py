@@ -27,8 +27,8 @@ from models.tasks import TASKS
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.text import Text
-from search.digest import combined_digest
 from search.outcome import Outcome
+from search.tree import combined_digest
 
 FIT = 2
 """Searches that the pool holds whole."""

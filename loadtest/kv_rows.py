@@ -10,9 +10,9 @@ from typing import Any
 from cli.evaluation import judge, wilson95
 from loadtest.searches import Item
 from models.tasks import TASKS
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import StopReason
+from search.tree import combined_digest
 
 WANTED = 0.27
 """Section 8 of the design: a quarter, and what a step takes beyond it."""

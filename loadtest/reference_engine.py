@@ -99,6 +99,7 @@ class ReferenceEngine:
             context_tokens=self._text.context,
             fingerprint=f"reference-{options.version}-{torch.__version__}-{options.threads}",
             score_tokens=overhead,
+            outcome=self._form.outcome,
         )
 
     @property

@@ -20,10 +20,10 @@ from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
 from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from search.counters import Counters
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
+from search.tree import combined_digest
 
 WIDTH = 4
 STEP_TOKENS = 64

@@ -36,9 +36,9 @@ from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
 from loadtest.sglang_drawing import drawing_in
 from runtime.text import Text
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import SearchSpec
+from search.tree import combined_digest
 
 COLUMNS = (
     *("policy", "mode", "searches", "pool_tokens", "full_tokens", "recomputed_tokens"),

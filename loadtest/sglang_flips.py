@@ -21,9 +21,8 @@ from hedgerow_sglang.plugin_protocol import plugin_counts, sampling_seed
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, dev_questions
 from runtime.text import Text
-from search.digest import node_seed
 from search.engine import Branch, Engine, Sampling
-from search.tree import ROOT
+from search.tree import ROOT, node_seed
 
 COLUMNS = (
     *("against", "dtype", "temperature", "top_p", "steps", "equal_steps", "tokens", "flips"),

@@ -40,9 +40,9 @@ from loadtest.searches import Item, Method, grow_all, items_of
 from models.bundled import SPRIG_FOLDER
 from models.deepen import WEIGHTS
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
-from search.digest import combined_digest
 from search.outcome import Outcome
 from search.spec import PolicyName
+from search.tree import combined_digest
 from server.settings import load_settings
 
 TASK = "blocksworld"

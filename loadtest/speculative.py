@@ -31,8 +31,8 @@ from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
-from search.digest import combined_digest
 from search.spec import PolicyName, SearchSpec
+from search.tree import combined_digest
 
 TASKS = ("game24", "blocksworld", "wordproblem")
 DEPTHS = {"game24": 4, "blocksworld": 7, "wordproblem": 6}

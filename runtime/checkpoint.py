@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ LANGUAGE = ("ForCausalLM", "ForConditionalGeneration")
 _LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 _LABELS = 2
 """Of a classifier whose config names none, by transformers."""
+_WEIGHTS = "model.safetensors"
 _SAMPLED_TENSORS = 8
 _SAMPLED_BYTES = 4096
 
@@ -112,28 +114,12 @@ class Checkpoint:
                 return int(tensors[name].shape[0])
         return outputs_of_class(self.architecture, self.config)
 
-    def tokenizer(self) -> Mapping[str, Any] | None:
-        """What each id stands for, for comparing with another folder's; None if that is not told
-        by a ``tokenizer.json``."""
-        stored = self.folder / "tokenizer.json"
-        if not stored.is_file():
-            return None
-        content = json.loads(stored.read_text(encoding="utf-8"))
-        model = content["model"]
-        merges = [
-            pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []
-        ]
-        added = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
-        return {"vocabulary": model.get("vocab"), "merges": merges, "added": added}
-
     def same_tokenizer(self, other: Checkpoint) -> bool | None:
         """Whether both spell texts with the same ids; None where one of them does not tell."""
         ours, theirs = (one.folder / "tokenizer.json" for one in (self, other))
         if not (ours.is_file() and theirs.is_file()):
             return None
-        if ours.read_bytes() == theirs.read_bytes():
-            return True
-        return self.tokenizer() == other.tokenizer()
+        return _same_tokenizer(_state(ours), _state(theirs))
 
     def same_weights(self, other: Checkpoint) -> bool | None:
         """Whether a sample of the tensors that both hold is alike, byte for byte; None where one of
@@ -144,6 +130,34 @@ class Checkpoint:
             return None
         sampled = alike[:: max(1, len(alike) // _SAMPLED_TENSORS)]
         return all(ours[name].sample() == theirs[name].sample() for name in sampled)
+
+
+_State = tuple[Path, int, int]
+"""A file, when it was changed and its size."""
+
+
+def _state(file: Path) -> _State:
+    about = file.stat()
+    return file, about.st_mtime_ns, about.st_size
+
+
+@lru_cache(maxsize=16)
+def _same_tokenizer(ours: _State, theirs: _State) -> bool:
+    """Of two ``tokenizer.json``; megabytes are parsed once, however often servers are compared."""
+    if ours[0].read_bytes() == theirs[0].read_bytes():
+        return True
+    return _words(ours[0]) == _words(theirs[0])
+
+
+def _words(file: Path) -> Mapping[str, Any]:
+    """What each id stands for, by a ``tokenizer.json``."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    model = content["model"]
+    merges = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []
+    ]
+    added = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
+    return {"vocabulary": model.get("vocab"), "merges": merges, "added": added}
 
 
 def outputs_of_class(architecture: str, config: Mapping[str, Any]) -> int | None:
@@ -178,21 +192,44 @@ class _Tensor:
             return opened.read(min(_SAMPLED_BYTES, self.end - self.start))
 
 
+def check_weights(folder: Path) -> None:
+    """Raise ValueError naming a file of a folder's safetensors that is missing, broken or cut
+    short, as a download that ended early leaves it. Headers alone are read."""
+    index = folder / f"{_WEIGHTS}.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    else:
+        names = {_WEIGHTS} if (folder / _WEIGHTS).is_file() else set()
+    for file in sorted(folder / name for name in names):
+        if not file.is_file():
+            raise ValueError(f"{file}: is not there, and {index.name} names it")
+        size, end = file.stat().st_size, max((t.end for t in _held(file).values()), default=0)
+        if size < end:
+            raise ValueError(f"{file}: is cut short, {size} bytes of {end}; get it again")
+
+
 def _tensors(folder: Path) -> dict[str, _Tensor]:
     """The tensors of a folder's safetensors, by the files' headers; none for broken files."""
     found: dict[str, _Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            size = opened.read(8)
-            if len(size) < 8:
-                continue
-            length = struct.unpack("<Q", size)[0]
-            if length > file.stat().st_size:
-                continue
-            header = json.loads(opened.read(length))
-        for name, about in header.items():
+        with suppress(ValueError):
+            found |= _held(file)
+    return found
+
+
+def _held(file: Path) -> dict[str, _Tensor]:
+    """A file's tensors by its header. Raises ValueError naming a file whose header is not whole."""
+    with file.open("rb") as opened:
+        size = opened.read(8)
+        length = struct.unpack("<Q", size)[0] if len(size) == 8 else 0
+        text = opened.read(length) if 0 < length <= file.stat().st_size else b""
+    found: dict[str, _Tensor] = {}
+    try:
+        for name, about in json.loads(text).items():
             if name != "__metadata__":
                 first, last = about["data_offsets"]
                 kind = (about["dtype"], *about["shape"])
                 found[name] = _Tensor(file, 8 + length + first, 8 + length + last, kind)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ValueError(f"{file}: no whole safetensors file; get it again") from None
     return found

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from runtime.reward_format import RewardFormat, fill_template
 from runtime.text import Text
-from search.digest import node_seed
 from search.engine import Sampling, Trajectory
+from search.tree import node_seed
 
 STEP_BREAK = "\n\n"
 

@@ -20,7 +20,7 @@ from runtime.text import Text
 from search.engine import Trajectory
 
 Reads = Literal["softmax", "mean", "value", "classes", "logprob", "judge"]
-Spells = Literal["policy", "once", "dialogue"]
+Spells = Literal["policy", "once", "dialogue", "reply"]
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "softmax": ("good", "bad"),
@@ -42,20 +42,22 @@ class RewardFormat(BaseModel):
     its tokenizer is another one the path is spelt as for ``once``: the question in ``opening`` (or
     in the chat template, after the system message ``system``), then each step's text, stripped,
     after ``first`` or ``later``. ``dialogue``: each step is a user's turn of the chat template, the
-    first one after ``opening``; every earlier turn was answered by ``good``. ``{bos}`` and
-    ``{question}`` in ``opening`` stand for the begin token and the user's words. Every piece is
-    tokenised alone, once; ``tag`` follows each step as one token and stays in the path.
+    first one after ``opening``; every earlier turn was answered by ``good``. ``reply``, for outcome
+    models: the question as for ``once``, then the whole reply's text, stripped, and ``closing``.
+    ``{bos}`` and ``{question}`` in ``opening`` stand for the begin token and the user's words.
+    Every piece is tokenised alone, once; ``tag`` follows each step as one token and stays in the
+    path.
 
     **The reading**, always at the last token of the path. ``reads``: ``softmax`` is P(``good``)
     against ``bad``, each a token's text or its id; ``mean`` the sigmoid of the mean of the whole
-    vocabulary's logits; ``value`` the sigmoid of a scalar head on the final hidden state;
-    ``classes`` the softmax of a head with several outputs, of which number ``label`` is taken;
-    ``head`` names the head's linear layers in the checkpoint, first to last, a ReLU between two.
-    ``logprob`` reads no reward model: exp of the policy's mean log-probability a token. ``judge``
-    asks the policy for ``votes`` verdicts on ``template``, each of up to ``verdict_tokens`` tokens;
-    the first group of the last match of ``pattern`` is the number N, and the reward the mean of
-    (N - ``lowest``) / (``highest`` - ``lowest``). A verdict without such a number within the range
-    is left out; where none is left the reward is ``unparsed``.
+    vocabulary's logits; ``value`` the sigmoid of a scalar head on the final hidden state over
+    ``scale``; ``classes`` the softmax of a head with several outputs, of which number ``label`` is
+    taken; ``head`` names the head's linear layers in the checkpoint, first to last, a ReLU between
+    two. ``logprob`` reads no reward model: exp of the policy's mean log-probability a token.
+    ``judge`` asks the policy for ``votes`` verdicts on ``template``, each of up to
+    ``verdict_tokens`` tokens; the first group of the last match of ``pattern`` is the number N, and
+    the reward the mean of (N - ``lowest``) / (``highest`` - ``lowest``). A verdict without such a
+    number within the range is left out; where none is left the reward is ``unparsed``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -68,10 +70,12 @@ class RewardFormat(BaseModel):
     first: str = ""
     later: str = ""
     tag: str = ""
+    closing: str = ""
     good: str | int = ""
     bad: str | int = ""
     head: tuple[str, ...] = ()
     label: int = Field(default=1, ge=0)
+    scale: float = Field(default=1.0, gt=0.0, le=1e6)
     template: str = ""
     pattern: str = ""
     votes: int = Field(default=3, ge=1, le=64)
@@ -109,6 +113,11 @@ class RewardFormat(BaseModel):
     def needs_model(self) -> bool:
         """Whether a reward model is read at all."""
         return self.reads not in ("logprob", "judge")
+
+    @property
+    def outcome(self) -> bool:
+        """Whether finished replies alone have a reward, and single steps none."""
+        return self.spells == "reply"
 
     @property
     def reads_hidden(self) -> bool:
@@ -153,6 +162,14 @@ REWARD_FORMATS: Mapping[str, RewardFormat] = {
             spells="once",
             system=_QWEN_SYSTEM,
             tag="<extra_0>",
+            head=("score.0", "score.2"),
+        ),
+        RewardFormat(
+            name="qwen2.5-math-rm",
+            reads="value",
+            spells="reply",
+            system=_QWEN_SYSTEM,
+            closing="<|im_end|>\n",
             head=("score.0", "score.2"),
         ),
         RewardFormat(name="logit", reads="softmax", later="\n\n", good="+", bad="-"),

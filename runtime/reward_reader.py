@@ -20,6 +20,7 @@ from runtime.reward_format import (
     RewardFormat,
 )
 from runtime.text import Text
+from runtime.whole_reply import WholeReply
 from search.engine import RewardMissing, Trajectory
 
 if TYPE_CHECKING:
@@ -82,12 +83,13 @@ class Mean:
 class Head:
     """Linear layers (outputs, inputs) with their biases on the final hidden state, ReLU between.
 
-    One output is a value, of which the sigmoid is taken; of several, output ``label``'s share of
-    the softmax.
+    One output is a value, of which the sigmoid is taken over ``scale``; of several, output
+    ``label``'s share of the softmax.
     """
 
     layers: tuple[tuple[Matrix, Matrix], ...]
     label: int
+    scale: float = 1.0
 
     def reward(self, row: torch.Tensor) -> float:
         """From the hidden state (hidden,) after the final norm."""
@@ -98,7 +100,7 @@ class Head:
             # plain loops, unlike BLAS, round the same with any number of threads
             values = np.einsum("ij,j->i", weight, values, optimize=False) + bias
         if len(values) == 1:
-            return sigmoid(float(values[0]))
+            return sigmoid(float(values[0]) / self.scale)
         return classes_share(values, self.label)
 
     @classmethod
@@ -119,7 +121,7 @@ class Head:
                 f"reward_format {form.name!r}: head {form.head[-1]} of {text.checkpoint} has "
                 f"{outputs} outputs; {needed} needed"
             )
-        return cls(layers, form.label)
+        return cls(layers, form.label, form.scale)
 
 
 READINGS: Mapping[Reads, Callable[[RewardFormat, Text], Reading]] = {
@@ -172,6 +174,8 @@ def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
     """
     if form.spells == "dialogue":
         return Dialogue.of(form, text)
+    if form.spells == "reply":
+        return WholeReply(form, text)
     tag = _token(form, text, "tag") if form.tag else None
     if form.spells == "policy":
         if text.pieces == policy.pieces:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from search.counters import Counters
-from search.digest import tree_digest
 from search.embedding import Embeddings
 from search.engine import (
     Capabilities,
@@ -25,6 +24,7 @@ from search.engine import (
 )
 from search.events import Answered, Event, Started
 from search.outcome import Outcome
+from search.outcome_rewards import outcome_refusal
 from search.policies.policy import (
     BacktrackingPolicy,
     EmbeddingPolicy,
@@ -38,7 +38,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
-from search.tree import ROOT, Node, Tree
+from search.tree import ROOT, Node, Tree, tree_digest
 from search.tree_builder import PendingNode, TreeBuilder
 from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
 
@@ -152,6 +152,8 @@ def _policy(
     if scores is not Scores.NONE and not able.scores:
         needy = f"policy {spec.policy} with vote {vote_name(spec)} needs one"
         raise RewardMissing(f"engine {able.engine} has no reward model; {needy}")
+    if able.outcome and (refused := outcome_refusal(spec)) is not None:
+        raise RewardMissing("search.{}: {}".format(*refused))
     return policy, scores
 
 

@@ -7,9 +7,10 @@ declaration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 C = TypeVar("C", bound="Counters")
@@ -115,13 +116,19 @@ class EngineCounters(Counters):
 
 def combined(kind: type[C], several: Iterable[Counters]) -> C:
     """All of ``several`` together, each field by its rule."""
-    total = kind()
-    for counters in several:
-        total.add(counters)
-    return total
+    rules = _rules(kind)
+    columns = zip(*map(_values(kind), several), strict=True)
+    sums = (max(c) if most else sum(c) for (_, most), c in zip(rules, columns, strict=False))
+    return kind(*sums)
 
 
 @cache
 def _rules(kind: type[Counters]) -> tuple[tuple[str, bool], ...]:
     """Each field's name, and whether it is a maximum: engines add up counters with each answer."""
     return tuple((one.name, one.metadata["maximum"]) for one in fields(kind))
+
+
+@cache
+def _values(kind: type[Counters]) -> Callable[[Counters], tuple[float, ...]]:
+    """What gives the values of all fields."""
+    return attrgetter(*(name for name, _ in _rules(kind)))

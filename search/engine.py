@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from search.counters import Counters, EngineCounters
-from search.digest import step_seed
-from search.tree import Finish
+from search.tree import Finish, step_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,8 @@ Reproducible = Literal["exact", "seeded", "no"]
 class Capabilities:
     """What an engine can do, said aloud.
 
-    ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
+    ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps. ``exact``:
+    same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
@@ -178,6 +178,7 @@ class Capabilities:
     seeded: bool = True
     threads: int = 0
     kernel: str = ""
+    outcome: bool = False
 
     @property
     def reproducible(self) -> Reproducible:

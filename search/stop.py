@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import comb
 
-from search.digest import UNITS
 from search.policies.policy import BacktrackingPolicy, Policy, Scores, remaining
 from search.spec import SearchSpec, StopReason, VoteName
-from search.tree import Finish, Node, Tree
+from search.tree import UNITS, Finish, Node, Tree
 from search.vote import VOTE_SCORES, Standing, joined, path_units, standing, vote_name
 
 MEAN_LEAD = Fraction(1, 10**12)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from search.digest import node_seed, round_reward, step_seed
 from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
 from search.spec import SearchSpec
 from search.stats import path_length
-from search.tree import ROOT, Finish, Node, NodeState, Tree
+from search.tree import ROOT, Finish, Node, NodeState, Tree, node_seed, round_reward, step_seed
 
 
 @dataclass(frozen=True, slots=True)

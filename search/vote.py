@@ -12,12 +12,11 @@ from fractions import Fraction
 from math import fsum, prod
 from typing import NamedTuple
 
-from search.digest import UNITS
 from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.policies.policy import Scores
 from search.spec import SearchSpec, VoteName
-from search.tree import Finish, Node, NodeState, Tree
+from search.tree import UNITS, Finish, Node, NodeState, Tree
 
 VOTE_SCORES: Mapping[VoteName, Scores] = {
     "weighted_majority": Scores.FINISHED,

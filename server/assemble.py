@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from kvpolicy.roofline import SplitLoad
 from runtime.accounting import Flops, no_flops
-from runtime.checkpoint import architecture
+from runtime.checkpoint import architecture, check_weights
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedders.endpoint import EndpointOptions
@@ -164,7 +164,10 @@ async def _sglang_engine(
     """
     servers, urls = None, ()
     if settings.engine_way == LAUNCHED:
-        servers = LaunchedServers(server_options(settings), settings.start_seconds)
+        options = server_options(settings)
+        for server in options:
+            check_weights(Path(server.model))
+        servers = LaunchedServers(options, settings.start_seconds)
         policy, *reward = (server.url for server in servers.servers)
         urls = ((policy,), tuple(reward))
         await servers.start()

@@ -24,8 +24,7 @@ def ops_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        served = [each.settings for each in service.models]
-        listed = [_model(name) for settings in served for name in model_names(settings)]
+        listed = [_model(name) for each in service.models for name in _names(each)]
         return JSONResponse({"object": "list", "data": listed})
 
     @router.get("/v1/models/{name:path}")
@@ -68,6 +67,11 @@ def ops_routes(service: Service) -> APIRouter:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def _names(service: Service) -> list[str]:
+    outcome = service.runner.engine.capabilities.outcome
+    return model_names(service.settings, outcome=outcome)
 
 
 async def _usage_of(service: Service) -> Usage | None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from search.controller import ABORT_SECONDS, within
-from search.digest import node_seed
 from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
 from search.stop import Deadline, TooLate
-from search.tree import Finish
+from search.tree import Finish, node_seed
 from server.api_errors import NO_RETRY, ApiError
 from server.reply_text import first_stop, held_back
 

@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from runtime.text import Text
 from search.controller import Problem
 from search.engine import PrefixTooLong
+from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
 from search.spec import PolicyName, SearchSpec
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
@@ -101,7 +102,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     limit = request.max_completion_tokens or request.max_tokens
     asked = request.reasoning and request.reasoning.effort
     width = EFFORT_WIDTH.get(request.reasoning_effort or asked or "none")
-    by_effort = None if width is None else SearchSpec(policy=EFFORT_POLICY, width=width)
+    by_effort = None if width is None else SearchSpec(policy=_effort_policy(service), width=width)
     spec = _spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     problem = await build_prompt(messages, service, key, searched=spec is not None)
@@ -262,11 +263,11 @@ def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
     return {"policy": alias[1], "width": int(alias[2])}
 
 
-def model_names(settings: Settings) -> list[str]:
-    """The model and the aliases worth listing."""
+def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
+    """The model and the aliases worth listing; ``outcome``: of its reward model."""
     aliases = [
         f"{settings.model}:{policy}-{width}"
-        for policy in get_args(PolicyName)
+        for policy in (outcome_policies() if outcome else get_args(PolicyName))
         for width in LISTED_WIDTHS
         if width <= settings.max_width
     ]
@@ -342,13 +343,24 @@ def _settled(
     spec: SearchSpec, service: Service, key: ApiKey, seed: int, limit: int | None = None
 ) -> SearchSpec:
     """The spec with a seed, within the key's limits. Raises ApiError naming what is over one, and
-    for rewards that are needed of an engine without a reward model."""
+    for rewards that are needed of an engine that does not give them.
+
+    Without a word of a policy an outcome model gets the one that it is for."""
+    able = service.runner.engine.capabilities
+    if able.outcome and "policy" not in spec.model_fields_set:
+        spec = spec.model_copy(update={"policy": OUTCOME_POLICY})
     spec = apply_limits(spec, key, seed=seed, trajectory_tokens=limit)
-    if needs_rewards(spec) and not service.runner.engine.capabilities.scores:
+    if needs_rewards(spec) and not able.scores:
         name = "policy" if policy_needs_rewards(spec) else "vote"
         allowed = "this server has no reward model; self_consistency with vote majority needs none"
         raise bad_value(f"search.{name}", allowed)
+    if able.outcome and (refused := outcome_refusal(spec)) is not None:
+        raise bad_value(f"search.{refused[0]}", refused[1])
     return spec
+
+
+def _effort_policy(service: Service) -> PolicyName:
+    return OUTCOME_POLICY if service.runner.engine.capabilities.outcome else EFFORT_POLICY
 
 
 def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:

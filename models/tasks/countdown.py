@@ -8,7 +8,7 @@ import random
 from functools import cache
 from itertools import combinations_with_replacement
 
-from models.tasks import arithmetic
+from models.tasks import number_puzzle
 from models.tasks.number_puzzle import TARGET, NumberPuzzle, key, taught
 from models.tasks.task import split_of
 
@@ -21,10 +21,10 @@ OPEN_SHARE = 0.29
 
 
 @cache
-def _is_open(numbers: arithmetic.Numbers) -> bool:
+def _is_open(numbers: number_puzzle.Numbers) -> bool:
     rng = random.Random(key(numbers))
-    middles = (arithmetic.derive(numbers, rng, CEILING)[COUNT - 4].left for _ in range(ROLLOUTS))
-    alive = sum(arithmetic.reachable(middle, TARGET) for middle in middles)
+    middles = (number_puzzle.derive(numbers, rng, CEILING)[COUNT - 4].left for _ in range(ROLLOUTS))
+    alive = sum(number_puzzle.reachable(middle, TARGET) for middle in middles)
     return alive >= OPEN_SHARE * ROLLOUTS
 
 

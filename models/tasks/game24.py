@@ -4,7 +4,7 @@ import random
 from functools import cache
 from itertools import combinations_with_replacement
 
-from models.tasks import arithmetic
+from models.tasks import number_puzzle
 from models.tasks.number_puzzle import TARGET, NumberPuzzle, key, taught
 from models.tasks.task import Split, split_of
 
@@ -15,12 +15,12 @@ OTHER_TARGETS = range(20, 31)
 
 
 @cache
-def _puzzles(split: Split) -> tuple[arithmetic.Numbers, ...]:
+def _puzzles(split: Split) -> tuple[number_puzzle.Numbers, ...]:
     every = combinations_with_replacement(NUMBERS, COUNT)
     return tuple(
         numbers
         for numbers in every
-        if split_of(key(numbers)) == split and arithmetic.reachable(numbers, TARGET)
+        if split_of(key(numbers)) == split and number_puzzle.reachable(numbers, TARGET)
     )
 
 
@@ -29,8 +29,8 @@ def _lesson(rng: random.Random) -> tuple[str, list[str]]:
     if rng.random() >= 0.95:
         return taught(rng, NUMBERS, COUNT, CEILING, OTHER_TARGETS)
     numbers = rng.choice(_puzzles("train"))
-    path = arithmetic.solve(numbers, TARGET, rng)
-    return arithmetic.ask(numbers, TARGET), arithmetic.derivation(path, TARGET)
+    path = number_puzzle.solve(numbers, TARGET, rng)
+    return number_puzzle.ask(numbers, TARGET), number_puzzle.derivation(path, TARGET)
 
 
 GAME24 = NumberPuzzle(

@@ -6,7 +6,7 @@
 import random
 from typing import NamedTuple
 
-from models.tasks import TASKS, arithmetic, wordproblem
+from models.tasks import TASKS, number_puzzle, wordproblem
 from models.tasks.story import story_text
 from models.tasks.task import STEP_BREAK, split_of
 from models.train.careless import careless_lesson
@@ -106,10 +106,10 @@ def short_puzzle(rng: random.Random) -> tuple[str, list[str]]:
     """Three or five numbers: the endgames of the longer puzzles, in no task's own test."""
     while True:
         numbers = tuple(sorted(rng.choices(SHORT_NUMBERS, k=rng.choice(SHORT_COUNTS))))
-        path = arithmetic.derive(numbers, rng, CEILING)
+        path = number_puzzle.derive(numbers, rng, CEILING)
         target = path[-1].result
         if target in SHORT_TARGETS:
-            return arithmetic.ask(numbers, target), arithmetic.derivation(path, target)
+            return number_puzzle.ask(numbers, target), number_puzzle.derivation(path, target)
 
 
 def tale(rng: random.Random) -> tuple[str, list[str]]:

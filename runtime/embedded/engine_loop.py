@@ -121,6 +121,7 @@ class EngineLoop:
             score_tokens=scoring[1] if scoring else (0, 0),
             threads=options.cores,
             kernel=forward.kernel,
+            outcome=self._format.outcome,
         )
 
     def serve(self) -> None:

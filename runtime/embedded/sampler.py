@@ -80,7 +80,7 @@ def sample(
 
     def draw(block: slice) -> None:
         logprobs, entropies[block] = _log_softmax(values[block], most[block], block.start)
-        draws = np.flatnonzero((of >= block.start) & (of < block.stop))
+        draws = ((of >= block.start) & (of < block.stop)).nonzero()[0]
         warm = draws[heat[draws] > 0]
         for part in blocks(len(warm), values.shape[1]):
             some = warm[part]
@@ -146,7 +146,7 @@ def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
     given = np.asarray(value, dtype=np.float64)
     if given.ndim and given.shape != (draws,):
         raise ValueError(f"{name}: shape {given.shape} for {draws} draws; one value or one a draw")
-    return np.broadcast_to(given, (draws,))
+    return given if given.ndim else np.full(draws, given)
 
 
 def _log_softmax(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:
@@ -189,7 +189,7 @@ def _ranked(
     """The ``count`` tokens of every row (draws, vocab) that come highest with their noise, within
     its nucleus of ``mass``: ids (draws, count), as of ``gumbel_max``."""
     found = np.empty((len(scores), count), dtype=np.int64)
-    whole, cut = np.flatnonzero(mass >= 1.0), np.flatnonzero(mass < 1.0)
+    whole, cut = (mass >= 1.0).nonzero()[0], (mass < 1.0).nonzero()[0]
     if len(whole):
         some = scores[whole] if len(cut) else scores
         words = SCRATCH.take("hashes", some.shape, np.uint32)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
-from kvpolicy.value import confidence_of_entropy
+from kvpolicy.block_table import confidence_of_entropy
 from runtime.accounting import Flops, TrackedSearch, total_of
 from runtime.embedded.batch import Advance, Batch, Forwards, charge_pass
 from runtime.embedded.beam_extension import BeamExtension

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from runtime.checkpoint import check_weights
 from search.engine import EmbeddingMissing
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ MULTIPLE = 16
 one length, one order of its sums."""
 _STEPS = {"Transformer", "Pooling", "Normalize"}
 _POOLINGS = ("mean", "cls")
+_SENTENCES = "sentence_bert_config.json"
+"""Where sentence-transformers keeps how much of a text it reads: less than the model could."""
+_POSITIONS = "max_position_embeddings"
 
 
 class Encoder:
@@ -36,18 +40,21 @@ class Encoder:
         if not (folder / "config.json").is_file():
             raise ValueError(f"encoder: {checkpoint}; a folder with a config.json is needed")
         self._pooling = _pooling(folder)
+        check_weights(folder)
         from transformers import AutoModel, AutoTokenizer  # takes seconds: only who needs it waits
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._model = AutoModel.from_pretrained(
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         ).eval()
-        self._longest = int(getattr(self._model.config, "max_position_embeddings", 512))
+        own: dict[str, Any] = _read_json(folder / _SENTENCES, {})
+        most = [own.get("max_seq_length"), getattr(self._model.config, _POSITIONS, None)]
+        self._longest = min((int(length) for length in most if length), default=512)
         self.batch = self._checked_batch()
 
     def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, its bits whatever it is read beside; what exceeds the encoder's context
-        is left out.
+        """A vector a text, its bits whatever it is read beside; what exceeds the length that the
+        encoder reads is left out.
 
         Raises EmbeddingMissing if the model fails.
         """

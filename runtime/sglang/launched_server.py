@@ -31,6 +31,8 @@ HOST = "127.0.0.1"
 """Whoever reaches SGLang's port may flush its cache and stop its searches: nobody else does."""
 STUBS = Path(__file__).parent / "cpu" / "stubs"
 LOOK_SECONDS = 0.5
+SETTING = "HEDGEROW_"
+"""How the names of our settings begin; the plug-in reads none of them."""
 KILLED = -signal.SIGKILL
 REFUSED = {
     "--enable-custom-logit-processor": "it lets whoever reaches the port run code",
@@ -112,8 +114,9 @@ class LaunchOptions:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Ours, and what the server needs beside it."""
-        return os.environ | self.own_environment()
+        """Ours without our settings, API keys among them, and what the server needs beside it."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(SETTING)}
+        return ours | self.own_environment()
 
     def own_environment(self) -> dict[str, str]:
         """Log-probabilities are the model's own, before temperature; on a CPU, our stand-ins."""

@@ -305,6 +305,7 @@ class SglangEngine:
             context_tokens=context,
             fingerprint=self._fingerprint(),
             score_tokens=self._overhead(),
+            outcome=self._form.outcome,
         )
 
     def _make_scorer(self) -> PrmScorer | PolicyJudge | LikelihoodScorer:

@@ -27,13 +27,14 @@ class RewardRequest:
     A path, spelt by ``paths``, is read at its last token, with nothing sampled.
 
     With a ``softmax`` the server gives the log-probabilities of its two verdicts. Without, the raw
-    outputs of its own head: one is a value, of several ``label`` is taken.
+    outputs of its own head: one is a value, read over ``scale``, of several ``label`` is taken.
     """
 
     paths: Paths
     softmax: Softmax | None = None
     label: int = 0
     several: bool = False
+    scale: float = 1.0
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text, policy: Text) -> RewardRequest:
@@ -45,7 +46,8 @@ class RewardRequest:
             return cls(paths_of(form, text, policy), Softmax.of(form, text))
         if form.reads in ("value", "classes"):
             several = form.reads == "classes"
-            return cls(paths_of(form, text, policy), label=form.label, several=several)
+            paths = paths_of(form, text, policy)
+            return cls(paths, label=form.label, several=several, scale=form.scale)
         raise RewardMissing(
             f"reward_format {form.name!r}: reads {form.reads!r}; SGLang gives log-probabilities, "
             "which do not hold the mean logit: use the embedded engine, or serve the model as a "
@@ -87,7 +89,9 @@ class RewardRequest:
             raise EngineError(
                 f"the reward server's head has {len(outputs)} outputs; {wanted} needed"
             )
-        return classes_share(outputs, self.label) if self.several else sigmoid(outputs[0])
+        if self.several:
+            return classes_share(outputs, self.label)
+        return sigmoid(outputs[0] / self.scale)
 
 
 class PrmScorer:

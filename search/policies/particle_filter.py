@@ -8,10 +8,9 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import ClassVar
 
-from search.digest import UNITS, node_seed
 from search.policies.policy import LevelPolicy, Round, Scores, rewards_of
 from search.spec import SearchSpec
-from search.tree import Node, Tree
+from search.tree import UNITS, Node, Tree, node_seed
 
 SURE = 0.5 / UNITS
 """Rewards are taken to lie this far within (0, 1): half of what rounding hides."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from search.digest import UNITS
 from search.engine import RewardMissing
 from search.policies.policy import remaining
 from search.spec import SearchSpec
-from search.tree import ROOT, Node, NodeState, Tree
+from search.tree import ROOT, UNITS, Node, NodeState, Tree
 
 
 @dataclass(frozen=True, slots=True)

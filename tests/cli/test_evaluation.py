@@ -22,9 +22,9 @@ from cli.evaluation import (
     wilson95,
 )
 from models.tasks.task import Split, Verdict
-from search.digest import combined_digest
 from search.engine import Branch, EngineDown
 from search.spec import SearchSpec
+from search.tree import combined_digest
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode
 from tests.server.conftest import PlainText

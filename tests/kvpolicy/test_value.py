@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpolicy.block_table import confidence_of_entropy
 from kvpolicy.value import (
     UNFITTED,
     Theta,
     ThetaError,
     attention_shares,
     confidence,
-    confidence_of_entropy,
     load_theta,
     parse_theta,
     save_theta,

@@ -15,9 +15,8 @@ from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.step_embedder import HiddenStates
 from runtime.text import Text
 from search.counters import Counters
-from search.digest import node_seed
 from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Sampling, Trajectory
-from search.tree import Finish
+from search.tree import Finish, node_seed
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint, make_tokenizer
 
 PROMPT = tuple(make_tokenizer().encode("Use 4 9 10 13 to make 24.\n"))

@@ -24,9 +24,8 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import rank_candidates
 from runtime.text import Text
-from search.digest import node_seed
 from search.engine import Branch, Sampling
-from search.tree import ROOT
+from search.tree import ROOT, node_seed
 from tests.runtime.scheduler_support import finish
 
 SPRIG = "models/sprig"

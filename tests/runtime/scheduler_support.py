@@ -9,9 +9,8 @@ from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.deduplication import SampleFunction, sample_requests
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
-from search.digest import node_seed
 from search.engine import Branch, Sampling, Step
-from search.tree import ROOT, Finish
+from search.tree import ROOT, Finish, node_seed
 from tests.runtime.hash_model import (
     CONTEXT,
     VOCAB,

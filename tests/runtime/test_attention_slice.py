@@ -16,9 +16,8 @@ from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.scheduler import Scheduler
-from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step
-from search.tree import ROOT, Finish
+from search.tree import ROOT, Finish, node_seed
 from tests.runtime.hash_model import Letters
 from tests.runtime.scheduler_support import finish
 from tests.runtime.tiny_models import make_checkpoint

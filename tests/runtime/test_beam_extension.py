@@ -12,12 +12,11 @@ from runtime.embedded.beam_extension import TRIAL_TOKENS, pays
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import BranchSequence
-from search.digest import step_seed
 from search.engine import Ahead, Branch, Hint, Sampling
 from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from search.tree import ROOT, Finish
+from search.tree import ROOT, Finish, step_seed
 from tests.runtime.hash_model import naive_step
 from tests.runtime.inline_engine import InlineEngine, grow
 from tests.runtime.scheduler_support import PROMPTS, finish, scheduler

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from transformers import Gemma3Config, Gemma3TextConfig
 
-from runtime.checkpoint import Checkpoint, outputs_of_class, read_config
+from runtime.checkpoint import Checkpoint, check_weights, outputs_of_class, read_config
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
+from runtime.embedded.model.layers import tensor_reader
 from runtime.text import Text
 from tests.runtime.test_reward_models import CASES
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
@@ -146,3 +147,32 @@ def test_two_folders_of_one_model(tmp_path: Path) -> None:
     assert first.same_tokenizer(second) is False
     bare = Checkpoint.of(folder_of(tmp_path / "bare", SIZES))
     assert first.same_tokenizer(bare) is first.same_weights(bare) is None
+
+
+def test_weights_that_are_cut_short_are_named(tmp_path: Path) -> None:
+    """As a copy or a download that ended early leaves them: wherever it ended, one line, before
+    anything is loaded."""
+    folder = make_checkpoint(tmp_path)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    check_weights(folder)
+    for size, said in ((0, "no whole safe"), (100, "no whole safe"), (len(whole) - 1, "cut short")):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=f"{file}: .*{said}.*; get it again"):
+            check_weights(folder)
+        with pytest.raises(ValueError, match=f"{file}: .*{said}.*; get it again"):
+            tensor_reader(folder)
+    file.write_bytes(b"\x04" + bytes(7) + b"[3,4")
+    with pytest.raises(ValueError, match="no whole safetensors file"):
+        check_weights(folder)
+
+
+def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Of weights in several files the index is followed; other files beside them are not read."""
+    folder = make_checkpoint(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    (folder / "consolidated.safetensors").write_bytes(b"another tool's")
+    with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors: is not there"):
+        check_weights(folder)

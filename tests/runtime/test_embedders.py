@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -240,6 +241,19 @@ def test_where_batches_change_bits_texts_are_read_alone(
     assert "read one by one" in caplog.text
     texts = ["the tree", "a tree"]
     assert encoder.embed_texts(texts) == [encoder.embed_texts([text])[0] for text in texts]
+
+
+def test_an_encoder_reads_no_more_than_it_was_trained_on(bert: Path, tmp_path: Path) -> None:
+    """What sentence-transformers was told of its length counts where it is less than the model's,
+    as of all-MiniLM-L6-v2, which reads 256 of its 512 positions."""
+    shorter = Path(shutil.copytree(bert, tmp_path / "shorter"))
+    (shorter / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    text, whole, cut = "the tree " * 5, Encoder(bert), Encoder(shorter)
+    ids = whole._tokenizer(text.strip()).input_ids
+    assert 12 < len(ids) <= 40
+    assert cut.embed_texts([text]) == whole._vectors([ids[:12]], 1) != whole.embed_texts([text])
+    (shorter / "sentence_bert_config.json").write_text('{"max_seq_length": null}')
+    assert Encoder(shorter).embed_texts([text]) == whole.embed_texts([text])
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from runtime.embedded.fingerprint import fingerprint
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.embedders.lexical import embed_texts
 from search.counters import Counters
-from search.digest import node_seed
 from search.engine import (
     Branch,
     CallFault,
@@ -33,7 +32,7 @@ from search.engine import (
     Step,
     Trajectory,
 )
-from search.tree import ROOT, Finish
+from search.tree import ROOT, Finish, node_seed
 from tests.runtime.inline_engine_loop import Unreadable
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 

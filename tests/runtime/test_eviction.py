@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from kvpolicy.block_table import BlockTable, EvictionKey
+from kvpolicy.block_table import BlockTable, EvictionKey, confidence_of_entropy
 from kvpolicy.eviction_order import EvictionParams
-from kvpolicy.value import Theta, confidence_of_entropy
+from kvpolicy.value import Theta
 from runtime.embedded.cache_node import CacheNode
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.eviction import EVICTORS, VALUE_PARAMS, EvictionCandidates, ValueParams
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.radix_tree import RadixTree
-from search.digest import node_seed
 from search.engine import Branch, Hint, KvFull, Sampling
-from search.tree import ROOT
+from search.tree import ROOT, node_seed
 from tests.runtime.hash_model import END, VOCAB, HashModel
 from tests.runtime.scheduler_support import finish, scheduler
 

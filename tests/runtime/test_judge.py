@@ -16,9 +16,8 @@ from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions
 from runtime.judge import Judge
 from runtime.reward_format import REWARD_FORMATS
 from runtime.text import Text
-from search.digest import node_seed
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
-from search.tree import ROOT
+from search.tree import ROOT, node_seed
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 GENERATIVE = REWARD_FORMATS["generative"]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.embedded.choices import KvPolicy
-from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step, Trajectory
-from search.tree import Finish
+from search.tree import Finish, node_seed
 from tests.runtime.scheduler_support import PROMPTS, scheduler
 from tests.runtime.test_reward_scorer import scorer
 

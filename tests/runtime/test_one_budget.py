@@ -11,9 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.scheduler import Scheduler
-from search.digest import node_seed
 from search.engine import Branch, Hint, Sampling, Step
-from search.tree import ROOT, Finish
+from search.tree import ROOT, Finish, node_seed
 from tests.runtime.scheduler_support import scheduler
 from tests.runtime.test_eviction import Endless
 

@@ -94,6 +94,7 @@ class ScriptedEngine:
     say: Callable[[Branch], str] = babble
     score_of: Callable[[Sequence[str]], float] = judge
     scores: bool = True
+    outcome: bool = False
     embeds: bool = True
     vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
@@ -129,6 +130,7 @@ class ScriptedEngine:
             embeds="script" if self.embeds else None,
             context_tokens=self.context_tokens,
             fingerprint="scripted-1",
+            outcome=self.outcome,
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.controller import Problem, search
-from search.digest import node_seed
 from search.engine import Branch, Sampling, Step
 from search.outcome import Outcome
 from search.policies.policy import Round, Scores
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
-from search.tree import Finish, Node, NodeState, Tree
+from search.tree import Finish, Node, NodeState, Tree, node_seed
 from search.tree_builder import TreeBuilder
 from tests.search.scripted_engine import ScriptedEngine, answer_of, decode, dice, encode
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.digest import combined_digest, round_reward, tree_digest
-from search.tree import NodeState, Tree
+from search.tree import NodeState, Tree, combined_digest, round_reward, tree_digest
 from tests.search.test_width import rough, watched
 from tests.search.trees import END, STEP, drawn, row
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from search.digest import step_seed
 from search.engine import Ahead, Branch, KvMoved, Reproducible
+from search.tree import step_seed
 from tests.search.scripted_engine import ScriptedEngine
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.digest import tree_digest
 from search.events import (
     Answered,
     Event,
@@ -23,7 +22,7 @@ from search.events import (
 )
 from search.policies.registry import POLICIES
 from search.spec import PolicyName
-from search.tree import Tree
+from search.tree import Tree, tree_digest
 from tests.search.scripted_engine import END, encode
 from tests.search.test_width import rough, watched
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.digest import node_seed
-from search.tree import Finish, Node, NodeState, Tree
+from search.tree import Finish, Node, NodeState, Tree, node_seed
 from tests.search.trees import END, LENGTH, LIMIT, STEP, drawn
 
 

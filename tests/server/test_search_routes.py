@@ -10,8 +10,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from search.digest import tree_digest
-from search.tree import Finish, Tree
+from search.tree import Finish, Tree, tree_digest
 from search.tree_json import from_json
 from server.kept_searches import SearchStore
 from server.settings import Settings

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "Qwen2ForTokenClassification": "qwen2",
     "Qwen2ForProcessRewardModel": "qwen2",
     "Qwen2ForPrmModel": "qwen2",
+    "Qwen2ForRewardModel": "qwen2",
 }
 """Models by the name of their class; those with a head of their own are reward models."""
 _OTHER = "other"

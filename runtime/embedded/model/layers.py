@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from runtime.checkpoint import check_weights
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 
 PACKED = torch.backends.mkldnn.is_available()
@@ -149,8 +150,9 @@ def _scale_queries(
 def tensor_reader(checkpoint: Path) -> Callable[[str], Tensor]:
     """A function from a tensor's name to the tensor in float32, of a folder of safetensors.
 
-    Both raise UnsupportedModel for what is not there.
+    Both raise UnsupportedModel for what is not there; ValueError as ``check_weights``.
     """
+    check_weights(checkpoint)
     index = checkpoint / "model.safetensors.index.json"
     if index.is_file():
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

@@ -19,9 +19,8 @@ from loadtest.token_eviction.token_eviction_policies import (
     TOKEN_EVICTION,
     ExtractivePolicy,
 )
-from search.digest import node_seed
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step
-from search.tree import ROOT, Finish
+from search.tree import ROOT, Finish, node_seed
 from tests.loadtest.token_eviction.hash_reader import HashReader
 from tests.runtime.hash_model import Letters, naive_step
 

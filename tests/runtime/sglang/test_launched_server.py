@@ -80,6 +80,16 @@ def test_abbreviations_that_were_taken_once(args: tuple[str, ...], said: str) ->
         options(*args)
 
 
+def test_our_settings_do_not_reach_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither API keys nor anything else that begins with ``HEDGEROW_``; the rest does."""
+    monkeypatch.setenv("HEDGEROW_API_KEYS", "oak:secret")
+    monkeypatch.setenv("HEDGEROW_LAUNCH", "true")
+    monkeypatch.setenv("HF_HOME", "/cache")
+    given = options().environment()
+    assert not [name for name in given if name.startswith("HEDGEROW_")]
+    assert given["HF_HOME"] == "/cache"
+
+
 @pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.timeout(600)

@@ -23,7 +23,6 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from search.controller import Problem, search
-from search.digest import node_seed
 from search.engine import (
     Branch,
     EngineDown,
@@ -36,7 +35,7 @@ from search.engine import (
 )
 from search.outcome import Outcome
 from search.spec import SearchSpec
-from search.tree import Finish
+from search.tree import Finish, node_seed
 from tests.runtime.sglang.support import KV_TOKENS, ROOT, START_SECONDS, SharedServers, stock
 from tests.runtime.test_reward_models import CASES, QUESTION, trajectory
 

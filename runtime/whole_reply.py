@@ -1,0 +1,33 @@
+"""What an outcome model reads: the question, the whole reply, and what ends a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.reward_format import Ids, OwnIds, RewardFormat, Spelt
+from runtime.text import Text
+from search.engine import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply:
+    """A finished reply as the conversation that its model was trained on, read after its end.
+
+    The reply is tokenised as one text, so that two replies share the question's ids alone.
+    """
+
+    form: RewardFormat
+    text: Text
+
+    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
+        """The question as the format puts it."""
+        return OwnIds(self.form, self.text, None).opening(prompt, question, spelt)
+
+    def path(
+        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
+    ) -> Ids:
+        """Opening, reply, closing."""
+        reply = self.text.plain("".join(trajectory.texts).strip())
+        ended = self.text.encode_after(reply + self.form.closing)
+        return (*self.opening(prompt, question, spelt), *ended)

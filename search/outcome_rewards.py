@@ -1,0 +1,37 @@
+"""Which searches an outcome model can guide: those that compare finished replies alone."""
+
+from __future__ import annotations
+
+from search.policies.policy import Scores
+from search.policies.registry import POLICIES
+from search.spec import PolicyName, SearchSpec
+from search.vote import VOTE_SCORES, vote_name
+
+OUTCOME_POLICY: PolicyName = "best_of_n"
+"""What an outcome model is for, where no policy was asked for."""
+
+
+def outcome_policies() -> list[PolicyName]:
+    """The policies that ask for no reward of a single step."""
+    return [
+        name
+        for name, policy in POLICIES.items()
+        if policy(SearchSpec(policy=name)).scores is not Scores.ALL
+    ]
+
+
+def outcome_refusal(spec: SearchSpec) -> tuple[str, str] | None:
+    """The field of a spec that needs rewards of single steps, and why it is refused; else None."""
+    if POLICIES[spec.policy](spec).scores is Scores.ALL:
+        return "policy", _why(spec.policy, outcome_policies())
+    if VOTE_SCORES[vote_name(spec)] is Scores.ALL:
+        votes = [name for name, scores in VOTE_SCORES.items() if scores is not Scores.ALL]
+        return "vote", _why(vote_name(spec), votes)
+    return None
+
+
+def _why(value: str, allowed: list[PolicyName] | list[str]) -> str:
+    return (
+        f"{value!r} needs a reward for each step, and the reward model scores finished replies "
+        f"alone; one of {', '.join(allowed)} is needed"
+    )

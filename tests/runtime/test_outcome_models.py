@@ -1,0 +1,107 @@
+"""Outcome models: a finished reply has a reward, its steps have none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
+from models.catalog import public_reward_model
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
+from search.controller import Problem, search
+from search.engine import RewardMissing
+from search.spec import SearchSpec
+from search.tree import NodeState
+from tests.runtime.outcome_model import (
+    FORMAT,
+    QUESTION,
+    expected_rewards,
+    make_outcome_model,
+    trajectories,
+)
+from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
+
+PROMPT = tuple(make_tokenizer().encode(f"<|user|>{QUESTION}<|end|><|assistant|>"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A policy and an outcome model."""
+    root = tmp_path_factory.mktemp("models")
+    return make_checkpoint(root / "policy"), make_outcome_model(root / "outcome")
+
+
+def options(folders: tuple[Path, Path], form: str = FORMAT) -> EngineOptions:
+    """One thread, room for all."""
+    return EngineOptions(*folders, form, prm_kv_tokens=4000, batch_limit=8, threads=1)
+
+
+def test_its_class_tells_its_format(folders: tuple[Path, Path]) -> None:
+    """By whatever name a checkpoint goes."""
+    row = public_reward_model(folders[1])
+    assert row is not None
+    assert row.format == FORMAT
+
+
+async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
+    """Replies of one to eight steps, each read whole after its end: the sigmoid of the score."""
+    engine = await EmbeddedEngine.start(options(folders))
+    try:
+        rewards = await engine.score("oak", PROMPT, QUESTION, trajectories())
+        able = engine.capabilities
+    finally:
+        await engine.close()
+    assert able.scores
+    assert able.outcome
+    assert rewards == pytest.approx(expected_rewards(folders[1]), abs=1e-5)
+    assert len(set(rewards)) == 8
+    reference = ReferenceEngine(ReferenceOptions(*folders, FORMAT))
+    read = await reference.score("oak", PROMPT, QUESTION, trajectories())
+    assert read == pytest.approx(rewards, abs=1e-5)
+
+
+async def test_scores_that_would_all_be_one_can_be_scaled(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A format of one's own divides them first: rewards are rounded to 1e-4."""
+    file = tmp_path / "softer.json"
+    file.write_text(json.dumps({"extends": FORMAT, "scale": 8.0}))
+    engine = await EmbeddedEngine.start(options(folders, str(file)))
+    try:
+        rewards = await engine.score("oak", PROMPT, QUESTION, trajectories())
+    finally:
+        await engine.close()
+    assert rewards == pytest.approx(expected_rewards(folders[1], 8.0), abs=1e-5)
+
+
+async def test_the_best_of_n_is_the_one_with_the_highest_score(
+    folders: tuple[Path, Path],
+) -> None:
+    """Finished replies are scored, their steps before are not; what compares steps is refused."""
+    engine = await EmbeddedEngine.start(options(folders))
+    spec = SearchSpec(
+        policy="best_of_n", width=4, seed=3, vote="best_last", max_step_tokens=6, max_depth=3
+    )
+    about = {"answer_of": lambda text: text, "clock": lambda: 0.0}
+    problem, beam = Problem(PROMPT, QUESTION), spec.model_copy(update={"policy": "beam"})
+    try:
+        outcome = await search(problem, spec, engine, tree_id="oak", **about)
+        with pytest.raises(RewardMissing) as refused:
+            await search(problem, beam, engine, tree_id="elm", **about)
+    finally:
+        await engine.close()
+    finished = {node.id for node in outcome.tree.finished()}
+    scored = {node.id for node in outcome.tree.nodes if node.reward is not None}
+    assert len(finished) == 4
+    assert scored == finished
+    assert all(node.state is NodeState.FINISHED for node in outcome.tree.finished())
+    assert outcome.chosen is not None
+    best = max(outcome.tree[node].reward or 0.0 for node in finished)
+    assert outcome.tree[outcome.chosen].reward == best
+    assert str(refused.value) == (
+        "search.policy: 'beam' needs a reward for each step, and the reward model scores finished "
+        "replies alone; one of best_of_n, self_consistency is needed"
+    )

@@ -1,0 +1,65 @@
+"""A server whose reward model scores finished replies alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.search.scripted_engine import ScriptedEngine
+
+LEFT = "one of best_of_n, self_consistency is needed"
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """One that scores finished replies alone."""
+    return ScriptedEngine(outcome=True)
+
+
+@pytest.mark.parametrize(
+    ("search", "param", "message"),
+    [
+        ({"policy": "beam"}, "search.policy", f"'beam' needs a reward for each step.*{LEFT}"),
+        ({"policy": "rebase"}, "search.policy", f"'rebase' needs.*{LEFT}"),
+        (
+            {"policy": "best_of_n", "vote": "best_min"},
+            "search.vote",
+            "'best_min' needs.*one of weighted_majority, majority, best_last is needed",
+        ),
+    ],
+)
+async def test_what_compares_steps_is_refused(
+    http: httpx2.AsyncClient,
+    engine: ScriptedEngine,
+    search: dict[str, Any],
+    param: str,
+    message: str,
+) -> None:
+    """Before anything is drawn, with the field, its value and what is allowed."""
+    reply = await http.post("/v1/search", json={"question": "?", "search": search})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert re.search(message, error["message"])
+    assert engine.expanded == []
+
+
+@pytest.mark.parametrize("asked", [{"search": {"width": 4}}, {"reasoning_effort": "low"}])
+async def test_without_a_word_of_a_policy_it_is_best_of_n(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, asked: dict[str, Any]
+) -> None:
+    """What an outcome model is for."""
+    messages = [{"role": "user", "content": "?"}]
+    body = {"model": "sprig", "messages": messages, "seed": 1} | asked
+    reply = (await http.post("/v1/chat/completions", json=body)).json()
+    assert reply["search"]["policy"] == "best_of_n"
+    assert reply["search"]["spec"]["policy"] == "best_of_n"
+
+
+async def test_aliases_that_would_be_refused_are_not_listed(http: httpx2.AsyncClient) -> None:
+    """Clients that can only name a model find those that work."""
+    names = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+    assert "sprig:best_of_n-16" in names
+    assert "sprig:rebase-16" not in names
