@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from runtime.sglang.replica import CUT_OFF, FULL, FULL_WAITS, Json, Replica
+from runtime.sglang.replica import FULL_WAITS, Json, Replica
+from runtime.sglang.server_errors import CUT_OFF, FULL
 from search.engine import EngineDown, EngineError
 
 ONE_FOR_ALL = frozenset({"priority"})

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params
-from runtime.sglang.replica import PRIORITY_UNITS, Replica
+from runtime.sglang.replica import Replica
+from runtime.sglang.request_priority import PRIORITY_UNITS
 from search.engine import Hint
 from search.tree import ROOT
 

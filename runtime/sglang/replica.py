@@ -20,33 +20,30 @@ from runtime.sglang.expected_server import (
     WrongServer,
     changes,
 )
-from runtime.sglang.server_errors import NotSglang, ReplicaLost, refusal_message
+from runtime.sglang.request_priority import EARLY_PRIORITY
+from runtime.sglang.server_errors import (
+    CUT_OFF,
+    FULL,
+    KEY_NEEDED,
+    NOT_FOUND,
+    NotSglang,
+    ReplicaLost,
+    refusal_message,
+)
 from runtime.sglang.waiting import reason_of, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
 
-FULL = frozenset({429, 503})
-"""Statuses of a server that has not begun the request: it may be sent again."""
 FULL_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
-CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-"""A connection ended before an answer."""
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
-NOT_FOUND = 404
-KEY_NEEDED = frozenset({401, 403})
 AGAIN = "+"
 """Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
 it may not have noticed yet that the first one's connection is gone."""
-
-PRIORITY_UNITS = 1000
-"""A request's priority in SGLang, where what is higher goes first: what was asked for has from 0 to
-so many, by what it is worth."""
-EARLY_PRIORITY = -10 * PRIORITY_UNITS
-"""Of what nobody has asked for yet: let in last, and preempted first."""
 
 Json = Mapping[str, Any]
 

@@ -6,6 +6,12 @@ import httpx
 
 from search.engine import EngineDown
 
+FULL = frozenset({429, 503})
+"""Statuses of a server that has not begun the request: it may be sent again."""
+NOT_FOUND = 404
+KEY_NEEDED = frozenset({401, 403})
+CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+"""A connection ended before an answer."""
 MESSAGE_LETTERS = 200
 
 
