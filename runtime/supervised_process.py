@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 from runtime import supervisor
 
@@ -23,8 +23,6 @@ class SupervisedProcess(subprocess.Popen[bytes]):
     A command that cannot be run ends with 127.
     """
 
-    stdin: IO[bytes]
-
     def __init__(self, command: Sequence[str], **more: Any) -> None:
         """``more``: ``env``, ``cwd``, ``stdout`` and ``stderr``, as of Popen."""
         super().__init__(
@@ -36,6 +34,7 @@ class SupervisedProcess(subprocess.Popen[bytes]):
 
     def end(self) -> None:
         """End it and what it has started, by force if need be. Waits."""
+        assert self.stdin is not None, "started with a pipe"
         self.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self.wait(supervisor.GRACE_SECONDS + FORCE_SECONDS)
