@@ -7,8 +7,9 @@ import hashlib
 import logging
 import math
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two attempts to reach a server that is not there yet."""
+MOST_FAULTS = 5
+"""How often servers that work otherwise may answer one request with a fault of their own."""
 SLACK = 1.25
 """A server takes at most so many times its share of the searches."""
 _LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
@@ -38,10 +41,13 @@ class Fleet:
     loads, Mirrokni and others 2018).
     """
 
-    def __init__(self, what: str, replicas: Sequence[Replica]) -> None:
-        """``what`` the servers are for, in words."""
+    def __init__(self, what: str, replicas: Sequence[Replica], recovery: float = 0.0) -> None:
+        """``what`` the servers are for, in words; ``recovery``: most seconds that a search waits
+        for one where all are lost."""
         self.what = what
         self.replicas = tuple(replicas)
+        self.waiting = 0
+        self._recovery = recovery
         self.moves = 0
         self.sent_again = 0
         self._places: dict[str, Replica] = {}
@@ -77,18 +83,47 @@ class Fleet:
         return sum(replica.kv_tokens for replica in self.replicas)
 
     async def ask(
-        self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Awaitable[T]]
+        self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Coroutine[Any, Any, T]]
     ) -> T:
-        """What ``work`` gets from the search's server; from another one if that one is lost.
+        """What ``work`` gets from the search's server; if that one is lost, from another one, or
+        from the same when it is back.
 
-        Nothing of a lost server's answer was seen, so ``work`` begins anew.
+        What was seen of a lost server's answer is the caller's; ``work`` asks for the rest. Raises
+        EngineDown when none is back in time, or for a request that is answered by faults alone.
         """
-        for _ in self.replicas[1:]:
+        faults = 0
+        while True:
+            replica = await self.reach(tree, prompt)
             try:
-                return await work(self.place(tree, prompt))
-            except ReplicaLost:
+                return await replica.while_up(work(replica))
+            except ReplicaLost as lost:
+                faults += lost.answered
+                if faults > MOST_FAULTS:
+                    raise
                 self.sent_again += 1
-        return await work(self.place(tree, prompt))
+
+    async def reach(self, tree: str, prompt: Sequence[int]) -> Replica:
+        """As ``place``; where no server is up, the first that is. Raises EngineDown if none comes
+        in time."""
+        until = time.monotonic() + self._recovery
+        while True:
+            try:
+                return self.place(tree, prompt)
+            except EngineDown:
+                if (left := until - time.monotonic()) <= 0:
+                    raise
+            await self._any_up(left)
+
+    async def _any_up(self, seconds: float) -> None:
+        """Until a server is up, at most so long."""
+        self.waiting += 1
+        waits = [asyncio.ensure_future(replica.until_up()) for replica in self.replicas]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.waiting -= 1
+            for wait in waits:
+                wait.cancel()
 
     async def release(self, tree: str) -> None:
         """The search is over; a server with our plug-in is told so, and lets go of its KV."""

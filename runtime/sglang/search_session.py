@@ -96,7 +96,7 @@ class SearchSession:
     spelt: Spelt = field(default_factory=dict)
     openings: set[Path] = field(default_factory=set)
     scored: dict[tuple[Path, ...], int] = field(default_factory=dict)
-    _server: Replica | None = None
+    _server: tuple[Replica, int] | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
@@ -120,11 +120,13 @@ class SearchSession:
         return {"rid": rid} | ({"extra_key": self.namespace} if self.namespace else {})
 
     def on(self, server: Replica) -> None:
-        """The next request goes there; another server than the last has read nothing yet."""
-        if server is not self._server:
+        """The next request goes there; another server than the last has read nothing yet, nor has
+        one that was lost since."""
+        life = server, server.failures
+        if life != self._server:
             self.read.clear()
             self.fresh.clear()
-        self._server = server
+        self._server = life
 
     def count_prefix(self, prefix: Path, answer: Json) -> None:
         """What a policy's request has cost that read a prefix."""

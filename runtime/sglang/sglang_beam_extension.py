@@ -188,7 +188,8 @@ class SglangBeamExtension:
                 note = search.notes.about(replica, len(search.prompt), None)
                 with search.request(replica) as early.rid:
                     body = request.body(self._top, note) | search.common(early.rid)
-                    before, answer = request.path, await replica.generate(body, early=True)
+                    before = request.path
+                    answer = await replica.while_up(replica.generate(body, early=True))
                 if not answer["meta_info"].get("output_token_logprobs"):
                     return
                 request.take(answer)

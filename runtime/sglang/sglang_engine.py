@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
@@ -21,7 +22,7 @@ from runtime.reward_reader import overhead_of
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
 from runtime.sglang.launched_server import BY_PRIORITY
-from runtime.sglang.replica import Replica
+from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
@@ -43,6 +44,10 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
+FAREWELL_SECONDS = 0.1
+"""For servers to hear that a search is over, which may come later."""
+DRAWS = ("/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
+"""What a policy's server must be able to answer."""
 
 
 class SglangEngine:
@@ -62,9 +67,10 @@ class SglangEngine:
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
         policy = ExpectedServer("policy", self._text)
-        self._policy = Fleet("policy", self._replicas(options.policy_urls, policy))
+        self._policy = self._fleet("policy", options.policy_urls, policy, DRAWS)
         reward = ExpectedServer("reward", prm, self._form) if prm else None
-        self._rewards = Fleet("reward", self._replicas(options.reward_urls, reward))
+        scores = self._reward_request.trial() if self._reward_request else DRAWS
+        self._rewards = self._fleet("reward", options.reward_urls, reward, scores)
         self._searches: dict[str, SearchSession] = {}
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
@@ -144,10 +150,7 @@ class SglangEngine:
         search = self._searches.pop(tree, None)
         if search is None:
             return Counters()
-        task = asyncio.create_task(self._end_session(tree, search))
-        self._ending.add(task)
-        task.add_done_callback(self._session_ended)
-        await asyncio.shield(task)  # goes on where nobody waits for a server that stands still
+        await asyncio.shield(self._going_on(self._end_session(tree, search)))
         return search.costs.counters
 
     async def abort(self, tree: str) -> None:
@@ -214,15 +217,24 @@ class SglangEngine:
             await self._endpoint.close()
 
     async def _end_session(self, tree: str, search: SearchSession) -> None:
-        """Stop what is under way for a tree, and have its servers let go of it."""
+        """Stop what is under way for a tree; its servers are to let go of it."""
         try:
             await search.stop()
             await self._sampler.extension.end(search)
         finally:
             self._past += search.costs.counters
-            await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
+            farewells = [self._policy.release(tree), self._rewards.release(tree)]
+            heard = [self._going_on(farewell) for farewell in farewells]
+            await asyncio.wait(heard, timeout=FAREWELL_SECONDS)
 
-    def _session_ended(self, task: asyncio.Task[None]) -> None:
+    def _going_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """It comes to its end though nobody waits for it."""
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._went_on)
+        return task
+
+    def _went_on(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a tree was not let go of: %s", error, exc_info=error)
@@ -246,10 +258,16 @@ class SglangEngine:
             )
         return self._searches[tree]
 
-    def _replicas(self, urls: Sequence[str], expected: ExpectedServer | None) -> list[Replica]:
+    def _fleet(
+        self,
+        what: str,
+        urls: Sequence[str],
+        expected: ExpectedServer | None,
+        trial: tuple[str, Json],
+    ) -> Fleet:
         """The servers of a kind; none where none is needed."""
         options = self._options
-        return [
+        replicas = [
             Replica(
                 url,
                 connect=options.connect_seconds,
@@ -257,10 +275,12 @@ class SglangEngine:
                 probe=options.probe_seconds,
                 stall=options.stall_seconds,
                 expected=expected,
+                trial=trial,
             )
             for url in urls
             if expected is not None
         ]
+        return Fleet(what, replicas, options.recovery_seconds)
 
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""
