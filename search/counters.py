@@ -104,6 +104,9 @@ class EngineCounters(Counters):
     preemptions: int = counter("Branches that were preempted to free KV, to go on later.")
     draft_pauses: int = counter("Times that drafting did not pay and paused.")
     call_errors: int = counter("Calls and hints that the engine failed at, by themselves.")
+    sent_again: int = counter(
+        "Requests sent once more since their server was lost.", metric="requests_sent_again"
+    )
     kv_accounting_errors: int = counter("Failed checks of the engine's KV accounting.")
 
     @classmethod

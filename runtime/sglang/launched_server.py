@@ -148,6 +148,9 @@ class LaunchedServer:
     options: LaunchOptions
     port: int = field(default_factory=free_port)
     process: SupervisedProcess | None = None
+    start_seconds: float = 600.0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One of those on a GPU starts at a time, since each measures the memory that is left."""
     _output: ServerOutput | None = None
 
     @property
@@ -176,6 +179,27 @@ class LaunchedServer:
         if self.process is not None:
             self.process.end()
             self.process = None
+
+    async def health(self) -> None:
+        """Raise EngineDown if no process of it runs."""
+        if self.process is None:
+            raise EngineDown(f"the SGLang server of {self.options.model} has not started")
+        if self.ended is not None:
+            raise EngineDown(self.end())
+
+    async def restart(self) -> None:
+        """Start it again, and wait until it answers. Raises OSError, or EngineDown for one that
+        does not answer; none is left running then."""
+        try:
+            async with self.turn:
+                await asyncio.to_thread(self.stop)
+                self.start()
+                if self.options.device != "cpu":
+                    await self.ready(self.start_seconds)
+            await self.ready(self.start_seconds)
+        except EngineDown:
+            await asyncio.to_thread(self.stop)
+            raise
 
     async def ready(self, seconds: float) -> None:
         """Wait until it answers, and say so meanwhile. Raises EngineDown if it ends, or does not
@@ -217,43 +241,30 @@ class LaunchedServer:
 
 
 class LaunchedServers:
-    """Servers that are started together and started again when they end."""
+    """Servers that are started together, and again each by itself."""
 
     def __init__(self, options: Sequence[LaunchOptions], start_seconds: float = 600.0) -> None:
-        self.servers = [LaunchedServer(one) for one in options]
-        self._start_seconds = start_seconds
+        turn = asyncio.Lock()
+        self.servers = [
+            LaunchedServer(one, start_seconds=start_seconds, turn=turn) for one in options
+        ]
 
     async def start(self) -> None:
-        """Run all; on a GPU one after the other, since each measures the memory that is left.
+        """Run all, and wait until they answer.
 
         Raises EngineDown or OSError for one that does not start; none is left running then.
         """
         try:
-            await self._start(self.servers)
+            async with asyncio.TaskGroup() as starts:
+                for server in self.servers:
+                    starts.create_task(server.restart())
+        except BaseExceptionGroup as several:
+            await self.close()
+            raise several.exceptions[0] from None
         except BaseException:
             await self.close()
             raise
 
-    async def health(self) -> None:
-        """Raise EngineDown if a process has ended."""
-        for server in self.servers:
-            if server.ended is not None:
-                raise EngineDown(server.end())
-
-    async def restart(self) -> None:
-        """Start those that have ended. Raises EngineDown if one does not come up."""
-        ended = [server for server in self.servers if server.ended is not None]
-        for server in ended:
-            await asyncio.to_thread(server.stop)
-        await self._start(ended)
-
     async def close(self) -> None:
         """End all."""
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers))
-
-    async def _start(self, servers: Sequence[LaunchedServer]) -> None:
-        for server in servers:
-            server.start()
-            if server.options.device != "cpu":
-                await server.ready(self._start_seconds)
-        await asyncio.gather(*(server.ready(self._start_seconds) for server in servers))

@@ -31,8 +31,10 @@ class Liveness:
     it for longer than that.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, stall: float) -> None:
+        """``stall``: seconds of silence after which it stands still."""
         self.url = url
+        self._stall = stall
         self.failures = 0
         """How often it was lost."""
         self._up = asyncio.Event()
@@ -83,6 +85,11 @@ class Liveness:
         """How long nothing has come from the server although it was asked."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether it is silent for too long."""
+        return self.silent_seconds() >= self._stall
+
     async def asked(self, request: httpx.Request) -> None:
         """A request goes out."""
         if self._asked_at is None and request.url.path not in FRONT_END:
@@ -107,10 +114,10 @@ class Liveness:
             log.error("%s does not answer (%s)", self.url, self._said)
             self.up = False
             self.failures += 1
-            self._asked_at = None
             if not self._closed:
                 self._revival = asyncio.create_task(self._revive())
         if gone:
+            self._asked_at = None
             self._end_waiting()
         return self._lost(answered=not gone)
 
@@ -136,8 +143,8 @@ class Liveness:
             await asyncio.sleep(waits.pop(0) if len(waits) > 1 else waits[0])
             try:
                 self.up = await self.works()
-            except httpx.TimeoutException:
-                continue
-            except httpx.HTTPError:
-                self._end_waiting()
+            except httpx.HTTPError as error:
+                silent = isinstance(error, httpx.TimeoutException)
+                if not silent or self.stands_still:
+                    self._end_waiting()
         log.info("%s answers again", self.url)

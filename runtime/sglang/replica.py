@@ -77,7 +77,7 @@ class Replica(Liveness):
         ``expected``: what it is compared with before it gets work; ``trial``: a path and a body
         that it must be able to answer when it is back. Connects to nothing yet.
         """
-        super().__init__(url.rstrip("/"))
+        super().__init__(url.rstrip("/"), stall)
         self.expected = expected
         self.wrong = ""
         """Why it gets no work although it answers."""
@@ -91,7 +91,6 @@ class Replica(Liveness):
         self.kv_tokens = 0
         self.under_way = 0
         self._probe = probe
-        self._stall = stall
         self._trial = trial
         self._look: asyncio.Task[None] | None = None
         self._client = httpx.AsyncClient(
@@ -272,12 +271,14 @@ class Replica(Liveness):
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._look_once())
         await asyncio.wait({self._look}, timeout=LOOK)
-        if self.silent_seconds() >= self._stall:
+        if self.stands_still:
             self.lose(httpx.ReadTimeout("silent"))
 
     async def _look_once(self) -> None:
         try:
-            await self._request("GET", "/health", timeout=self._probe)
+            response = await self._request("GET", "/health", timeout=self._probe)
+            if response.is_error:
+                self.lose(f"status {response.status_code} of /health")
         except httpx.ReadTimeout:
             pass  # silent so far
         except httpx.HTTPError as error:

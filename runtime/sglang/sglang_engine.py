@@ -187,6 +187,7 @@ class SglangEngine:
             evicted_tokens=policy.evicted,
             prm_evicted_tokens=reward.evicted,
             kv_policy_seconds=policy.evicting,
+            sent_again=self.sent_again,
         )
         if policy.prompt > 0:
             totals.decoded_tokens = policy.generated
