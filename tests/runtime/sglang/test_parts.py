@@ -19,8 +19,9 @@ from hedgerow_sglang.plugin_protocol import REWARD_MODELS
 from models.bundled import SPRIG_FOLDER
 from runtime.sglang.fleet import Fleet, ServerMetrics, parse_metrics, rendezvous
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
-from runtime.sglang.replica import Replica, ReplicaLost
+from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts
+from runtime.sglang.server_errors import ReplicaLost
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy
