@@ -90,12 +90,12 @@ class Liveness:
         """Whether it is silent for too long."""
         return self.silent_seconds() >= self._stall
 
-    async def asked(self, request: httpx.Request) -> None:
+    async def on_request(self, request: httpx.Request) -> None:
         """A request goes out."""
         if self._asked_at is None and request.url.path not in FRONT_END:
             self._asked_at = time.monotonic()
 
-    async def answered(self, response: httpx.Response) -> None:
+    async def on_answer(self, response: httpx.Response) -> None:
         """An answer begins; that of a look at its health says itself whether it is one of life."""
         path = response.request.url.path
         if path not in FRONT_END and not (path == "/health" and response.is_error):

@@ -99,8 +99,8 @@ class Replica(Liveness):
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
             trust_env=False,
             event_hooks={
-                "request": [self.asked],
-                "response": [self.answered],
+                "request": [self.on_request],
+                "response": [self.on_answer],
             },
         )
         self._sent_again: set[str] = set()
