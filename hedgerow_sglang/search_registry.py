@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 from hedgerow_sglang.plugin_protocol import Note
 from kvpolicy.block_table import BlockTable, EvictionKey
-from kvpolicy.eviction_order import EvictionParams
+from kvpolicy.eviction_order import SERVING_PARAMS
 from kvpolicy.value import UNFITTED, Theta
 
 ROOT = 0
-EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
-"""The embedded engine's: best-first search returns to the best open node, however far."""
 SILENT_TURNS = 4096
 """A search that says nothing for so many turns of others has gone without a word."""
 
@@ -71,7 +69,7 @@ class SearchRegistry:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
-        self.block_table = BlockTable(theta, EVICTION_PARAMS)
+        self.block_table = BlockTable(theta, SERVING_PARAMS)
         self._searches: dict[str, _Search] = {}
         self._turns = 0
 

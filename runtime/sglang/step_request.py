@@ -16,6 +16,9 @@ from runtime.stop_strings import StopStrings
 from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 
+WHOLE = 1 << 20
+"""Tokens between two words on an item of a list: more than it has, so that its end is told."""
+
 
 @dataclass(slots=True, eq=False)
 class StepRequest:
@@ -58,6 +61,7 @@ class StepRequest:
                 "stop": list(sampling.stop),
                 "stop_token_ids": sorted(self.eos),
                 "no_stop_trim": True,
+                "stream_interval": WHOLE,
                 "skip_special_tokens": False,
                 "sampling_seed": sampling_seed(self.branch.seed),
                 **note,

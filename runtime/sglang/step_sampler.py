@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.round_gate import RoundGates
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import PathRead, StepRequest
@@ -38,6 +40,7 @@ class StepSampler:
         ``speculate``: idle places draw what rounds may ask for next."""
         self.fleet = fleet
         self.extension = SglangBeamExtension(fleet, top=top, on=speculate)
+        self.gates = RoundGates()
         self._text = text
         self._context = context
         self._top = top
@@ -46,12 +49,25 @@ class StepSampler:
     async def expand(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
-        """A step for each branch, in the order asked."""
+        """A step for each branch, in the order asked, when the round's KV has room."""
+        if branches:
+            await search.together([self._wait_for_room(search, branches)])
         requests = await self.sample(search, branches, sampling)
         search.fresh.clear()
         steps = [self._finish_step(search, request) for request in requests]
         search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
+        self.gates.drew(search.tree, steps)
+        self.gates.hold(search.tree, search.costs.held)
         return steps
+
+    async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> None:
+        """Until the KV of older searches on this search's server leaves room for the round."""
+        prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
+        gate = self.gates.of(await self.fleet.reach(search.tree, prompt), search.tree)
+        need = max(search.costs.held, len(prompt)) + gate.expected(branches)
+        begun = time.monotonic()
+        await gate.enter(search.tree, need)
+        search.costs.counters.held_back_seconds += time.monotonic() - begun
 
     async def sample(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
