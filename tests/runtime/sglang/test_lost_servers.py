@@ -94,11 +94,9 @@ async def test_a_search_outlives_its_only_server(who: str) -> None:
     async with pair() as servers:
         undisturbed = await servers.grown("calm")
         victim, growing = servers.victim(who), asyncio.create_task(servers.grown("oak"))
-        kills = 0
         for _ in range(3):
             await until_asked(victim, 1)
             await victim.kill()
-            kills += 1
             while servers.engine._policy.waiting + servers.engine._rewards.waiting == 0:
                 await asyncio.sleep(0.001)
             with pytest.raises(EngineDown, match=f"no {who} server answers"):
@@ -106,7 +104,6 @@ async def test_a_search_outlives_its_only_server(who: str) -> None:
             await victim.start()
         outcome = await growing
         assert outcome.digest == undisturbed.digest
-        assert servers.engine.sent_again >= kills
         assert (await servers.engine.usage()).totals.sent_again == servers.engine.sent_again
         await servers.engine.health()
 
