@@ -165,6 +165,8 @@ async def _one(http: httpx.AsyncClient, number: int, deadline: float) -> StreamE
                 end.error = str(stream.response.json()["error"]["code"])
             else:
                 async for event in stream.aiter_sse():
+                    if not event.data:  # a heartbeat
+                        continue
                     end.cut |= event.id != str(heard)
                     heard += 1
                     end.hear(event.event, json.loads(event.data))
