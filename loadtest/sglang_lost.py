@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import sys
 import tempfile
 import time
@@ -135,9 +134,8 @@ async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
 async def hedgerow_row(stub: bool, kills: int) -> dict[str, Any]:
     """``--launch`` killed so often."""
     with tempfile.TemporaryDirectory() as folder:
-        return await asyncio.to_thread(
-            killed_starts, None if stub else PYTHON, Path(folder), kills, random.Random(0)
-        )
+        python = None if stub else PYTHON
+        return await asyncio.to_thread(killed_starts, python, Path(folder), kills)
 
 
 async def measure(rows: Sequence[str], stub: bool, quick: bool) -> list[dict[str, Any]]:

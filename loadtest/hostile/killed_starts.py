@@ -112,12 +112,10 @@ class Start:
         return time.monotonic() - begun
 
 
-def killed_starts(
-    python: Path | None, folder: Path, kills: int, dice: random.Random
-) -> dict[str, Any]:
+def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
     """Starts that are killed at random moments of the time that a whole one took, and a while after
     it; then a whole one. Without ``python`` of SGLang's environment a stub is started."""
-    python = python or stub_python(folder)
+    python, dice = python or stub_python(folder), random.Random(0)
     begun = time.monotonic()
     start = Start(python)
     failed = int(not start.ready.wait(UP_SECONDS))
