@@ -90,6 +90,7 @@ def test_who_looks_after_it_is_killed(family: MarkedProcesses) -> None:
     family.wait_until(lambda count: count == MEMBERS - 2)
     assert command not in family.pids()
     process.end()
+    family.wait_until(lambda count: count == 1)
     (left,) = family.pids()
     assert os.getsid(left) == left, "it is not in the group"
 
@@ -105,6 +106,7 @@ def test_who_looks_after_it_stands_still(
     family.wait_until(lambda count: count == MEMBERS)
     os.killpg(process.pid, signal.SIGSTOP)
     process.end()
+    family.wait_until(lambda count: count == 1)
     (left,) = family.pids()
     assert os.getsid(left) == left
 
