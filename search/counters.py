@@ -39,6 +39,10 @@ class Counters:
         "Tokens the policy model prefilled, prompts and evicted prefixes alike."
     )
     cached_tokens: int = counter("Prefix tokens that were found in the KV cache.")
+    expected_tokens: int = counter(
+        "Prefix tokens that the search's server had read for it before.",
+        metric="prefix_expected_tokens",
+    )
     prm_tokens: int = counter("Tokens the reward model read, or a judge read and wrote.")
     model_calls: int = counter("Forward passes, each search's in them counted.")
     flops: float = counter("Multiplications and additions of the forward passes.", zero=0.0)

@@ -203,6 +203,7 @@ def sglang_options(
         probe_seconds=settings.probe_seconds,
         start_seconds=settings.start_seconds,
         stall_seconds=settings.stall_seconds,
+        routing=settings.routing,
         recovery_seconds=settings.recovery_seconds,
     )
 

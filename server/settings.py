@@ -27,6 +27,7 @@ from runtime.embedded.choices import (
     KvSplitMode,
     ScheduleOrder,
 )
+from runtime.sglang.routing import PATTERN
 from search.spec import AnswerRule
 from server.model_settings import AUTO
 from server.setting_types import (
@@ -122,6 +123,9 @@ class ModelSettings(_Settings):
         "SGLang servers of the reward model",
         on=(RUNNING,),
         flag="--reward-url",
+    )
+    routing: str = setting(
+        "none", "what routers at the URLs are told", on=(RUNNING,), off="none", pattern=PATTERN
     )
     start_seconds: float = setting(
         600.0, "for SGLang servers to be there at start", on=ON_SGLANG, gt=0

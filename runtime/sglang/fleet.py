@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.sglang.expected_server import WrongServer
 from runtime.sglang.replica import Replica
+from runtime.sglang.routing import Routing
 from runtime.sglang.server_errors import NotSglang, ReplicaLost
 from runtime.sglang.waiting import report_while
 from search.engine import EngineDown
@@ -41,13 +42,20 @@ class Fleet:
     loads, Mirrokni and others 2018).
     """
 
-    def __init__(self, what: str, replicas: Sequence[Replica], recovery: float = 0.0) -> None:
+    def __init__(
+        self,
+        what: str,
+        replicas: Sequence[Replica],
+        recovery: float = 0.0,
+        routing: Routing | None = None,
+    ) -> None:
         """``what`` the servers are for, in words; ``recovery``: most seconds that a search waits
-        for one where all are lost."""
+        for one where all are lost; ``routing``: what routers before them are told."""
         self.what = what
         self.replicas = tuple(replicas)
         self.waiting = 0
         self._recovery = recovery
+        self.routing = routing or Routing()
         self.moves = 0
         self.sent_again = 0
         self._places: dict[str, Replica] = {}
@@ -95,7 +103,8 @@ class Fleet:
         while True:
             replica = await self.reach(tree, prompt)
             try:
-                return await replica.while_up(work(replica))
+                with self.routing.of(tree):
+                    return await replica.while_up(work(replica))
             except ReplicaLost as lost:
                 faults += lost.answered
                 if faults > MOST_FAULTS:
@@ -129,7 +138,8 @@ class Fleet:
         """The search is over; a server with our plug-in is told so, and lets go of its KV."""
         at = self._places.pop(tree, None)
         if at is not None and at.plugged and at.up:
-            await at.tell(_farewell(tree))
+            with self.routing.of(tree):
+                await at.tell(_farewell(tree))
 
     async def check(self) -> None:
         """Look at every server that is thought to be up. Raises EngineDown if none is."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from runtime.sglang.routing import current_headers
 from runtime.sglang.server_errors import ReplicaLost
 from runtime.sglang.waiting import reason_of
 
@@ -92,6 +93,7 @@ class Liveness:
 
     async def on_request(self, request: httpx.Request) -> None:
         """A request goes out."""
+        request.headers.update(current_headers())
         if self._asked_at is None and request.url.path not in FRONT_END:
             self._asked_at = time.monotonic()
 

@@ -28,6 +28,7 @@ from runtime.sglang.expected_server import (
 )
 from runtime.sglang.liveness import Liveness
 from runtime.sglang.request_priority import EARLY_PRIORITY
+from runtime.sglang.routing import unsigned
 from runtime.sglang.server_errors import (
     CUT_OFF,
     FULL,
@@ -71,11 +72,13 @@ class Replica(Liveness):
         stall: float,
         expected: ExpectedServer | None = None,
         trial: tuple[str, Json] | None = None,
+        routed: bool = False,
     ) -> None:
         """Seconds to connect, for an answer, for a sign of life, and until it stands still.
 
         ``expected``: what it is compared with before it gets work; ``trial``: a path and a body
-        that it must be able to answer when it is back. Connects to nothing yet.
+        that it must be able to answer when it is back; ``routed``: a router answers for servers
+        like that. Connects to nothing yet.
         """
         super().__init__(url.rstrip("/"), stall)
         self.expected = expected
@@ -92,6 +95,7 @@ class Replica(Liveness):
         self.under_way = 0
         self._probe = probe
         self._trial = trial
+        self.routed = routed
         self._look: asyncio.Task[None] | None = None
         self._client = httpx.AsyncClient(
             base_url=self.url,
@@ -110,6 +114,7 @@ class Replica(Liveness):
         self.details = info
         counts = plugin_counts(info) or {}
         self.plugged, self.seeds, self.chains = (bool(counts.get(name)) for name in ABLE)
+        self.chains &= not self.routed  # each of its servers would have to be told where steps end
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (
             info.get("schedule_low_priority_values_first")
@@ -126,7 +131,7 @@ class Replica(Liveness):
         ``early``: nobody asked for it yet: all else goes before it, it may be stopped, and a server
         that is full need not draw it.
         """
-        (body,) = self.schedule([body])
+        (body,) = self.schedule([unsigned(body) if self.routed else body])
         if early and self.schedules:
             body = {**body, "priority": EARLY_PRIORITY}
         self.under_way += not early
@@ -217,6 +222,8 @@ class Replica(Liveness):
         Raises EngineDown, NotSglang where that is not what it answers with.
         """
         response = await self._get("/server_info")
+        if self.routed and response.status_code == NOT_FOUND:
+            response = await self._get("/get_server_info")
         if response.is_server_error:
             raise self.lose(f"status {response.status_code}")
         if response.status_code in KEY_NEEDED:

@@ -43,6 +43,7 @@ class RequestCosts:
         fresh = tokens - cached
         again = max(0, fresh - 1) if known else 0
         self.counters.cached_tokens += cached
+        self.counters.expected_tokens += max(0, tokens - 1) if known else 0
         self.counters.prefilled_tokens += again if known else fresh
         self.counters.rehydrated_tokens += again
         self.counters.rehydrations += again > 0

@@ -176,7 +176,8 @@ class SglangBeamExtension:
         request = StepRequest(branch, parent.sampling, parent.stops, parent.eos)
         early = ExtensionTask(request, replica)
         beams.begun[branch.parent, child] = early
-        early.task = asyncio.create_task(self._sample(search, early))
+        with self._fleet.routing.of(search.tree):
+            early.task = asyncio.create_task(self._sample(search, early))
         early.task.add_done_callback(lambda _: self._start_next())
 
     async def _sample(self, search: SearchSession, early: ExtensionTask) -> None:

@@ -23,6 +23,7 @@ from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.routing import Routing
 from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
@@ -60,6 +61,7 @@ class SglangEngine:
     def __init__(self, options: SglangOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
         self._options = options
+        self._routing = Routing(options.routing)
         self._form = reward_format(options.reward_format)
         self._text = Text(options.policy)
         self._flops = known_flops(self._text.checkpoint)
@@ -222,10 +224,12 @@ class SglangEngine:
     async def _end_session(self, tree: str, search: SearchSession) -> None:
         """Stop what is under way for a tree; its servers are to let go of it."""
         try:
-            await search.stop()
-            await self._sampler.extension.end(search)
+            with self._routing.of(tree):
+                await search.stop()
+                await self._sampler.extension.end(search)
         finally:
             self._past += search.costs.counters
+            self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
             farewells = [self._policy.release(tree), self._rewards.release(tree)]
             heard = [self._going_on(farewell) for farewell in farewells]
             await asyncio.wait(heard, timeout=FAREWELL_SECONDS)
@@ -279,11 +283,12 @@ class SglangEngine:
                 stall=options.stall_seconds,
                 expected=expected,
                 trial=trial,
+                routed=self._routing.header is not None,
             )
             for url in urls
             if expected is not None
         ]
-        return Fleet(what, replicas, options.recovery_seconds)
+        return Fleet(what, replicas, options.recovery_seconds, self._routing)
 
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""

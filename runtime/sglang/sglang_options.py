@@ -25,6 +25,7 @@ class SglangOptions:
     ``probe_seconds`` for a sign of life, ``start_seconds`` for the servers to be there at start,
     ``stall_seconds`` without a byte after which one that owes an answer is taken for lost,
     ``recovery_seconds`` that a search waits for a lost one where there is no other.
+    ``routing``: what routers at the URLs are told of trees, see ``routing.Routing``.
     ``embedder``: what embeds steps: letters alone, the checkpoint ``encoder``, or the server
     ``endpoint``; SGLang gives no hidden states away. ``speculate``: what rounds may ask for next is
     drawn where places are idle, on policy servers that let in by priority. ``version`` goes into
@@ -46,6 +47,7 @@ class SglangOptions:
     probe_seconds: float = 20.0
     start_seconds: float = 600.0
     stall_seconds: float = 30.0
+    routing: str = "none"
     recovery_seconds: float = 600.0
     version: str = ""
 

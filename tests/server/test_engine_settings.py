@@ -46,6 +46,7 @@ VALUES = {
     "embedder_layer": "2",
     "models_file": "models.toml",
     "start_seconds": "30",
+    "routing": "smg",
     "connect_seconds": "5",
     "answer_seconds": "60",
     "probe_seconds": "5",
