@@ -54,6 +54,7 @@ from search.engine import Hint
 from search.events import Event, Selected
 from search.outcome import Outcome
 from search.spec import SearchSpec
+from search.tree import Tree
 
 KEYS = (
     *("policy", "width", "searches", "pool", "lru_again", "plugin_again", "bound_again"),
@@ -128,9 +129,8 @@ class Bench:
         return time.monotonic() - begun, sum(map(cpu_seconds, self.servers)) - used
 
 
-def raw_list(outcome: Outcome) -> dict[str, Any]:
-    """One list that draws as many tokens for each chain of an outcome, by as many seeds."""
-    tree = outcome.tree
+def raw_list(tree: Tree) -> dict[str, Any]:
+    """One list that draws as many tokens for each chain of a tree, by as many seeds."""
     chains = [node.id for node in tree.nodes[1:] if not node.children]
     prompt = list(tree.prompt)
     drawn = [len(tree.tokens(leaf)) - len(prompt) for leaf in chains]
@@ -152,7 +152,7 @@ async def against_raw(bench: Bench, items: Sequence[Item], width: int) -> dict[s
     ) as client:
         with watched(bench.engine) as sent:
             for item in items:
-                body = raw_list(await bench.search(item, spec, sent))
+                body = raw_list((await bench.search(item, spec, sent)).tree)
                 raw = await bench.timed(lambda body=body: client.post("/generate", json=body))
                 ours = await bench.timed(lambda item=item: bench.search(item, spec))
                 walls.append(ours[0] / raw[0])
