@@ -50,7 +50,7 @@ OWN = [
 
 
 Restartable = EmbeddedEngine | LaunchedServers
-"""What can be started again."""
+"""What can be started again, as one or each server by itself."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,13 @@ def sglang_options(
         encoder=settings.encoder,
         endpoint=endpoint_options(settings),
         version=own_version(),
+        connect_seconds=settings.connect_seconds,
+        answer_seconds=settings.answer_seconds,
+        probe_seconds=settings.probe_seconds,
         start_seconds=settings.start_seconds,
         stall_seconds=settings.stall_seconds,
+        routing=settings.routing,
+        recovery_seconds=settings.recovery_seconds,
     )
 
 
