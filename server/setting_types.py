@@ -24,6 +24,7 @@ from server.model_settings import (
 EMBEDDED = "--engine embedded"
 LAUNCHED = "--engine sglang --launch"
 RUNNING = "--engine sglang with --policy-url"
+ON_SGLANG = (RUNNING, LAUNCHED)
 EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING)
 """To run an engine."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
