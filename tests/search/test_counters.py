@@ -24,7 +24,7 @@ def test_a_counter_is_one_declaration() -> None:
     assert both == MoreCounters(decoded_tokens=5, merged_tokens=7, longest_prefix=9)
     assert asdict(both)["merged_tokens"] == 7
     series = EngineSeries(MoreCounters)
-    series.heard("sprig", Usage(totals=both))
+    series.note_usage("sprig", Usage(totals=both))
     found = {family.name: family for family in series.collect()}
     for name, kind, value in (
         ("hedgerow_merged_tokens", "counter", 7),
