@@ -49,8 +49,8 @@ KEEPALIVE_SECONDS = 2.0
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
 AGAIN = "+"
-"""Begins the id of a request that is sent once more: SGLang refuses an id that it has under way, and
-may not have noticed yet that the first one's connection is gone. When it does, it stops whatever
+"""Begins the id of a request that is sent once more: SGLang refuses an id that it has under way. It
+may not have noticed yet that the first one's connection is gone; when it does, it stops whatever
 begins with the first one's id."""
 
 Json = Mapping[str, Any]
