@@ -49,8 +49,9 @@ KEEPALIVE_SECONDS = 2.0
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
 AGAIN = "+"
-"""Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
-it may not have noticed yet that the first one's connection is gone."""
+"""Begins the id of a request that is sent once more: SGLang refuses an id that it has under way. It
+may not have noticed yet that the first one's connection is gone; when it does, it stops whatever
+begins with the first one's id."""
 
 Json = Mapping[str, Any]
 
@@ -165,7 +166,7 @@ class Replica(Liveness):
         """The same under ids of their own, which ``abort`` knows of until all are answered."""
         rids = {body["rid"] for body in bodies}
         self._sent_again |= rids
-        yield [{**body, "rid": body["rid"] + AGAIN} for body in bodies]
+        yield [{**body, "rid": AGAIN + body["rid"]} for body in bodies]
         self._sent_again -= rids
 
     async def tell(self, body: Json) -> None:
@@ -187,7 +188,7 @@ class Replica(Liveness):
     async def abort(self, rid: str) -> None:
         """Stop a request; nothing if it is over, or the server is gone."""
         try:
-            for name in (rid, rid + AGAIN) if rid in self._sent_again else (rid,):
+            for name in (rid, AGAIN + rid) if rid in self._sent_again else (rid,):
                 named = {"rid": name}
                 await self._request("POST", "/abort_request", json=named, timeout=self._probe)
         except httpx.HTTPError as error:
@@ -344,7 +345,7 @@ class Replica(Liveness):
         if rid is None:
             return await self._client.post(path, json=body)
         rids = [rid] if isinstance(rid, str) else rid
-        named = [one + AGAIN for one in rids]
+        named = [AGAIN + one for one in rids]
         self._sent_again.update(rids)
         anew = {**body, "rid": named[0] if isinstance(rid, str) else named}
         response = await self._client.post(path, json=anew)

@@ -109,7 +109,7 @@ async def test_a_connection_that_ends_is_taken_up_once() -> None:
     answers = {1: HEAD.replace(b"close", b"x\r\ncontent-length: 999") + done(1), 2: HEAD + done(0)}
     async with serving(answers.__getitem__) as (replica, asked):
         assert await sent(replica, bodies(2)) == [1, 0]
-        assert asked[1]["rid"] == ["s-0+"]
+        assert asked[1]["rid"] == ["+s-0"]  # SGLang stops what begins with the id of who has gone
     async with serving(lambda _: HEAD + done(1)) as (replica, asked):
         with pytest.raises(ReplicaLost, match="ended a list"):
             await sent(replica, bodies(2))
