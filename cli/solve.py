@@ -46,9 +46,10 @@ def local(service: Service) -> SearchClient:
             listen(event.to_dict())
 
         try:
-            return await grow(await parse_search(request, service), service, hear)
+            document, _ = await grow(await parse_search(request, service), service, hear)
         except (ApiError, EngineError) as error:
             raise ClientError(str(translate(error, RETRY_SECONDS).detail)) from error
+        return document
 
     return run
 

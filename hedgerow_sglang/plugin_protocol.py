@@ -9,17 +9,18 @@ string of JSON (SGLang hands on nothing deeper):
 
 ``sampling_seed(seed)`` and ``custom_params(note)`` make the two. The note of a request that draws
 or scores a step says which search it is for (``tree``, ``prompt``), which step (``node``,
-``parent``), and brings the search's latest hint along:
+``parent``), and in which round (``turn``, from 1 on). The first request of a round that goes to a
+server, as the first item of its list, brings the search's hint along; the others leave it out:
 
-- ``turn``: a number from 1 on that rises with every hint of the tree. All requests of a round
-  carry the same turn and the same hint, since nobody knows which arrives first; the first one is
-  taken, what arrives with that turn or an earlier one afterwards is passed over.
-- ``values``: the rewards that are new since the last turn, by node. Before its own a node has its
+- ``values``: the rewards that are new since the last hint, by node. Before its own a node has its
   parent's. A server that has not seen the tree yet needs all of them.
-- ``active``: the nodes that the round expands; ``dead``: those that died since the last turn, each
+- ``active``: the nodes that the round expands; ``dead``: those that died since the last hint, each
   one by its id. What is cached of them is freed when the note arrives.
 - ``outlook``: the nodes that the search would turn to, the next one first, if no reward changed;
   left out by a search that cannot say. It goes before rewards.
+
+A hint whose ``turn`` is that of one that was heard, or an earlier one, is passed over: it may come
+with several requests, of which nobody knows which arrives first.
 
 ``over`` names searches that have ended, this one or others: all but their prompts is freed. A note
 that is about no step leaves ``node`` and ``parent`` out; a request with one token and
@@ -37,6 +38,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 NAME = "hedgerow"
@@ -59,6 +61,8 @@ REWARD_CLASSES = ("Qwen2ForPrmModel", "Qwen2ForProcessRewardModel")
 _WORD = 1 << 64
 _MOST = 1 << 31
 _MOST_ID = 1 << 20
+_SHORT = 512
+"""Letters of a note without a hint, which each process of SGLang reads twice."""
 _FIELDS = frozenset(
     {"tree", "prompt", "node", "parent", "turn", "values", "active", "dead", "outlook", "over"}
 )
@@ -83,6 +87,11 @@ class Note:
     outlook: tuple[int, ...] = ()
     over: tuple[str, ...] = ()
 
+    @property
+    def hints(self) -> bool:
+        """Whether it brings a hint."""
+        return bool(self.values or self.active or self.dead or self.outlook)
+
 
 def sampling_seed(seed: int) -> int:
     """A seed in [0, 2^64) as SGLang takes it: the same 64 bits, signed."""
@@ -105,6 +114,10 @@ def parse_note(text: object) -> Note:
     """The note that a request brought. Raises NoteError."""
     if not isinstance(text, str):
         raise NoteError(f"{NAME}: {type(text).__name__}; a string of JSON is needed")
+    return _parse_short(text) if len(text) <= _SHORT else _parse(text)
+
+
+def _parse(text: str) -> Note:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -130,6 +143,9 @@ def parse_note(text: object) -> Note:
         outlook=_ids("outlook", fields),
         over=tuple(_name("over", tree) for tree in _list("over", fields.get("over", []))),
     )
+
+
+_parse_short = lru_cache(maxsize=1 << 13)(_parse)
 
 
 def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:

@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 from hedgerow_sglang.plugin_protocol import Note
 from kvpolicy.block_table import BlockTable, EvictionKey
-from kvpolicy.eviction_order import EvictionParams
+from kvpolicy.eviction_order import SERVING_PARAMS
 from kvpolicy.value import UNFITTED, Theta
 
 ROOT = 0
-EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
-"""The embedded engine's: best-first search returns to the best open node, however far."""
 SILENT_TURNS = 4096
 """A search that says nothing for so many turns of others has gone without a word."""
 
@@ -71,7 +69,7 @@ class SearchRegistry:
     """The searches in flight on one server."""
 
     def __init__(self, theta: Theta = UNFITTED) -> None:
-        self.block_table = BlockTable(theta, EVICTION_PARAMS)
+        self.block_table = BlockTable(theta, SERVING_PARAMS)
         self._searches: dict[str, _Search] = {}
         self._turns = 0
 
@@ -79,7 +77,8 @@ class SearchRegistry:
         return len(self._searches)
 
     def take_note(self, note: Note) -> list[DeadPath]:
-        """Take a note; what died by it. A turn that was heard, or an earlier one, says nothing."""
+        """Take a note; what died by it. A hint of a turn that was heard, or of an earlier one, says
+        nothing."""
         dead_paths = [path for tree in note.over for path in self._end_search(tree)]
         if note.tree in note.over:
             return dead_paths
@@ -88,7 +87,7 @@ class SearchRegistry:
             self.block_table.add_tree(note.tree, note.prompt)
             self.block_table.transition(note.tree, {}, [ROOT], ())
             search = self._searches[note.tree] = _Search(note.prompt)
-        if note.turn > search.turn:
+        if note.hints and note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
             hint = note.values, note.active, note.dead, note.outlook
@@ -122,7 +121,7 @@ class SearchRegistry:
         search.namespace = namespace
         if ROOT not in search.paths:
             search.prompt = min(search.prompt, len(tokens))
-            self._add(search, ROOT, -1, tokens[: search.prompt])
+            self._add(search, ROOT, -1, tokens[: search.prompt], note.turn)
         above = note.parent
         path = search.paths.get(above)
         if path is None or tokens[: len(path)] != path:
@@ -131,7 +130,7 @@ class SearchRegistry:
         own = max(1, len(tokens) - len(search.paths[above]))
         self.block_table.boundary(note.tree, note.node, above, own)
         if blocks.alive(note.node) and note.node not in search.paths:
-            self._add(search, note.node, above, tokens)
+            self._add(search, note.node, above, tokens, note.turn)
 
     def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
         """Every block that may be visited again, of each search parents first."""
@@ -148,10 +147,11 @@ class SearchRegistry:
             search.parents.clear()
             search.closed.clear()
 
-    def _add(self, search: _Search, node: int, above: int, tokens: Tokens) -> None:
+    @staticmethod
+    def _add(search: _Search, node: int, above: int, tokens: Tokens, turn: int) -> None:
         search.paths[node] = tokens
         search.parents[node] = above
-        search.closed[node] = search.turn
+        search.closed[node] = turn
 
     def _remove(self, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
         dead_paths = []

@@ -46,6 +46,11 @@ class EvictionParams:
             raise ValueError(f"distance_decay: {self.distance_decay}; 0 or more is needed")
 
 
+SERVING_PARAMS = EvictionParams(distance_decay=0.0)
+"""The engines': best-first search returns to the best open node, however far, and a decay by
+distance lost to lru."""
+
+
 def static_weight(score: Floats, depth: Ints, params: EvictionParams) -> Floats:
     """The part of a weight that does not depend on the active leaves: s^γ · e^(-λd·d)."""
     sharp = score**params.sharpness

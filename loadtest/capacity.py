@@ -18,7 +18,8 @@ from typing import Any
 
 from loadtest.company import company
 from loadtest.report import publish, say
-from server.gpus import GPUS as DATA_SHEETS
+from server.gpus import GPUS as GPUS_BY_NAME
+from server.gpus import Gpu
 
 HALF = 2
 """Bytes of a weight or of a KV entry in bf16."""
@@ -33,20 +34,7 @@ KEPT, SPREAD = 0.4, 0.9
 HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Dense bf16 FLOPs/s, bytes/s and bytes of memory, from the maker's datasheet."""
-
-    flops: float
-    bandwidth: float
-    memory: float
-
-
-GPUS = {
-    name: Gpu(1e12 * sheet.teraflops, 1e9 * sheet.bandwidth, 1e9 * sheet.memory)
-    for name, sheet in DATA_SHEETS.items()
-    if name in ("h200", "h100", "a100", "l40s")
-}
+GPUS = {name: GPUS_BY_NAME[name] for name in ("h200", "h100", "a100", "l40s")}
 """Those of data centres that hold both models of the tables."""
 
 
@@ -122,12 +110,13 @@ def decode_seconds(gpu: Gpu, model: Model, rows: float, path: float) -> float:
     """
     flops = 2 * model.parameters * rows
     read = model.weights + rows * path * model.kv
-    return max(flops / gpu.flops, read / gpu.bandwidth)
+    return max(flops / (1e12 * gpu.teraflops), read / (1e9 * gpu.bandwidth))
 
 
 def prefill_seconds(gpu: Gpu, model: Model, tokens: float) -> float:
     """A pass over so many tokens, by the same roofline."""
-    return max(2 * model.parameters * tokens / gpu.flops, model.weights / gpu.bandwidth)
+    flops = 2 * model.parameters * tokens
+    return max(flops / (1e12 * gpu.teraflops), model.weights / (1e9 * gpu.bandwidth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +157,7 @@ class ReplicaModel:
 
     @property
     def _left(self) -> float:
-        return max(0.0, ROOM * self.gpu.memory - self.policy.weights - self.reward.weights)
+        return max(0.0, ROOM * 1e9 * self.gpu.memory - self.policy.weights - self.reward.weights)
 
     def drawing(self, at_once: float) -> float:
         """Seconds of a search's rounds with so many under way in step: ``step`` passes each."""

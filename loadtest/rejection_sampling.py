@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from runtime.embedded.draft_model import DraftModel, DraftTip
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import nucleus
-from runtime.embedded.scheduler import Scheduler
+from runtime.embedded.scheduler import Scheduler, scheduler_for
 from runtime.embedded.sequence import BranchSequence, DraftChain, SampledToken
 from runtime.embedded.speculative_decoding import load_speculative_decoder
 from runtime.text import Text
@@ -149,20 +149,9 @@ def rejecting_scheduler(
     """A scheduler that accepts its drafts by rejection. Candidates are each branch's own, so none
     shares another's sequence."""
     text = Text(options.policy)
+    options = replace(options, speculate=False, dedup=False)
     speculation = load_speculative_decoder(options, text, clock, RejectionDraftModel)
     assert speculation is not None, "nothing drafts"
     draft_model = speculation.draft_model
     assert isinstance(draft_model, RejectionDraftModel)
-    return Scheduler(
-        target,
-        text,
-        context=text.context,
-        vocab=config.vocab,
-        kv_tokens=options.kv_tokens,
-        batch_limit=options.batch_limit,
-        flops=config.flops,
-        kv_policy=options.kv_policy,
-        speculation=speculation,
-        dedup=False,
-        sample=draft_model.sample,
-    )
+    return scheduler_for(options, target, config, clock, speculation, draft_model.sample)

@@ -62,6 +62,9 @@ class Counters:
     speculated_wasted: int = counter(
         "Tokens decoded early that no round asked for.", metric="speculated_wasted_tokens"
     )
+    held_back_seconds: float = counter(
+        "Time that rounds waited for older searches' KV to leave room for theirs.", zero=0.0
+    )
     deduplicated_tokens: int = counter(
         "Decoded tokens that a branch got from the row of another one with equal tokens."
     )

@@ -67,6 +67,11 @@ class Branch:
     node: int
     ahead: Ahead | None = None
 
+    @property
+    def step(self) -> tuple[int, int]:
+        """The node that it may become, and its parent."""
+        return self.node, self.parent
+
     def early_limit(self, drawn: int, most: int) -> int:
         """The most tokens of a child's step after ``drawn`` of this one, ``most`` in any case.
 

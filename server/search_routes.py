@@ -106,7 +106,8 @@ async def _answer(
     if body.stream:
         return EventStream(_events(parsed, service, slot))
     work = grow(parsed, service, lambda _: None, slot)
-    return JSONResponse(await service.runner.run(work, slot))
+    _, kept = await service.runner.run(work, slot)
+    return Response(kept, media_type="application/json")
 
 
 async def grow(
@@ -115,8 +116,8 @@ async def grow(
     tell: Callable[[Event], None],
     slot: QueueSlot | None = None,
     event_log: EventLog | None = None,
-) -> dict[str, Any]:
-    """Search when it is its turn, and keep the document under the search's id."""
+) -> tuple[dict[str, Any], bytes]:
+    """Search when it is its turn; the document, and as it is kept under the search's id."""
     service.store.begin(
         parsed.id, parsed.key.name, parsed.created, slot or asyncio.current_task(), event_log
     )
@@ -135,7 +136,7 @@ async def grow(
     service.store.finish(parsed.id, kept)
     service.typical_cost.note(outcome)
     await service.log_tree(document)
-    return document
+    return document, kept
 
 
 async def _events(
@@ -160,11 +161,11 @@ async def _events(
 
 
 def _event_of(
-    item: Event | WorkDone[dict[str, Any]], parsed: ParsedRequest
+    item: Event | WorkDone[tuple[dict[str, Any], bytes]], parsed: ParsedRequest
 ) -> tuple[str, dict[str, Any]]:
     """An event's public name and data."""
     if isinstance(item, WorkDone):
-        return "done", _without_tree(item.value)
+        return "done", _without_tree(item.value[0])
     name = PUBLIC_NAMES.get(item.name, item.name)
     return name, item.to_dict() | {"event": name, "id": parsed.id}
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from models.bundled import SPRIG_FOLDER
 from models.tasks.task import STEP_BREAK
 from models.train.corpus import Example, example
 from models.train.drills import DRILLS
-from models.train.tokenizer import ASSISTANT, END, PAD, SPRIG, USER
+from models.train.tokenizer import ASSISTANT, END, PAD, USER
 from models.train.verdicts import Verdicts
 
 IGNORED = -100
@@ -41,7 +42,7 @@ class MicroBatch(NamedTuple):
 
 def load_tokenizer() -> PreTrainedTokenizerBase:
     """The bundled tokenizer."""
-    return AutoTokenizer.from_pretrained(SPRIG / "policy")
+    return AutoTokenizer.from_pretrained(SPRIG_FOLDER / "policy")
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

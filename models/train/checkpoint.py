@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from models.train.tokenizer import SPRIG
+from models.bundled import SPRIG_FOLDER
 
 CACHE = Path(__file__).parents[2] / ".cache" / "train"
 FRESH = CACHE / "sprig"
@@ -84,7 +84,7 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: 
 def load_model(folder: str) -> LlamaForCausalLM:
     """A model in float32: the one trained last if it is not published yet, else the bundled one."""
     fresh = FRESH / folder
-    path = fresh if (fresh / "model.safetensors").exists() else SPRIG / folder
+    path = fresh if (fresh / "model.safetensors").exists() else SPRIG_FOLDER / folder
     print(f"model: {path}", file=sys.stderr)
     return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
 
@@ -92,7 +92,7 @@ def load_model(folder: str) -> LlamaForCausalLM:
 def publish(folder: str) -> None:
     """Move a trained model over the bundled one; the tokenizer's files stay."""
     for path in (FRESH / folder).iterdir():
-        shutil.move(path, SPRIG / folder / path.name)
+        shutil.move(path, SPRIG_FOLDER / folder / path.name)
 
 
 def main() -> None:

@@ -5,14 +5,13 @@
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from models.bundled import SPRIG_FOLDER
 from models.train.corpus import MIXTURE, SYSTEM_MESSAGES, example
 
-SPRIG = Path(__file__).parents[1] / "sprig"
 MODEL_FOLDERS = ("policy", "prm", "draft")
 VOCAB_SIZE = 1024
 SEED = 11
@@ -84,7 +83,7 @@ def main() -> None:
     """Train and write."""
     tokenizer = train()
     for folder in MODEL_FOLDERS:
-        tokenizer.save_pretrained(SPRIG / folder)
+        tokenizer.save_pretrained(SPRIG_FOLDER / folder)
     print(f"{len(tokenizer)} tokens")
 
 

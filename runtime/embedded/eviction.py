@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvpolicy.block_table import BlockTable, EvictionKey
-from kvpolicy.eviction_order import EvictionParams
+from kvpolicy.eviction_order import SERVING_PARAMS, EvictionParams
 from kvpolicy.value import UNFITTED, Theta, attention_shares
 from runtime.embedded.cache_node import EMPTY, CacheNode, StepId
 from runtime.embedded.choices import KvPolicy
@@ -29,8 +29,6 @@ MARGIN = 0.02
 """Share of the capacity that is evicted beyond what is wanted, so that evictions are few."""
 MOST_MARGIN = 32
 """Tokens that are evicted beyond at most: each costs a little, and no search waits for more."""
-EVICTION_PARAMS = EvictionParams(distance_decay=0.0)
-"""Best-first search returns to the best open node, however far: a decay by distance lost to lru."""
 
 
 Attention = Callable[[np.ndarray], np.ndarray]
@@ -46,7 +44,7 @@ class ValueParams(NamedTuple):
     """
 
     theta: Theta = UNFITTED.only("v")
-    params: EvictionParams = EVICTION_PARAMS
+    params: EvictionParams = SERVING_PARAMS
     attends: bool = False
 
 

@@ -47,16 +47,12 @@ class RadixTree:
             root = self._roots[namespace] = CacheNode(None, EMPTY, EMPTY, next(self._serials))
         return root
 
-    def match(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
-        """The node in which the longest cached prefix of ``tokens`` ends, and the prefix's slots.
+    def match(self, tree: str, tokens: np.ndarray) -> int:
+        """The length of the longest cached prefix of ``tokens``.
 
         A look-up: no edge is split and nothing counts as used.
         """
-        root = self.root_of(tree)
-        path, cached = _walk(root, tokens)
-        if not path:
-            return root, EMPTY
-        return path[-1], np.concatenate([node.slots for node in path])[:cached]
+        return _walk(self.root_of(tree), tokens)[1]
 
     def lock(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
         """Keep the longest cached prefix of ``tokens`` from eviction, and hold it for ``tree``.
@@ -155,8 +151,8 @@ class RadixTree:
 
         By node id; the first call tells of all that were ever evicted from and are not over.
         """
-        root, changed = self.root_of(tree), self.steps.take_changed(tree)
-        return {n: _walk(root, np.frombuffer(path, np.int64))[1] for n, path in changed.items()}
+        changed = self.steps.take_changed(tree)
+        return {n: self.match(tree, np.frombuffer(path, np.int64)) for n, path in changed.items()}
 
     def evict(self, wanted: int, *, held: bool = True) -> np.ndarray:
         """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.

@@ -376,8 +376,11 @@ def scheduler_for(
     model: Forwards,
     config: ModelConfig,
     clock: Callable[[], float] = time.perf_counter,
+    speculation: SpeculativeDecoder | None = None,
+    sample: SampleFunction = sample_requests,
 ) -> Scheduler:
-    """A scheduler of a policy model, set by ``options``. ``clock``: in seconds, paces drafting."""
+    """A scheduler of a policy model, set by ``options``. ``clock``: in seconds, paces drafting;
+    ``speculation``: what drafts in place of what the options say."""
     text = Text(options.policy)
     return Scheduler(
         model,
@@ -389,8 +392,9 @@ def scheduler_for(
         flops=config.flops,
         kv_policy=options.kv_policy,
         values=options.value_params(),
-        speculation=load_speculative_decoder(options, text, clock),
+        speculation=speculation or load_speculative_decoder(options, text, clock),
         speculate=options.speculate,
         order=options.order,
         dedup=options.dedup,
+        sample=sample,
     )

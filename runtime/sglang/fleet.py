@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.sglang.expected_server import WrongServer
-from runtime.sglang.replica import NotSglang, Replica, ReplicaLost
+from runtime.sglang.replica import Replica
+from runtime.sglang.server_errors import NotSglang, ReplicaLost
 from runtime.sglang.waiting import report_while
 from search.engine import EngineDown
 

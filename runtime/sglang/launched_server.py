@@ -19,7 +19,7 @@ import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME, REWARD_CLASSES, REWARD_MODELS
 from runtime.checkpoint import architecture
-from runtime.sglang.replica import PRIORITY_UNITS
+from runtime.sglang.request_priority import PRIORITY_UNITS
 from runtime.sglang.server_output import ServerOutput
 from runtime.sglang.waiting import report_while
 from search.engine import EngineDown
@@ -55,6 +55,9 @@ ON_CPU = (
 An idle server sleeps until a request comes: awake it would take a core from those at work.
 """
 
+BY_PREFIX = ("--schedule-policy", "dfs-weight")
+"""What begins alike is let in together: a small pool reads less again than in the order of arrival.
+(``lpm`` gives that up where more than 128 requests wait.) SGLang has no priorities beside it."""
 BY_PRIORITY = (
     *("--enable-priority-scheduling", "--retraction-policy", "priority"),
     *("--priority-scheduling-preemption-threshold", str(PRIORITY_UNITS)),
@@ -109,7 +112,7 @@ class LaunchOptions:
             *(("--sampling-backend", "pytorch") if self.seeds else ()),
             *(("--radix-cache-backend", NAME) if self.evicts else ()),
             *(("--is-embedding",) if self.classifies else ()),
-            *(BY_PRIORITY if self.schedules else ()),
+            *(BY_PRIORITY if self.schedules else BY_PREFIX),
             *self.args,
         ]
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,43 +20,32 @@ from runtime.sglang.expected_server import (
     WrongServer,
     changes,
 )
+from runtime.sglang.request_priority import EARLY_PRIORITY
+from runtime.sglang.server_errors import (
+    CUT_OFF,
+    FULL,
+    KEY_NEEDED,
+    NOT_FOUND,
+    NotSglang,
+    ReplicaLost,
+    refusal_message,
+)
 from runtime.sglang.waiting import reason_of, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
 
-FULL = frozenset({429, 503})
-"""Statuses of a server that has not begun the request: it may be sent again."""
 FULL_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
-CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-"""A connection ended before an answer."""
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
-NOT_FOUND = 404
-KEY_NEEDED = frozenset({401, 403})
-MESSAGE_LETTERS = 200
 AGAIN = "+"
 """Ends the id of a request that is sent once more: SGLang refuses an id that it has under way, and
 it may not have noticed yet that the first one's connection is gone."""
 
-PRIORITY_UNITS = 1000
-"""A request's priority in SGLang, where what is higher goes first: what was asked for has from 0 to
-so many, by what it is worth."""
-EARLY_PRIORITY = -10 * PRIORITY_UNITS
-"""Of what nobody has asked for yet: let in last, and preempted first."""
-
 Json = Mapping[str, Any]
-
-
-class ReplicaLost(EngineDown):
-    """A server does not answer any more; another one may."""
-
-
-class NotSglang(EngineDown):
-    """What answers is no SGLang server that serves us, such as a router before some."""
 
 
 class Replica:
@@ -97,6 +86,7 @@ class Replica:
         self.ranks = False
         self.schedules = False
         self.places = 0
+        self.schedulers = 1
         self.kv_tokens = 0
         self.under_way = 0
         self._probe = probe
@@ -123,6 +113,7 @@ class Replica:
             or info.get("disable_priority_preemption")
         )
         states = info.get("internal_states", ())
+        self.schedulers = max(1, len(states))
         self.places = sum(int(state["effective_max_running_requests_per_dp"]) for state in states)
         self.kv_tokens = int(info.get("max_total_num_tokens") or 0)
 
@@ -132,8 +123,9 @@ class Replica:
         ``early``: nobody asked for it yet: all else goes before it, it may be stopped, and a server
         that is full need not draw it.
         """
-        if self.schedules:
-            body = {"priority": 0, **body} | ({"priority": EARLY_PRIORITY} if early else {})
+        (body,) = self.schedule([body])
+        if early and self.schedules:
+            body = {**body, "priority": EARLY_PRIORITY}
         self.under_way += not early
         try:
             answer = await self._post("/generate", body, () if early else FULL_WAITS)
@@ -143,6 +135,30 @@ class Replica:
         if finish.get("type") == "abort" and not early:
             raise EngineError(f"SGLang ended a request: {finish.get('message', 'aborted')}")
         return answer
+
+    def schedule(self, bodies: Iterable[Json]) -> list[Json]:
+        """The same, as a server that lets in by priority needs them."""
+        return [{"priority": 0, **body} for body in bodies] if self.schedules else list(bodies)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, path: str, body: Json) -> AsyncIterator[httpx.Response]:
+        """An answer that comes piece by piece, or that the server is full.
+
+        Raises httpx.HTTPError; ReplicaLost and EngineError as ``generate`` does.
+        """
+        async with self._client.stream("POST", path, json=body) as response:
+            if response.is_error and response.status_code not in FULL:
+                await response.aread()
+                self._refuse(response)
+            yield response
+
+    @contextlib.contextmanager
+    def again(self, bodies: Collection[Json]) -> Iterator[list[Json]]:
+        """The same under ids of their own, which ``abort`` knows of until all are answered."""
+        rids = {body["rid"] for body in bodies}
+        self._sent_again |= rids
+        yield [{**body, "rid": body["rid"] + AGAIN} for body in bodies]
+        self._sent_again -= rids
 
     async def tell(self, body: Json) -> None:
         """Ask ``/generate`` for nothing but to be heard, for as long as a sign of life may take.
@@ -155,9 +171,10 @@ class Replica:
         except (EngineError, TimeoutError) as error:
             log.warning("%s: not heard: %s", self.url, str(error) or type(error).__name__)
 
-    async def classify(self, body: Json) -> Json:
-        """The answer of ``/classify``; as ``generate``."""
-        return await self._post("/classify", body)
+    async def classify(self, body: Json) -> list[Json]:
+        """The answers of ``/classify`` for a list; raises as ``generate``."""
+        answers: Any = await self._post("/classify", body)
+        return answers
 
     async def abort(self, rid: str) -> None:
         """Stop a request; nothing if it is over, or the server is gone."""
@@ -198,7 +215,7 @@ class Replica:
         """
         response = await self._get("/server_info")
         if response.is_server_error:
-            raise self._lose(f"status {response.status_code}")
+            raise self.lose(f"status {response.status_code}")
         if response.status_code in KEY_NEEDED:
             raise NotSglang(
                 f"{self.url} wants a key (status {response.status_code} of /server_info); Hedgerow "
@@ -228,7 +245,7 @@ class Replica:
         try:
             response = await self._request("POST", "/tokenize", json=asked, timeout=self._probe)
         except httpx.HTTPError as error:
-            raise self._lose(error) from error
+            raise self.lose(error) from error
         if not response.is_success:
             return None
         ids = self._json(response).get("tokens")
@@ -249,9 +266,9 @@ class Replica:
             response.raise_for_status()
         except httpx.ReadTimeout as error:
             if self.silent_seconds() >= self._stall:
-                self._lose(error)
+                self.lose(error)
         except httpx.HTTPError as error:
-            self._lose(error)
+            self.lose(error)
 
     def silent_seconds(self) -> float:
         """How long nothing has come from the server although it was asked."""
@@ -264,6 +281,10 @@ class Replica:
 
     async def _heard(self, response: httpx.Response) -> None:
         del response
+        self.heard()
+
+    def heard(self) -> None:
+        """Something has come from the server."""
         self._asked_at = None
 
     async def close(self) -> None:
@@ -281,7 +302,7 @@ class Replica:
         except httpx.HTTPError as error:
             if speaks_otherwise(error):
                 raise NotSglang(f"{self.url}: no SGLang server: {reason_of(error)}") from error
-            raise self._lose(error) from error
+            raise self.lose(error) from error
 
     async def _post(self, path: str, body: Json, waits: Sequence[float] = FULL_WAITS) -> Json:
         """Send a request, again while the server is full and so has not begun it."""
@@ -293,11 +314,15 @@ class Replica:
             response = await self._send(path, body)
         if response.status_code in FULL:
             raise EngineDown(f"{self.url} is full")
-        if response.is_server_error:
-            raise self._lose(f"status {response.status_code}")
-        if response.is_error:
-            raise EngineError(f"SGLang refused a request: {_refusal_message(response)}")
+        self._refuse(response)
         return self._json(response)
+
+    def _refuse(self, response: httpx.Response) -> None:
+        """Raise ReplicaLost or EngineError for an error's status."""
+        if response.is_server_error:
+            raise self.lose(f"status {response.status_code}")
+        if response.is_error:
+            raise EngineError(f"SGLang refused a request: {refusal_message(response)}")
 
     async def _send(self, path: str, body: Json) -> httpx.Response:
         try:
@@ -306,16 +331,19 @@ class Replica:
             except CUT_OFF:
                 return await self._again(path, body)
         except httpx.HTTPError as error:
-            raise self._lose(error) from error
+            raise self.lose(error) from error
 
     async def _again(self, path: str, body: Json) -> httpx.Response:
         """Under an id of its own, which ``abort`` knows of until the answer is there."""
         rid = body.get("rid")
         if rid is None:
             return await self._client.post(path, json=body)
-        self._sent_again.add(rid)
-        response = await self._client.post(path, json={**body, "rid": rid + AGAIN})
-        self._sent_again.discard(rid)
+        rids = [rid] if isinstance(rid, str) else rid
+        named = [one + AGAIN for one in rids]
+        self._sent_again.update(rids)
+        anew = {**body, "rid": named[0] if isinstance(rid, str) else named}
+        response = await self._client.post(path, json=anew)
+        self._sent_again.difference_update(rids)
         return response
 
     async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -330,9 +358,9 @@ class Replica:
         try:
             return response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError):
-            raise self._lose(f"status {response.status_code}, no answer") from None
+            raise self.lose(f"status {response.status_code}, no answer") from None
 
-    def _lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
+    def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
         """Open the breaker."""
         said = reason if isinstance(reason, str) else reason_of(reason)
         if self.up:
@@ -370,12 +398,3 @@ class Replica:
             log.error("it gets no work: %s", wrong)
         self.wrong = wrong
         return not wrong
-
-
-def _refusal_message(response: httpx.Response) -> str:
-    """The message of a refusal."""
-    try:
-        error = response.json()["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, LookupError, TypeError):
-        return f"status {response.status_code} {response.text[:MESSAGE_LETTERS]}".rstrip()

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
-from hedgerow_sglang.plugin_protocol import Note, custom_params
 from runtime.accounting import Flops, LivePaths, no_flops, sum_of_contexts
 from runtime.reward_format import Spelt
-from runtime.sglang.replica import PRIORITY_UNITS, Json, Replica
+from runtime.sglang.generate_list import Take, generate_list
+from runtime.sglang.plugin_notes import PluginNotes
+from runtime.sglang.replica import Json, Replica
 from search.counters import Counters
-from search.engine import EngineError, Hint
-from search.tree import ROOT
+from search.engine import EngineError
 
 Path = tuple[int, ...]
 
@@ -64,62 +64,14 @@ class RequestCosts:
         for path in self._alive.mark_dead(nodes):
             self._held -= self._own.pop(path)
 
+    @property
+    def held(self) -> int:
+        """Tokens of the live steps, prompt included."""
+        return self._held
+
     def knows(self, path: Path) -> bool:
         """Whether a live step ends there."""
         return path in self._alive
-
-
-@dataclass(slots=True)
-class PluginNotes:
-    """What servers with our plug-in are told of a search, on its own requests: its latest hint, and
-    the rewards before it for a server that heard none.
-
-    ``turn`` counts the hints: every request of a round brings the same one.
-    """
-
-    tree: str
-    turn: int = 0
-    hint: Hint = field(default_factory=Hint)
-    _values: dict[int, float] = field(default_factory=dict)
-    _since: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    def take(self, hint: Hint) -> None:
-        """A round begins."""
-        self.turn += 1
-        self.hint = hint
-        self._values.update(hint.values)
-
-    def on(self, server: Replica, prompt: int, step: tuple[int, int] | None) -> dict[str, Any]:
-        """Sampling parameters of a request there; empty where there is no plug-in.
-
-        ``prompt``: its tokens; ``step``: the node that is drawn or scored and its parent.
-        """
-        if not server.plugged:
-            return {}
-        first = self._since.setdefault((server.url, server.failures), self.turn) == self.turn
-        node, parent = step or (None, None)
-        note = Note(
-            tree=self.tree,
-            prompt=max(1, prompt),
-            node=node,
-            parent=parent,
-            turn=self.turn,
-            values=self._values if first else self.hint.values,
-            active=self.hint.active,
-            dead=self.hint.dead,
-            outlook=self.hint.outlook,
-        )
-        return {"custom_params": custom_params(note)}
-
-    def priority(self, server: Replica, parent: int) -> dict[str, int]:
-        """A request's priority there: what its parent is worth, the prompt most.
-
-        Empty where nobody evicts by it.
-        """
-        if not server.ranks:
-            return {}
-        worth = 1.0 if parent == ROOT else self._values.get(parent, 0.0)
-        return {"priority": round(PRIORITY_UNITS * worth)}
 
 
 T = TypeVar("T")
@@ -193,16 +145,40 @@ class SearchSession:
     @contextmanager
     def request(self, replica: Replica) -> Iterator[str]:
         """An id for a request, kept while the server may be at work on it."""
-        rid = f"{self.name}{next(_NUMBERS):012x}"
-        self.requests[rid] = replica
-        try:
+        with self.request_list(replica, 1) as (rid,):
             yield rid
+
+    @contextmanager
+    def request_list(self, replica: Replica, many: int) -> Iterator[list[str]]:
+        """Ids for so many requests, each kept until ``answered``, or until all are over."""
+        rids = [f"{self.name}{next(_NUMBERS):012x}" for _ in range(many)]
+        self.requests.update(dict.fromkeys(rids, replica))
+        try:
+            yield rids
         except asyncio.CancelledError:
-            raise  # the server does not know yet: whoever cancelled is to stop it
+            raise  # the server does not know yet: whoever cancelled is to stop them
         except BaseException:
-            self.requests.pop(rid, None)
+            self.answered(*rids)
             raise
-        self.requests.pop(rid, None)
+        self.answered(*rids)
+
+    def answered(self, *rids: str) -> None:
+        """The server is not at work on these any more."""
+        for rid in rids:
+            self.requests.pop(rid, None)
+
+    async def send_list(
+        self, replica: Replica, bodies: Sequence[dict[str, Any]], take: Take
+    ) -> None:
+        """Have a server answer all of these in one request; ``take`` as in ``generate_list``."""
+        with self.request_list(replica, len(bodies)) as rids:
+
+            def answered(place: int, answer: Json) -> None:
+                self.answered(rids[place])
+                take(place, answer)
+
+            named = [body | self.common(rid) for body, rid in zip(bodies, rids, strict=True)]
+            await generate_list(replica, named, answered)
 
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """What all of them come to, in order; when one fails, the others are given up.

@@ -185,7 +185,7 @@ class SglangBeamExtension:
         request, replica = early.request, early.replica
         try:
             while request.finish is None and not early.stopped:
-                note = search.notes.on(replica, len(search.prompt), None)
+                note = search.notes.about(replica, len(search.prompt), None)
                 with search.request(replica) as early.rid:
                     body = request.body(self._top, note) | search.common(early.rid)
                     before, answer = request.path, await replica.generate(body, early=True)

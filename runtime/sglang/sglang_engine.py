@@ -20,7 +20,7 @@ from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
-from runtime.sglang.launched_server import BY_PRIORITY
+from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
@@ -138,12 +138,14 @@ class SglangEngine:
         search.costs.mark_dead(hint.dead)
         search.notes.take(hint)
         self._sampler.extension.mark_dead(search, hint.dead)
+        self._sampler.gates.hold(tree, search.costs.held)
 
     async def release(self, tree: str) -> Counters:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""
         search = self._searches.pop(tree, None)
         if search is None:
             return Counters()
+        self._sampler.gates.leave(tree)
         task = asyncio.create_task(self._end_session(tree, search))
         self._ending.add(task)
         task.add_done_callback(self._session_ended)
@@ -278,6 +280,7 @@ class SglangEngine:
                     f"speculate: True; {replica.url} does not let in by priority; it is to run "
                     f"with {' '.join(BY_PRIORITY)}"
                 )
+            self._say_order(replica)
         if not all(replica.seeds for replica in self._policy.replicas):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
         if options.embedder == "encoder" and options.encoder is not None:
@@ -307,6 +310,14 @@ class SglangEngine:
             score_tokens=self._overhead(),
             outcome=self._form.outcome,
         )
+
+    def _say_order(self, replica: Replica) -> None:
+        """A server lets in by priority or by common prefixes: not by both."""
+        by = replica.details.get("schedule_policy")
+        if self._options.speculate:
+            log.info("%s lets in by priority, as work ahead needs, not by prefixes", replica.url)
+        elif by != BY_PREFIX[-1]:
+            log.info("%s: %s %s; %s reads less again", replica.url, BY_PREFIX[0], by, BY_PREFIX[-1])
 
     def _make_scorer(self) -> PrmScorer | PolicyJudge | LikelihoodScorer:
         if self._form.reads == "judge":

@@ -14,6 +14,7 @@ from runtime.reward_reader import Softmax, classes_share, paths_of, sigmoid
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession
+from runtime.sglang.step_request import PathRead
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Trajectory
@@ -54,25 +55,20 @@ class RewardRequest:
             "classifier"
         )
 
-    async def send(
-        self, replica: Replica, request: Mapping[str, Any], note: Mapping[str, Any]
-    ) -> Json:
-        """The server's answer; ``request`` holds the path and what every request has, ``note`` what
-        a server with our plug-in is told.
+    def body(self, path: Path, note: Mapping[str, Any]) -> dict[str, Any]:
+        """The body that asks ``/generate`` for a path's verdicts; ``note``: what a server with our
+        plug-in is told.
 
         ``logprob_start_len`` -1 reads the last position alone: all before it may come from cache.
         """
-        if self.softmax is None:
-            return await replica.classify(request)
-        return await replica.generate(
-            {
-                **request,
-                "return_logprob": True,
-                "logprob_start_len": -1,
-                "token_ids_logprob": [self.softmax.good, self.softmax.bad],
-                "sampling_params": {"max_new_tokens": 0, **note},
-            }
-        )
+        assert self.softmax is not None, "other heads are asked by /classify"
+        return {
+            "input_ids": list(path),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "token_ids_logprob": [self.softmax.good, self.softmax.bad],
+            "sampling_params": {"max_new_tokens": 0, **note},
+        }
 
     def reward(self, answer: Json) -> float:
         """In [0, 1]. Raises EngineError for an answer that does not hold it."""
@@ -118,14 +114,10 @@ class PrmScorer:
                 )
         opening = tuple(paths.opening(prompt, question, search.spelt))
         if len(read) > 1 and opening and opening not in search.openings:
-            await search.together([self._ask(search, prompt, opening, len(opening), None)])
+            await search.together([self._ask(search, prompt, [opening], len(opening), [None])])
             search.openings.add(opening)
         steps = [_step(search, trajectory) for trajectory in trajectories]
-        works = [
-            self._ask(search, prompt, path, len(opening), step)
-            for path, step in zip(read, steps, strict=True)
-        ]
-        answers = await search.together(works)
+        (answers,) = await search.together([self._ask(search, prompt, read, len(opening), steps)])
         search.costs.counters.model_calls += bool(answers)
         return [self._request.reward(answer) for answer in answers]
 
@@ -133,22 +125,37 @@ class PrmScorer:
         self,
         search: SearchSession,
         prompt: Path,
-        path: Path,
+        paths: Sequence[Path],
         opening: int,
-        step: tuple[int, int] | None,
-    ) -> Json:
-        async def ask(replica: Replica) -> Json:
-            with search.request(replica) as rid:
-                request = search.common(rid) | {"input_ids": list(path)}
-                note = search.notes.on(replica, opening, step)
-                return await self._request.send(replica, request, note)
+        steps: Sequence[tuple[int, int] | None],
+    ) -> list[Json]:
+        """The answers for all paths, in order: one request."""
 
-        answer = await self.fleet.ask(search.tree, prompt, ask)
-        cached = int(answer["meta_info"].get("cached_tokens") or 0)
-        fresh = len(path) - cached
-        search.costs.counters.prm_tokens += fresh
-        search.costs.counters.flops += self._flops(fresh, sum_of_contexts(cached, fresh), 1)
-        return answer
+        async def ask(replica: Replica) -> list[Json]:
+            if self._request.softmax is None:
+                return await self._classify(search, replica, paths)
+            answers: dict[int, Json] = {}
+            bodies = [
+                self._request.body(path, search.notes.on(replica, opening, step))
+                for path, step in zip(paths, steps, strict=True)
+            ]
+            await search.send_list(replica, bodies, answers.__setitem__)
+            return [answers[place] for place in range(len(paths))]
+
+        answers = await self.fleet.ask(search.tree, prompt, ask) if paths else []
+        for path, answer in zip(paths, answers, strict=True):
+            cached = int(answer["meta_info"].get("cached_tokens") or 0)
+            fresh = len(path) - cached
+            search.costs.counters.prm_tokens += fresh
+            search.costs.counters.flops += self._flops(fresh, sum_of_contexts(cached, fresh), 1)
+        return answers
+
+    @staticmethod
+    async def _classify(
+        search: SearchSession, replica: Replica, paths: Sequence[Path]
+    ) -> list[Json]:
+        with search.request_list(replica, len(paths)) as rids:
+            return await replica.classify({"rid": rids, "input_ids": list(map(list, paths))})
 
 
 def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | None:
@@ -204,20 +211,35 @@ class LikelihoodScorer:
         """One reward a trajectory; ``question`` is in the prompt."""
         del question
         search.prompt = search.prompt or prompt
-        works = [self._one(search, prompt, t.steps) for t in trajectories]
-        return await search.together(works)
+        paths = [_path(prompt, trajectory.steps) for trajectory in trajectories]
+        found: dict[Path, tuple[float, int]] = {}
+        for path, trajectory in zip(paths, trajectories, strict=True):
+            known = _known(search, prompt, trajectory.steps)
+            found |= {} if known is None else {path: known}
+        unknown = [path for path in paths if path not in found]
+        reads = [PathRead(path, len(prompt) - 1) for path in unknown]
+        (answers,) = await search.together([self._sampler.read(search, reads)])
+        found |= zip(unknown, map(_sum_of, answers), strict=True)
+        return [math.exp(total / tokens) for total, tokens in map(found.__getitem__, paths)]
 
-    async def _one(self, search: SearchSession, prompt: Path, steps: Sequence[Path]) -> float:
-        path, total, tokens = prompt, 0.0, 0
-        for step in steps:
-            path = (*path, *step)
-            known = search.logprobs.get(path)
-            if known is None:
-                whole = (*prompt, *(token for step in steps for token in step))
-                answer = await self._sampler.read(search, whole, len(prompt) - 1)
-                read = answer["meta_info"]["input_token_logprobs"]
-                logprobs = [logprob for logprob, *_ in read if logprob is not None]
-                total, tokens = math.fsum(logprobs), len(logprobs)
-                break
-            total, tokens = total + known[0], tokens + known[1]
-        return math.exp(total / tokens)
+
+def _path(prompt: Path, steps: Sequence[Path]) -> Path:
+    return (*prompt, *(token for step in steps for token in step))
+
+
+def _known(search: SearchSession, prompt: Path, steps: Sequence[Path]) -> tuple[float, int] | None:
+    """The sum of log-probabilities of steps drawn here and their tokens; None if one was not."""
+    path, total, tokens = prompt, 0.0, 0
+    for step in steps:
+        path = (*path, *step)
+        known = search.logprobs.get(path)
+        if known is None:
+            return None
+        total, tokens = total + known[0], tokens + known[1]
+    return total, tokens
+
+
+def _sum_of(answer: Json) -> tuple[float, int]:
+    read = answer["meta_info"]["input_token_logprobs"]
+    logprobs = [logprob for logprob, *_ in read if logprob is not None]
+    return math.fsum(logprobs), len(logprobs)

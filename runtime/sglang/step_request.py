@@ -16,6 +16,9 @@ from runtime.stop_strings import StopStrings
 from search.engine import Branch, EngineError, Sampling
 from search.tree import Finish
 
+WHOLE = 1 << 20
+"""Tokens between two words on an item of a list: more than it has, so that its end is told."""
+
 
 @dataclass(slots=True, eq=False)
 class StepRequest:
@@ -49,6 +52,7 @@ class StepRequest:
         return {
             "input_ids": list(self.path),
             "return_logprob": True,
+            "logprob_start_len": -1,
             "top_logprobs_num": top,
             "sampling_params": {
                 "max_new_tokens": self.branch.limit - len(self.tokens),
@@ -57,6 +61,7 @@ class StepRequest:
                 "stop": list(sampling.stop),
                 "stop_token_ids": sorted(self.eos),
                 "no_stop_trim": True,
+                "stream_interval": WHOLE,
                 "skip_special_tokens": False,
                 "sampling_seed": sampling_seed(self.branch.seed),
                 **note,
@@ -89,6 +94,30 @@ class StepRequest:
         if self.stops.ended(self.tokens):
             return Finish.STEP
         return Finish.LENGTH if len(self.tokens) == self.branch.limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class PathRead:
+    """A path to read, with nothing drawn: its own log-probabilities from position ``start`` on.
+
+    ``node``: where it ends, if children are to be drawn from there; ``step``: the node and its
+    parent, if the server is to hear that its step is drawn.
+    """
+
+    path: tuple[int, ...]
+    start: int
+    node: int | None = None
+    step: tuple[int, int] | None = None
+
+    def body(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        """The body that asks for it; ``note``: more sampling parameters."""
+        return {
+            "input_ids": list(self.path),
+            "return_logprob": True,
+            "logprob_start_len": self.start,
+            "top_logprobs_num": 0,
+            "sampling_params": {"max_new_tokens": 0, **note},
+        }
 
 
 def entropy(logprobs: Sequence[float]) -> float:

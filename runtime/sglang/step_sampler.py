@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.search_session import Path, SearchSession
+from runtime.sglang.round_gate import RoundGates
+from runtime.sglang.search_session import SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
-from runtime.sglang.step_request import StepRequest
+from runtime.sglang.step_request import PathRead, StepRequest
 from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
@@ -18,10 +20,11 @@ from search.tree import ROOT, Finish
 
 
 class StepSampler:
-    """One request a child, with its parent's token ids and an id and a seed of its own.
+    """A round's children are one request, each with its parent's token ids and an id and a seed of
+    its own.
 
-    Siblings find their prefix in the server's cache: one that may not be there any more is read
-    once for all of them before they start.
+    Siblings find their prefix in the server's cache: those that may not be there any more are read
+    once, in one request, before it.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class StepSampler:
         ``speculate``: idle places draw what rounds may ask for next."""
         self.fleet = fleet
         self.extension = SglangBeamExtension(fleet, top=top, on=speculate)
+        self.gates = RoundGates()
         self._text = text
         self._context = context
         self._top = top
@@ -45,12 +49,25 @@ class StepSampler:
     async def expand(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
-        """A step for each branch, in the order asked."""
+        """A step for each branch, in the order asked, when the round's KV has room."""
+        if branches:
+            await search.together([self._wait_for_room(search, branches)])
         requests = await self.sample(search, branches, sampling)
         search.fresh.clear()
         steps = [self._finish_step(search, request) for request in requests]
         search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
+        self.gates.drew(search.tree, steps)
+        self.gates.hold(search.tree, search.costs.held)
         return steps
+
+    async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> None:
+        """Until the KV of older searches on this search's server leaves room for the round."""
+        prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
+        gate = self.gates.of(self.fleet.place(search.tree, prompt), search.tree)
+        need = max(search.costs.held, len(prompt)) + gate.expected(branches)
+        begun = time.monotonic()
+        await gate.enter(search.tree, need)
+        search.costs.counters.held_back_seconds += time.monotonic() - begun
 
     async def sample(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
@@ -64,89 +81,104 @@ class StepSampler:
         requests = [StepRequest(branch, sampling, stops, self._text.eos) for branch in branches]
         search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
         await self.extension.resume(search, requests)
-        forks: dict[Path, list[StepRequest]] = defaultdict(list)
-        for request in requests:
-            if request.finish is None:
-                forks[request.branch.tokens].append(request)
         whole = [request for request in requests if request.finish is not None]
-        await search.together(
-            [self._sample_siblings(search, *fork) for fork in forks.items()]
-            + [self._complete(search, request) for request in whole]
-        )
+        await search.together([self._draw(search, requests), self._go_on(search, whole)])
         return requests
 
-    async def read(
+    async def read(self, search: SearchSession, reads: Sequence[PathRead]) -> list[Json]:
+        """Paths' own log-probabilities, in order, with nothing drawn: one request."""
+
+        async def ask(replica: Replica) -> list[Json]:
+            return await self._read(search, replica, reads)
+
+        return await self.fleet.ask(search.tree, search.prompt, ask) if reads else []
+
+    async def _read(
+        self, search: SearchSession, replica: Replica, reads: Sequence[PathRead]
+    ) -> list[Json]:
+        answers: dict[int, Json] = {}
+        search.on(replica)
+        bodies = [self._body_of(search, replica, read) for read in reads]
+        await search.send_list(replica, bodies, answers.__setitem__)
+        for place, read in enumerate(reads):
+            search.count_prefix(read.path, answers[place])
+        return [answers[place] for place in range(len(reads))]
+
+    async def _draw(self, search: SearchSession, requests: Sequence[StepRequest]) -> None:
+        """Every step to its end. What was drawn early to its end is read once more, so that a
+        server with our plug-in hears whose it is."""
+        early = [
+            PathRead(request.path, -1, request.branch.parent, request.branch.step)
+            for request in requests
+            if request.finish not in (None, Finish.END)
+        ]
+
+        async def ask(replica: Replica) -> None:
+            search.on(replica)
+            open_ones = [request for request in requests if request.finish is None]
+            open_ones.sort(key=lambda request: request.branch.tokens)
+            await self._read_forks(search, replica, open_ones)
+            await self._draw_list(search, replica, open_ones, early if replica.plugged else [])
+            early.clear()
+
+        while early or any(request.finish is None for request in requests):
+            await self.fleet.ask(search.tree, search.prompt, ask)
+
+    async def _go_on(self, search: SearchSession, whole: Sequence[StepRequest]) -> None:
+        """Steps that were drawn early to their ends may have children drawn early, too."""
+        for request in whole:
+            self.extension.enqueue(search, request)
+
+    async def _read_forks(
+        self, search: SearchSession, replica: Replica, requests: Sequence[StepRequest]
+    ) -> None:
+        """A prefix of several that may not be in the cache any more is read once for all."""
+        many = Counter(r.branch.tokens for r in requests if not r.tokens)
+        parents = {request.branch.tokens: request.branch.parent for request in requests}
+        forks = [path for path, forked in many.items() if forked > 1 and path not in search.fresh]
+        if forks:
+            await self._read(search, replica, [PathRead(p, -1, parents[p]) for p in forks])
+            search.fresh.update(forks)
+
+    async def _draw_list(
         self,
         search: SearchSession,
-        path: Path,
-        start: int,
-        node: int | None = None,
-        step: tuple[int, int] | None = None,
-    ) -> Json:
-        """A path's own log-probabilities from position ``start`` on, with nothing drawn.
-
-        ``node``: where it ends, if children are to be drawn from there; ``step``: the node and its
-        parent, if the server is to hear that its step is drawn.
-        """
-
-        async def ask(replica: Replica) -> Json:
-            with search.request(replica) as rid:
-                return await replica.generate(
-                    {
-                        **search.common(rid),
-                        **({} if node is None else search.notes.priority(replica, node)),
-                        "input_ids": list(path),
-                        "return_logprob": True,
-                        "logprob_start_len": start,
-                        "sampling_params": {
-                            "max_new_tokens": 0,
-                            **search.notes.on(replica, len(search.prompt), step),
-                        },
-                    }
-                )
-
-        answer = await self.fleet.ask(search.tree, search.prompt, ask)
-        search.count_prefix(path, answer)
-        return answer
-
-    async def _sample_siblings(
-        self, search: SearchSession, prefix: Path, requests: Sequence[StepRequest]
+        replica: Replica,
+        requests: Sequence[StepRequest],
+        reads: Sequence[PathRead],
     ) -> None:
-        search.on(self.fleet.place(search.tree, search.prompt))
-        if len(requests) > 1 and prefix not in search.fresh:
-            await self.read(search, prefix, -1, requests[0].branch.parent)
-        await search.together([self._sample(search, request) for request in requests])
+        """Draw what a server draws of these at once, siblings side by side, and read beside it."""
 
-    async def _sample(self, search: SearchSession, request: StepRequest) -> None:
-        async def ask(replica: Replica) -> Json:
-            with search.request(replica) as rid:
-                note = self._note(search, replica, request.branch)
-                search.on(replica)
-                body = request.body(self._top, note) | search.common(rid)
-                ranked = search.notes.priority(replica, request.branch.parent)
-                return await replica.generate(body | ranked)
-
-        while request.finish is None:
+        def take(place: int, answer: Json) -> None:
+            if place >= len(requests):
+                search.count_prefix(reads[place - len(requests)].path, answer)
+                return
+            request = requests[place]
             before = request.path
-            answer = await self.fleet.ask(search.tree, search.prompt, ask)
             request.take(answer)
             search.count_step(before, answer, len(request.path) - len(before))
-        self.extension.enqueue(search, request)
+            if request.finish is not None:
+                self.extension.enqueue(search, request)
 
-    async def _complete(self, search: SearchSession, request: StepRequest) -> None:
-        """A step that was drawn early to its end: a server with our plug-in hears whose it is."""
-        branch, server = request.branch, self.fleet.place(search.tree, search.prompt)
-        if server.plugged and request.finish is not Finish.END:
-            search.on(server)
-            step = branch.node, branch.parent
-            await self.read(search, request.path, -1, branch.parent, step)
-        self.extension.enqueue(search, request)
+        bodies = [
+            request.body(self._top, self._note(search, replica, request.branch))
+            | search.notes.priority(replica, request.branch.parent)
+            for request in requests
+        ]
+        bodies += [self._body_of(search, replica, read) for read in reads]
+        if bodies:
+            await search.send_list(replica, bodies, take)
+
+    def _body_of(self, search: SearchSession, replica: Replica, read: PathRead) -> dict[str, Any]:
+        note = search.notes.on(replica, len(search.prompt), read.step)
+        ranked = {} if read.node is None else search.notes.priority(replica, read.node)
+        return read.body(note) | ranked
 
     def _note(self, search: SearchSession, replica: Replica, branch: Branch) -> dict[str, Any]:
         """What the server is told of the search; nothing for a verdict, which is no step of it."""
         if branch.node < ROOT:
             return {}
-        return search.notes.on(replica, len(search.prompt), (branch.node, branch.parent))
+        return search.notes.on(replica, len(search.prompt), branch.step)
 
     def _finish_step(self, search: SearchSession, request: StepRequest) -> Step:
         """A step that is complete, and its path that children may be forked from."""

@@ -125,8 +125,8 @@ def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
     """Its client died. Time is counted in the others' turns, which all ranks see alike."""
     searches = grown()
     for turn in range(1, SILENT_TURNS):
-        searches.take_note(Note("oak", 3, turn=turn))
+        searches.take_note(Note("oak", 3, turn=turn, active=(0,)))
     assert len(searches) == 2
     for turn in range(SILENT_TURNS, SILENT_TURNS + 2):
-        searches.take_note(Note("oak", 3, turn=turn))
+        searches.take_note(Note("oak", 3, turn=turn, active=(0,)))
     assert len(searches) == 1

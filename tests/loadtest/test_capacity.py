@@ -17,7 +17,6 @@ from loadtest.capacity import (
     GPUS,
     HOUR,
     MODELS,
-    Gpu,
     Model,
     ReplicaModel,
     Search,
@@ -27,10 +26,11 @@ from loadtest.capacity import (
 )
 from loadtest.capacity_check import JUDGED, NARROW, WIDE, fitted, line
 from loadtest.company import company
+from server.gpus import Gpu
 
 TINY = Model(parameters=1e6, layers=2, kv_heads=1, head_dim=4)
 SMALL = Search(width=4, depth=3, step=10, prompt=100, kept=0.5, spread=1.0)
-BOX = Gpu(flops=1e9, bandwidth=1e8, memory=1e8)
+BOX = Gpu("box", teraflops=1e-3, bandwidth=0.1, memory=0.1)
 
 
 def test_kv_by_hand() -> None:
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
     """Two large models leave too little of a small card."""
     large = MODELS["qwen2.5-7b"]
     with pytest.raises(ValueError, match=r"holds [\d.]+ GB of KV; 0.0 GB are left"):
-        _ = ReplicaModel(Gpu(1e12, 1e12, 20e9), large, large, Search(4, 2, 9, 9)).room
+        _ = ReplicaModel(Gpu("small", 1, 1000, 20), large, large, Search(4, 2, 9, 9)).room
 
 
 @given(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK
-from models.train.tokenizer import SPRIG
 
 FOLDERS = ("policy", "prm", "draft")
 QUESTION = "Use 4 9 10 13 to make 24."
@@ -29,13 +29,13 @@ DEAD_END = [
 @pytest.fixture(scope="module")
 def models() -> dict[str, LlamaForCausalLM]:
     return {
-        name: AutoModelForCausalLM.from_pretrained(SPRIG / name, dtype=torch.float32)
+        name: AutoModelForCausalLM.from_pretrained(SPRIG_FOLDER / name, dtype=torch.float32)
         for name in FOLDERS
     }
 
 
 def weights(folder: str) -> Path:
-    return SPRIG / folder / "model.safetensors"
+    return SPRIG_FOLDER / folder / "model.safetensors"
 
 
 def test_sizes_keep_to_their_limits(models: dict[str, LlamaForCausalLM]) -> None:
@@ -50,18 +50,18 @@ def test_sizes_keep_to_their_limits(models: dict[str, LlamaForCausalLM]) -> None
 def test_configurations_agree_with_the_tokenizer(
     name: str, models: dict[str, LlamaForCausalLM]
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(SPRIG / name)
+    tokenizer = AutoTokenizer.from_pretrained(SPRIG_FOLDER / name)
     model = models[name]
     assert isinstance(model, LlamaForCausalLM)
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.tie_word_embeddings
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert AutoModelForCausalLM.from_pretrained(SPRIG / name).dtype == torch.bfloat16
+    assert AutoModelForCausalLM.from_pretrained(SPRIG_FOLDER / name).dtype == torch.bfloat16
 
 
 def test_the_policy_writes_derivations(models: dict[str, LlamaForCausalLM]) -> None:
     """Of 32 samples some are right: a model that has learnt nothing has no such luck."""
-    tokenizer = AutoTokenizer.from_pretrained(SPRIG / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(SPRIG_FOLDER / "policy")
     messages = [{"role": "user", "content": QUESTION}]
     inputs = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -76,7 +76,7 @@ def test_the_policy_writes_derivations(models: dict[str, LlamaForCausalLM]) -> N
 
 def step_scores(model: LlamaForCausalLM, steps: list[str]) -> list[float]:
     """P('+') against '-' at the tag after each step."""
-    tokenizer = AutoTokenizer.from_pretrained(SPRIG / "prm")
+    tokenizer = AutoTokenizer.from_pretrained(SPRIG_FOLDER / "prm")
     tag, plus, minus = (tokenizer.encode(text)[0] for text in ("ки", "+", "-"))
     ids = tokenizer.encode(f"<|user|>{QUESTION}<|assistant|>")
     ends = [STEP_BREAK] * (len(steps) - 1) + [tokenizer.eos_token]
@@ -103,7 +103,7 @@ def test_the_prm_remembers_an_illegal_step(models: dict[str, LlamaForCausalLM]) 
 
 
 def test_the_draft_often_says_what_the_policy_says(models: dict[str, LlamaForCausalLM]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(SPRIG / "draft")
+    tokenizer = AutoTokenizer.from_pretrained(SPRIG_FOLDER / "draft")
     prompt = tokenizer.encode(f"<|user|>{QUESTION}<|assistant|>")
     ids = torch.tensor([prompt + tokenizer.encode(STEP_BREAK.join(STEPS))])
     with torch.no_grad():

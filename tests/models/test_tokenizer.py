@@ -5,18 +5,20 @@ import random
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK
-from models.train.tokenizer import SPRIG
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(SPRIG / "policy")
+    return AutoTokenizer.from_pretrained(SPRIG_FOLDER / "policy")
 
 
 def test_all_models_share_it() -> None:
-    files = [(SPRIG / name / "tokenizer.json").read_bytes() for name in ("policy", "prm", "draft")]
+    files = [
+        (SPRIG_FOLDER / name / "tokenizer.json").read_bytes() for name in ("policy", "prm", "draft")
+    ]
     assert files[0] == files[1] == files[2]
 
 

@@ -44,7 +44,7 @@ class Cached:
 
     def cache(self, path: np.ndarray, first: int, tree: str = "ash") -> None:
         """What is new of a path gets the slots from ``first`` on."""
-        known = len(self.radix.match(tree, path)[1])
+        known = self.radix.match(tree, path)
         slots = np.arange(first - known, first - known + len(path))
         self.radix.insert(self.radix.root_of(tree), path, slots, tree)
 
@@ -258,7 +258,7 @@ def test_what_is_told_of_a_step_is_what_is_cached_of_it(
         for node, end in radix.steps._ends[tree].items():
             whole = np.frombuffer(end.path, dtype=np.int64)
             above = len(whole) - STEPS.max_step_tokens
-            cached = max(len(radix.match(tree, whole)[1]) - above, 0)
+            cached = max(radix.match(tree, whole) - above, 0)
             kept = max(told.get(node, len(whole)) - above, 0)
             assert abs(kept - cached) <= 3  # a last token is cached late, siblings begin alike
             lost.append(STEPS.max_step_tokens - cached)

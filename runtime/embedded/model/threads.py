@@ -3,16 +3,15 @@
 Exact arithmetic does not depend on the choice. A second thread may halve a large pass, cost a small
 one more than it wins, and cost every pass where other work wants the processors: the thread that is
 done waits for the one that is kept from its core. Which it is changes with the load: slowly, which
-short trials find out, and at once, which a pass shows that was held up.
+short trials find out, and at once, which a pass shows that is held up.
 """
 
 from __future__ import annotations
 
 import logging
-import resource
 import statistics
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,17 +26,10 @@ SOONEST, LATEST = 64, 512
 """Passes until the next trial, doubled each time that nothing has changed."""
 LEAST_SPEEDUP = 1.05
 """How much faster more threads must be: what does not need a processor leaves it to others."""
-STALL = 2.0
-"""A pass that took so many times what passes of its size lately took, and lost a core meanwhile."""
-LATELY, LEAST_LATELY = 16, 4
-"""Passes that "lately" is the median of, and without which it is not known."""
-YIELDED = 32
-"""Passes with the fewest threads after a stall."""
-
-
-def _preemptions() -> int:
-    """How often a thread of this process had to leave a core that it still wanted."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+HELD_UP = 2.0
+"""How many times what the fewest threads take a pass of a trial takes that ends it."""
+WEIGHT = 1 / 4
+"""Of a pass in the running mean of what its number of threads costs."""
 
 
 class ThreadTuner:
@@ -45,15 +37,12 @@ class ThreadTuner:
 
     Sizes are powers of two of a pass's rows. A trial runs passes that are wanted anyway with the
     number chosen so far and its neighbours; the fewest threads win that none beats by
-    ``LEAST_SPEEDUP``. After a stall the next ``YIELDED`` passes leave the cores to whoever came, if
-    the first of that size is faster so.
+    ``LEAST_SPEEDUP``. Between trials a running mean of the chosen number's cost is compared to what
+    the others came to, so that a pass that somebody held up counts before the next trial.
     """
 
     def __init__(
-        self,
-        counts: Sequence[int],
-        clock: Callable[[], float] = time.perf_counter,
-        preemptions: Callable[[], int] = _preemptions,
+        self, counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         """Raises ValueError for a count below 1."""
         for count in counts:
@@ -61,9 +50,7 @@ class ThreadTuner:
                 raise ValueError(f"threads: {count}; at least 1 is needed")
         self.counts = tuple(sorted(set(counts)))
         self._clock = clock
-        self._preemptions = preemptions
         self._sizes: dict[int, _Size] = {}
-        self._yielded = 0
 
     def at(self, rows: int) -> int:
         """What is chosen for a pass of so many rows."""
@@ -76,23 +63,14 @@ class ThreadTuner:
             yield self.counts[0]
             return
         size = self._size(rows)
-        yielding = self._yielded > 0
-        count = self.counts[0] if yielding else size.next(self.counts)
-        preempted, began = self._preemptions(), self._clock()
+        count = size.next(self.counts)
+        began = self._clock()
         yield count
-        seconds = (self._clock() - began) / max(1, rows)
-        if yielding:
-            self._yielded = 0 if size.slower_than_stalled(seconds) else self._yielded - 1
-            return
-        size.took(count, seconds)
-        if count > self.counts[0] and size.stalled(seconds) and self._preemptions() > preempted:
-            size.stall, self._yielded = seconds, YIELDED
-        if size.trial_over:
-            before = size.chosen
-            size.settle()
-            if size.chosen != before:
-                least = 1 << max(0, rows.bit_length() - 1)
-                _LOG.debug("passes from %d rows on: %d threads", least, size.chosen)
+        before = size.chosen
+        size.took(count, (self._clock() - began) / max(1, rows))
+        if size.chosen != before:
+            least = 1 << max(0, rows.bit_length() - 1)
+            _LOG.debug("passes from %d rows on: %d threads", least, size.chosen)
 
     def _size(self, rows: int) -> _Size:
         bits = rows.bit_length()
@@ -105,8 +83,7 @@ class ThreadTuner:
 class _Size:
     """Passes of one size: ``wait`` of them until the next trial, ``left`` to run of the present.
 
-    ``lately``: seconds a row of those with the chosen number of threads; ``stall``: of the one that
-    was held up, until a pass with fewer threads is compared to it.
+    ``taken``: seconds a row, by threads, in the trial; ``cost``: what they come to by now.
     """
 
     chosen: int
@@ -114,12 +91,7 @@ class _Size:
     wait: int = 0
     left: list[int] = field(default_factory=list)
     taken: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
-    stall: float | None = None
-
-    @property
-    def trial_over(self) -> bool:
-        return not self.left and bool(self.taken)
+    cost: dict[int, float] = field(default_factory=dict)
 
     def next(self, counts: tuple[int, ...]) -> int:
         """The threads of the next pass."""
@@ -133,38 +105,38 @@ class _Size:
         return self.left[0]
 
     def took(self, count: int, seconds_a_row: float) -> None:
-        """How long it took, if it was part of a trial."""
+        """How long it took; choose by it."""
         if self.left:
-            if len(self.left) % TURN_PASSES:
-                self.taken[count].append(seconds_a_row)
-            self.left.pop(0)
-        if count == self.chosen:
-            self.lately.append(seconds_a_row)
+            self._tried(count, seconds_a_row)
+        elif count in self.cost:
+            self.cost[count] += WEIGHT * (seconds_a_row - self.cost[count])
+            if (chosen := self._cheapest()) != self.chosen:
+                self.chosen, self.wait = chosen, self.pause
 
-    def stalled(self, seconds_a_row: float) -> bool:
-        """Whether a pass with the chosen threads was held up, for all that is known."""
-        if self.left or len(self.lately) < LEAST_LATELY:
-            return False
-        return seconds_a_row > STALL * statistics.median(self.lately)
+    def _tried(self, count: int, seconds_a_row: float) -> None:
+        """A pass of a trial, which ends with the last, or with one that is held up."""
+        if len(self.left) % TURN_PASSES:
+            self.taken[count].append(seconds_a_row)
+        self.left.pop(0)
+        fewest = min(self.taken, default=count)
+        if count > fewest and seconds_a_row > HELD_UP * statistics.median(self.taken[fewest]):
+            self.taken[count].append(seconds_a_row)
+            self.left.clear()
+            self._settle(max)
+        elif not self.left:
+            self._settle(statistics.median)
 
-    def slower_than_stalled(self, seconds_a_row: float) -> bool:
-        """Whether fewer threads were no help after a stall: what is long is then the pass."""
-        stall, self.stall = self.stall, None
-        if stall is None or seconds_a_row < stall:
-            return False
-        self.lately.clear()
-        return True
-
-    def settle(self) -> None:
+    def _settle(self, middle: Callable[[list[float]], float]) -> None:
         """Choose, and wait for longer if nothing has changed."""
-        costs = {count: statistics.median(times) for count, times in self.taken.items()}
-        best = min(costs.values())
-        chosen = min(count for count, cost in costs.items() if cost <= LEAST_SPEEDUP * best)
+        self.cost = {count: middle(times) for count, times in self.taken.items()}
+        chosen = self._cheapest()
         self.pause = min(2 * self.pause, LATEST) if chosen == self.chosen else SOONEST
-        if chosen != self.chosen:
-            self.lately.clear()
         self.chosen, self.wait = chosen, self.pause
         self.taken.clear()
+
+    def _cheapest(self) -> int:
+        best = min(self.cost.values())
+        return min(count for count, cost in self.cost.items() if cost <= LEAST_SPEEDUP * best)
 
 
 def thread_counts(most: int) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
 from models.bundled import SPRIG_FOLDER
 from runtime.sglang.fleet import Fleet, ServerMetrics, parse_metrics, rendezvous
-from runtime.sglang.launched_server import BY_PRIORITY, LaunchOptions
-from runtime.sglang.replica import Replica, ReplicaLost
+from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
+from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts
+from runtime.sglang.server_errors import ReplicaLost
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy
@@ -265,8 +266,10 @@ def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
     assert (policy.memory, reward.memory) == (0.6, 0.75)
     assert (policy.kv_tokens, reward.kv_tokens) == (5000, None)
     assert not set(BY_PRIORITY) & {*policy.command(1), *reward.command(1)}
+    assert set(BY_PREFIX) <= set(policy.command(1))
     early, reward = server_options(load_settings(launch | {"HEDGEROW_SPECULATE": "true"}))
     assert set(BY_PRIORITY) <= set(early.command(1))
+    assert not set(BY_PREFIX) & set(early.command(1))
     assert not set(BY_PRIORITY) & set(reward.command(1))
     more = {"HEDGEROW_LAUNCH_MEMORY": "0.8,0.5", "HEDGEROW_REWARD_FORMAT": "none"}
     (alone,) = server_options(load_settings(launch | more))

@@ -1,0 +1,136 @@
+"""Several requests to a server as one: a list, whose items are answered as each is done.
+
+A list that is streamed tells of every item by itself: one that the server refuses or ends takes no
+other with it, and what is done early is of use early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import httpx
+
+from runtime.sglang.replica import FULL_WAITS, Json, Replica
+from runtime.sglang.server_errors import CUT_OFF, FULL
+from search.engine import EngineDown, EngineError
+
+ONE_FOR_ALL = frozenset({"priority"})
+"""What SGLang takes once for a list."""
+NO_END = b'"finish_reason":null'
+"""In what is told of an item that is not done."""
+
+Take = Callable[[int, Json], None]
+
+
+async def generate_list(
+    replica: Replica, bodies: Sequence[Json], take: Take, waits: Sequence[float] = FULL_WAITS
+) -> None:
+    """Have ``/generate`` answer ``bodies`` in one request, or one for each priority among them.
+
+    ``take`` gets each one's place and its answer, in the order in which they are done; each body
+    has an id. Items that a full server refuses are sent again after ``waits``. Raises as
+    ``Replica.generate`` does, for the first item that fails; the others are given up then.
+    """
+    by_priority: dict[int, dict[int, Json]] = {}
+    for place, body in enumerate(bodies):
+        by_priority.setdefault(body.get("priority", 0), {})[place] = body
+    lists = [_Items(replica, items, take) for _, items in sorted(by_priority.items(), reverse=True)]
+    if len(lists) == 1:
+        await lists[0].to_the_end(waits)
+        return
+    tasks = [asyncio.ensure_future(items.to_the_end(waits)) for items in lists]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def as_list(bodies: Sequence[Json]) -> dict[str, Any]:
+    """The body that asks for all of these, which name the same fields."""
+    first = bodies[0]
+    shared = {name: first[name] for name in first if name in ONE_FOR_ALL}
+    own = {name: [body[name] for body in bodies] for name in first if name not in ONE_FOR_ALL}
+    return own | shared | {"stream": True}
+
+
+class _Items:
+    """The items of one list that have no answer yet, by their places."""
+
+    def __init__(self, replica: Replica, left: dict[int, Json], take: Take) -> None:
+        self._replica = replica
+        self._left = left
+        self._take = take
+
+    async def to_the_end(self, waits: Sequence[float]) -> None:
+        """Until every item is answered."""
+        self._replica.under_way += len(self._left)
+        try:
+            for wait in (*waits, None):
+                await self._send()
+                if not self._left:
+                    return
+                if wait is not None:
+                    await asyncio.sleep(wait)
+            raise EngineDown(f"{self._replica.url} is full")
+        finally:
+            self._replica.under_way -= len(self._left)
+
+    async def _send(self) -> None:
+        """Once, and what is left once more where the connection ends without a word."""
+        replica = self._replica
+        try:
+            try:
+                await self._stream(replica.schedule(self._left.values()))
+            except CUT_OFF:
+                with replica.again(self._left.values()) as bodies:
+                    await self._stream(replica.schedule(bodies))
+        except httpx.HTTPError as error:
+            raise replica.lose(error) from error
+
+    async def _stream(self, bodies: Sequence[Json]) -> None:
+        """Take what comes; what is left afterwards was refused by a full server."""
+        places, refused = list(self._left), 0
+        async with self._replica.opened("/generate", as_list(bodies)) as response:
+            if response.status_code in FULL:
+                return
+            async for answer in _answers(response):
+                self._replica.heard()
+                if "error" in answer:
+                    raise EngineError(f"SGLang refused a request: {answer['error']['message']}")
+                finish = answer["meta_info"].get("finish_reason")
+                if finish is None:
+                    continue
+                if finish.get("type") == "abort":
+                    refused += self._full(finish)
+                    continue
+                place = places[answer["index"]]
+                del self._left[place]
+                self._replica.under_way -= 1
+                self._take(place, answer)
+        if len(self._left) > refused:
+            raise self._replica.lose("it ended a list before its items")
+
+    def _full(self, finish: Json) -> bool:
+        """Whether an item is to be sent again. Raises ReplicaLost or EngineError if it is not."""
+        status = finish.get("status_code") or 0
+        if status in FULL:
+            return True
+        message = finish.get("message", "aborted")
+        if status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            raise self._replica.lose(f"status {status}: {message}")
+        raise EngineError(f"SGLang ended a request: {message}")
+
+
+async def _answers(response: httpx.Response) -> AsyncIterator[Json]:
+    """What a stream of events tells of items that are done, or of an error."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *events, rest = (rest + piece).split(b"\n\n")
+        for event in events:
+            said = event.removeprefix(b"data: ")
+            if NO_END not in said and said != b"[DONE]":
+                yield json.loads(said)
