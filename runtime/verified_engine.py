@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from runtime.engine_wrapper import EngineWrapper
 from runtime.verifiers.python_verifier import PythonVerifier
@@ -44,7 +43,7 @@ class VerifiedEngine(EngineWrapper):
         self._calls = self._failures = 0
         self._seconds = 0.0
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
         """The engine's; what it promises of trees holds with a pure verifier alone."""
         able, pure = self._engine.capabilities, self._verifier.pure

@@ -47,7 +47,7 @@ class VerifierProcess:
         """Raises ValueError with why it does not start."""
         script = Path(verifier_worker.__file__)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(script), name, json.dumps(sys.path)),
+            *(sys.executable, "-P", str(script), name, json.dumps(sys.path)),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is the server's to hear

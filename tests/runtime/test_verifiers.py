@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +21,19 @@ from search.engine import Trajectory, VerifierFailed
 from tests.search.scripted_engine import ScriptedEngine, encode, judge
 
 EXAMPLES = "tests.runtime.verifier_examples"
+_STARTS_ONE = """
+import asyncio
+from runtime.verifiers.python_verifier import PythonVerifier
+from runtime.verifiers.verifier import VerifierOptions
+
+async def main():
+    options = VerifierOptions("tests.runtime.verifier_examples:odd", seconds=600.0)
+    verifier = await PythonVerifier.start(options)
+    print(verifier._idle[0]._process.pid, flush=True)
+    await verifier.verify([{"question": "?", "steps": ["hang"]}])
+
+asyncio.run(main())
+"""
 
 
 def path(*steps: str, question: str = "?") -> Judged:
@@ -196,3 +211,15 @@ async def test_what_may_answer_otherwise_is_outside_the_promise() -> None:
         assert engine.capabilities.reproducible == "no"
     finally:
         await engine.close()
+
+
+def test_a_server_that_is_killed_leaves_no_process() -> None:
+    """Not even one whose call hangs: it ends with its input."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTS_ONE], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        verifier = os.pidfd_open(int(server.stdout.readline()))
+        server.kill()
+        assert select.select([verifier], [], [], 30)[0] == [verifier]
+        os.close(verifier)
