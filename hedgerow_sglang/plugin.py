@@ -12,8 +12,10 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from hedgerow_sglang.chain_seeds import learn_ends, next_seeds
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
 from hedgerow_sglang.seeded_sampling import sample, seeded_batch
+from hedgerow_sglang.step_chain import CHAIN, ENDS, parse_chain, parse_ends
 
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
@@ -22,6 +24,7 @@ _PAIRS_SINCE = (0, 5, 20)
 
 _SAMPLER = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
 _BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+_DECODE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _VERIFY = "sglang.srt.sampling.sampling_params.SamplingParams.verify"
 
@@ -43,6 +46,7 @@ def register() -> None:
     HookRegistry.register(_VERIFY, reject_invalid_notes, HookType.AFTER)
     HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", deliver_note, HookType.BEFORE)
     HookRegistry.register(f"{_SCHEDULER}.get_internal_state", report_counts, HookType.AFTER)
+    HookRegistry.register(_DECODE, next_seeds, HookType.BEFORE)
     HookRegistry.register(_BATCH, seeded_batch, HookType.AROUND)
     HookRegistry.register(_SAMPLER, sampler_of(version), HookType.AROUND)
 
@@ -86,14 +90,19 @@ def make_cache(context: Any) -> Any:
 
 def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
     """After ``SamplingParams.verify``: a wrong note is the client's error, before it is queued."""
-    if NAME in (params.custom_params or {}):
-        parse_note(params.custom_params[NAME])
+    brought = params.custom_params or {}
+    for name, parse in ((NAME, parse_note), (CHAIN, parse_chain), (ENDS, parse_ends)):
+        if name in brought:
+            parse(brought[name])
 
 
 def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     """Before ``Scheduler.handle_generate_request``: the cache hears the request's note."""
-    text = (request.sampling_params.custom_params or {}).get(NAME)
+    brought = request.sampling_params.custom_params or {}
+    learn_ends(brought)
+    text = brought.get(NAME)
     if text is not None and hasattr(scheduler.tree_cache, "take_note"):
+        scheduler.tree_cache.queue = lambda: scheduler.waiting_queue
         scheduler.tree_cache.take_note(parse_note(text))
 
 
@@ -101,7 +110,8 @@ def report_counts(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
     """After ``Scheduler.get_internal_state``: the plug-in's counts, for ``/server_info``."""
     cache = scheduler.tree_cache
     counts = cache.state() if hasattr(cache, "take_note") else {"evicts": 0}
-    answer.internal_state[NAME] = counts | {"seeds": 1}
+    chains = not scheduler.enable_overlap and scheduler.spec_algorithm.is_none()
+    answer.internal_state[NAME] = counts | {"seeds": 1, "chains": int(chains)}
     return answer
 
 

@@ -53,6 +53,9 @@ COUNTS = (
     "searches",
 )
 
+ABLE = ("evicts", "seeds", "chains")
+"""What the plug-in may be able to do on a server."""
+
 REWARD_MODELS = "hedgerow_sglang.reward_models"
 """For ``SGLANG_EXTERNAL_MODEL_PACKAGE``: classes of reward models that SGLang lacks."""
 REWARD_CLASSES = ("Qwen2ForPrmModel", "Qwen2ForProcessRewardModel")
@@ -157,14 +160,14 @@ def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:
     ``freed_tokens``, of nodes that had died and searches that had ended; ``recomputed_tokens``, of
     prefixes that searches had read before. ``searches`` in flight. ``evicts``: 1 if the plug-in
     decides what goes, 0 where the server runs another cache backend; ``seeds``: 1 if it samples by
-    seed.
+    seed; ``chains``: 1 if it changes seeds where steps end (``hedgerow_sglang.step_chain``).
     """
     states = [state.get(NAME) for state in server_info.get("internal_states", ())]
     counts = [state for state in states if state]
     if not counts or len(counts) < len(states):
         return None
     total = {name: sum(int(state.get(name, 0)) for state in counts) for name in COUNTS}
-    return total | {name: min(int(state[name]) for state in counts) for name in ("evicts", "seeds")}
+    return total | {name: min(int(state.get(name, 0)) for state in counts) for name in ABLE}
 
 
 def _whole(name: str, value: object, least: int) -> int:

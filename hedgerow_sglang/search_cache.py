@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (  # pyright: ignore[reportMissingImports]
@@ -47,6 +47,8 @@ class SearchCache(RadixCache):
         self.split_evicted_tokens = 0
         self.freed_tokens = 0
         self.recomputed_tokens = 0
+        self.queue: Callable[[], Sequence[Any]] = tuple
+        """The scheduler's requests that wait."""
         super().__init__(params)
 
     def reset(self) -> None:
@@ -81,13 +83,18 @@ class SearchCache(RadixCache):
         """
         ranks: dict[int, EvictionKey] = {}
         places: dict[tuple[str, int], Place] = {}
-        for namespace, block in self.searches.held():
+        for namespace, block in self.searches.held(self._waiting()):
             start = places.get((block.tree, block.parent), (self.root_node, 0))
             path = list(self._walk(self._key(block.tokens, namespace), start, ranks))
             for node, _ in path:
                 ranks[node.id] = max(ranks.get(node.id, block.rank), block.rank)
             places[block.tree, block.node] = path[-1] if path else start
         return ranks
+
+    def _waiting(self) -> list[Note]:
+        """The notes of requests that wait, the next one first."""
+        brought = (request.sampling_params.custom_params or {} for request in self.queue())
+        return [parse_note(params[NAME]) for params in brought if NAME in params]
 
     def state(self) -> dict[str, int]:
         """What ``plugin_protocol.plugin_counts`` reads."""

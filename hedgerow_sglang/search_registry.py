@@ -6,8 +6,9 @@ Pure: notes and token ids in, ranks and dead paths out. The order is that of
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -132,13 +133,40 @@ class SearchRegistry:
         if blocks.alive(note.node) and note.node not in search.paths:
             self._add(search, note.node, above, tokens, note.turn)
 
-    def held(self) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
-        """Every block that may be visited again, of each search parents first."""
-        rank = self.block_table.eviction_key
+    def held(self, waiting: Sequence[Note] = ()) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
+        """Every block that may be visited again, of each search parents first.
+
+        ``waiting``: the notes of requests that have not begun, the next one first. What a round
+        reads stays the longer the sooner one of them reads it.
+        """
+        readers = self._readers(waiting)
         for tree, search in self._searches.items():
             for node, tokens in search.paths.items():
                 above = search.parents[node]
-                yield search.namespace, HeldBlock(tree, node, above, tokens, rank(tree, node))
+                rank = self._rank(search, tree, node, readers)
+                yield search.namespace, HeldBlock(tree, node, above, tokens, rank)
+
+    def _rank(
+        self, search: _Search, tree: str, node: int, readers: Mapping[tuple[str, int], int]
+    ) -> EvictionKey:
+        """A step that was drawn in the round under way is not scored yet: it is kept as what the
+        round reads."""
+        on_path, weight, later, lower = self.block_table.eviction_key(tree, node)
+        if search.closed[node] >= search.turn > 0:
+            on_path, weight = True, 0.0
+        if on_path and readers:
+            weight = -float(readers.get((tree, node), math.inf))
+        return on_path, weight, later, lower
+
+    def _readers(self, waiting: Sequence[Note]) -> dict[tuple[str, int], int]:
+        """For each block that one of these reads, the place of the first that does."""
+        readers: dict[tuple[str, int], int] = {}
+        for place, note in enumerate(waiting):
+            search, node = self._searches.get(note.tree), note.parent
+            while search is not None and node in search.paths and (note.tree, node) not in readers:
+                readers[note.tree, node] = place
+                node = search.parents[node]
+        return readers
 
     def clear(self) -> None:
         """Nothing is cached any more; searches go on with what they draw from now on."""

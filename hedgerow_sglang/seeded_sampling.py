@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hedgerow_sglang import noise
+from hedgerow_sglang.chain_seeds import chain_seed
 from hedgerow_sglang.gumbel_max import BLOCK, HASHES, LIKELY, MARGIN, SLACK, SPREAD, blocks
 
 DEVICE_BLOCK = 1 << 22
@@ -141,6 +142,9 @@ def gumbel_of(hashed: Tensor) -> Tensor:
 
 
 def _seed_of(request: Any) -> int:
+    seed = chain_seed(request)
+    if seed is not None:
+        return seed
     seed = request.sampling_params.sampling_seed
     if seed is not None:
         return seed

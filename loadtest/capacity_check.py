@@ -9,14 +9,13 @@ hardly changes; widths take turns.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from loadtest.capacity import Search
 from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from loadtest.served import cpu_seconds
 from runtime.text import Text
 from search.outcome import Outcome
 from search.spec import SearchSpec
@@ -24,12 +23,6 @@ from search.tree import combined_digest
 
 NARROW, JUDGED, WIDE = 4, 16, 64
 TASK = "countdown"
-
-
-def cpu_seconds(pid: int) -> float:
-    """What a process has used by now, in its own and in the system's code (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def line(narrow: float, wide: float, at: int) -> float:

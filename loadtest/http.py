@@ -4,11 +4,11 @@
 this machine. First the same plain completions by HTTP, from a client in a process of its own, and
 straight from the engine, in turns, at 1 and 32 at once: the difference of the medians. Then, of a
 server in a process of its own, the capacity of a closed loop, and open loops (Poisson arrivals) at
-shares of it: what is answered, refused and lost. Answers that came after the server's own deadline
-are ``late``, refusals that do not say when to come back ``unsaid``; neither should be. Then a wide
-search beside ten small ones: what the small ones wait. Last ten small ones behind a queue of wide
-ones, with a key of their own (fair shares by the tree) and with the same key (first come, first
-served).
+shares of it: what is answered, refused and lost, and the ``cores`` that server, engine and
+generator took. Answers that came after the server's own deadline are ``late``, refusals that do not
+say when to come back ``unsaid``; neither should be. Then a wide search beside ten small ones: what
+the small ones wait. Last ten small ones behind a queue of wide ones, with a key of their own (fair
+shares by the tree) and with the same key (first come, first served).
 """
 
 from __future__ import annotations
@@ -264,7 +264,13 @@ async def measure(quick: bool) -> dict[str, Any]:
         load = Load(served.url)
         await by_http(load, load.body())
         capacity = await closed_loop(load, 64, seconds)
-        rows = [await open_loop(load, share * capacity, seconds) for share in SHARES]
+        rows = []
+        for share in SHARES:
+            began, before = time.perf_counter(), served.cpu_seconds()
+            row = await open_loop(load, share * capacity, seconds)
+            took, spent = time.perf_counter() - began, served.cpu_seconds()
+            cores = {name: round((spent[name] - before[name]) / took, 2) for name in spent}
+            rows.append(row | {"cores": cores})
         small = await beside_a_wide_one(load)
         await load.close()
     fair = await behind_wide_ones()

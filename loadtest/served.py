@@ -76,6 +76,11 @@ class Served:
         pids = [self.process.pid, *children(self.process.pid)]
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time so far of the ``server``'s process, its ``engine``'s, and this one's."""
+        pids = {"server": self.process.pid, "engine": self.engine, "generator": os.getpid()}
+        return {name: cpu_seconds(pid) for name, pid in pids.items()}
+
     def memory(self) -> int:
         """Bytes that the server's processes hold and that no file backs, swapped ones included."""
         return sum(map(anonymous_bytes, [self.process.pid, *children(self.process.pid)]))
@@ -84,6 +89,12 @@ class Served:
 def children(pid: int) -> list[int]:
     """The processes that a process's main thread has started."""
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, ended threads included."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -35,13 +35,20 @@ class Ahead:
 
     The first ``children`` of the branch's node, the likelier the more of them (``potentials`` in
     ``search.tree_builder``). ``seed``: the request's; ``path``: the node's, child indices from the
-    root; ``room``: most tokens of the branch's step and its child's together.
+    root; ``room``: most tokens of the branch's step and its child's together. ``steps``: so many
+    steps will follow, each the first child of the one before, unless that ends the trajectory: what
+    the search asks for whatever rewards say; 0 where that is not so.
     """
 
     seed: int
     path: tuple[int, ...]
     children: int
     room: int
+    steps: int = 0
+
+    def chain_seeds(self) -> list[int]:
+        """The noise seeds of the steps that will follow."""
+        return [step_seed(self.seed, (*self.path, *[0] * n)) for n in range(1, self.steps + 1)]
 
     def child_seed(self, child: int) -> int:
         """The noise seed that the round will give this child."""

@@ -65,6 +65,8 @@ class TreeBuilder:
         self._frontier = frontier
         self.expansion_order: ExpansionOrder = no_order
         self._max_depth = spec.max_depth
+        cut = (spec.max_tokens, spec.consensus, spec.deadline_ms)
+        self._chains = scores is not Scores.ALL and cut == (None, None, None)
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
         self._step_tokens = spec.step_tokens or spec.max_step_tokens
@@ -187,8 +189,9 @@ class TreeBuilder:
         branches = []
         for child in range(len(node.children), len(node.children) + children):
             path = (*node.path, child)
-            last = node.depth + 1 >= self._max_depth
-            ahead = None if last else Ahead(self._seed, path, potential, room)
+            after = self._max_depth - node.depth - 1
+            steps = after if self._chains else 0
+            ahead = Ahead(self._seed, path, potential, room, steps) if after > 0 else None
             seed = step_seed(self._seed, path)
             child_id = first_id + len(branches)
             branches.append(Branch(parent, child, prefix, seed, limit, child_id, ahead))

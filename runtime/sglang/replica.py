@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from hedgerow_sglang.plugin_protocol import plugin_counts
+from hedgerow_sglang.plugin_protocol import ABLE, plugin_counts
 from runtime.sglang.expected_server import (
     PROBE,
     ExpectedServer,
@@ -83,7 +83,7 @@ class Replica:
         self.failures = 0
         self.plugged = False
         self.seeds = False
-        self.ranks = False
+        self.ranks = self.chains = False
         self.schedules = False
         self.places = 0
         self.schedulers = 1
@@ -105,8 +105,8 @@ class Replica:
     def learn(self, info: Json) -> None:
         """Take what ``/server_info`` says."""
         self.details = info
-        counts = plugin_counts(info) or {"evicts": 0, "seeds": 0}
-        self.plugged, self.seeds = bool(counts["evicts"]), bool(counts["seeds"])
+        counts = plugin_counts(info) or {}
+        self.plugged, self.seeds, self.chains = (bool(counts.get(name)) for name in ABLE)
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (
             info.get("schedule_low_priority_values_first")

@@ -17,6 +17,7 @@ from runtime.reward_format import Spelt
 from runtime.sglang.generate_list import Take, generate_list
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
+from runtime.sglang.step_request import StepRequest
 from search.counters import Counters
 from search.engine import EngineError
 
@@ -86,7 +87,8 @@ class SearchSession:
     ``name`` begins its requests' ids: of one length for all, since SGLang stops every request whose
     id begins with the one that is named. ``read``: the paths that its policy server has had in its
     cache, ``fresh`` those of the last round; ``logprobs``: of each path the last step's sum and
-    number of tokens; ``scored``: by what steps a node is reached.
+    number of tokens; ``scored``: by what steps a node is reached; ``following``:
+    complete steps of chains, by their prefixes and seeds, until a round asks for them.
     """
 
     tree: str
@@ -101,6 +103,7 @@ class SearchSession:
     spelt: Spelt = field(default_factory=dict)
     openings: set[Path] = field(default_factory=set)
     scored: dict[tuple[Path, ...], int] = field(default_factory=dict)
+    following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
     _server: Replica | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -35,6 +35,8 @@ class StepRequest:
     logprob: float = 0.0
     entropy: float = 0.0
     finish: Finish | None = None
+    told: bool = False
+    """The server knows that the step is complete, or is not to hear of it."""
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -44,7 +46,7 @@ class StepRequest:
     def continue_from(self, early: StepRequest) -> None:
         """Take what was drawn early of the same step."""
         self.tokens, self.logprob = early.tokens, early.logprob
-        self.entropy, self.finish = early.entropy, early.finish
+        self.entropy, self.finish, self.told = early.entropy, early.finish, early.told
 
     def body(self, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``note``: more sampling parameters."""
@@ -68,8 +70,14 @@ class StepRequest:
             },
         }
 
-    def take(self, answer: Mapping[str, Any]) -> None:
-        """Add what was drawn, up to where the step ends; ``finish`` says so if it does.
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        """What a step is known by that was drawn before it was asked for."""
+        return self.branch.tokens, self.branch.seed
+
+    def take(self, answer: Mapping[str, Any], start: int = 0) -> int:
+        """Add what was drawn from place ``start`` on, up to where the step ends, and give the place
+        behind that; ``finish`` says so if it ends.
 
         Raises EngineError for an answer without a token.
         """
@@ -80,13 +88,16 @@ class StepRequest:
                 f"SGLang drew nothing after {meta['prompt_tokens']} tokens: "
                 f"{meta.get('finish_reason')}"
             )
-        for place, (logprob, token, *_) in enumerate(drawn):
+        place = start
+        for place in range(start, len(drawn)):
+            logprob, token, *_ = drawn[place]
             self.tokens.append(token)
             self.logprob += logprob
             self.finish = self._finish()
-            if self.finish is not None or place == len(drawn) - 1:
-                self.entropy = entropy([p for p, *_ in meta["output_top_logprobs"][place]])
+            if self.finish is not None:
                 break
+        self.entropy = entropy([p for p, *_ in meta["output_top_logprobs"][place]])
+        return place + 1
 
     def _finish(self) -> Finish | None:
         if self.tokens[-1] in self.eos:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from hedgerow_sglang.step_chain import StepEnds
+from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import PathRead, StepRequest
-from runtime.stop_strings import StopStrings, StopStringTables
+from runtime.stop_strings import StopStrings, StopStringTables, encode_stops
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
@@ -45,12 +48,14 @@ class StepSampler:
         self._context = context
         self._top = top
         self._stops = StopStringTables(text.pieces)
+        self._chain_lengths = ChainLengths()
+        self._ends: dict[tuple[str, ...], StepEnds] = {}
 
     async def expand(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
         """A step for each branch, in the order asked, when the round's KV has room."""
-        if branches:
+        if not all((branch.tokens, branch.seed) in search.following for branch in branches):
             await search.together([self._wait_for_room(search, branches)])
         requests = await self.sample(search, branches, sampling)
         search.fresh.clear()
@@ -81,6 +86,10 @@ class StepSampler:
         requests = [StepRequest(branch, sampling, stops, self._text.eos) for branch in branches]
         search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
         await self.extension.resume(search, requests)
+        for request in requests:
+            drawn = search.following.pop(request.key, None)
+            if drawn is not None and drawn.branch.draws_as(request.branch):
+                request.continue_from(drawn)
         whole = [request for request in requests if request.finish is not None]
         await search.together([self._draw(search, requests), self._go_on(search, whole)])
         return requests
@@ -110,7 +119,7 @@ class StepSampler:
         early = [
             PathRead(request.path, -1, request.branch.parent, request.branch.step)
             for request in requests
-            if request.finish not in (None, Finish.END)
+            if request.finish not in (None, Finish.END) and not request.told
         ]
 
         async def ask(replica: Replica) -> None:
@@ -149,25 +158,47 @@ class StepSampler:
     ) -> None:
         """Draw what a server draws of these at once, siblings side by side, and read beside it."""
 
+        chains = {r for r in requests if replica.chains and is_chain(r)}
+        ends = await self._ends_of(requests[0].sampling.stop) if chains else None
+        unsaid = True
+
         def take(place: int, answer: Json) -> None:
             if place >= len(requests):
                 search.count_prefix(reads[place - len(requests)].path, answer)
                 return
             request = requests[place]
             before = request.path
-            request.take(answer)
-            search.count_step(before, answer, len(request.path) - len(before))
-            if request.finish is not None:
-                self.extension.enqueue(search, request)
+            if request in chains:
+                following = take_chain(request, answer)
+                search.following |= {step.key: step for step in following}
+                drawn = len(answer["meta_info"]["output_token_logprobs"])
+                self._chain_lengths.saw(drawn)
+            else:
+                drawn = request.take(answer)
+                if request.finish is not None:
+                    self.extension.enqueue(search, request)
+            search.count_step(before, answer, drawn)
 
-        bodies = [
-            request.body(self._top, self._note(search, replica, request.branch))
-            | search.notes.priority(replica, request.branch.parent)
-            for request in requests
-        ]
+        bodies: list[dict[str, Any]] = []
+        for request in requests:
+            if ends is not None and request in chains:
+                note = search.notes.on(replica, len(search.prompt), None)
+                most = self._chain_lengths.most
+                body = chain_body(request, self._top, note, ends, most=most, first=unsaid)
+                unsaid = False
+            else:
+                body = request.body(self._top, self._note(search, replica, request.branch))
+            bodies.append(body | search.notes.priority(replica, request.branch.parent))
         bodies += [self._body_of(search, replica, read) for read in reads]
         if bodies:
             await search.send_list(replica, bodies, take)
+
+    async def _ends_of(self, stop: tuple[str, ...]) -> StepEnds:
+        """How steps end by these strings, made once."""
+        if stop not in self._ends:
+            stops = encode_stops(stop)
+            self._ends[stop] = await asyncio.to_thread(StepEnds.of, self._text.pieces, stops)
+        return self._ends[stop]
 
     def _body_of(self, search: SearchSession, replica: Replica, read: PathRead) -> dict[str, Any]:
         note = search.notes.on(replica, len(search.prompt), read.step)

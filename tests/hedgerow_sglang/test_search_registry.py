@@ -130,3 +130,35 @@ def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
     for turn in range(SILENT_TURNS, SILENT_TURNS + 2):
         searches.take_note(Note("oak", 3, turn=turn, active=(0,)))
     assert len(searches) == 1
+
+
+def test_what_waits_decides_what_a_round_gives_up_first() -> None:
+    """Blocks 1 and 2 are both read by the round: the one whose reader comes first stays longest,
+    the one that nobody waits for goes before it, and the prompt after all."""
+    searches = grown()
+    searches.take_note(Note("ash", PROMPT, turn=3, active=(1, 2)))
+    ask = {node: Note("ash", PROMPT, 5 + node, node, turn=3) for node in (1, 2)}
+
+    def order(*waiting: Note) -> list[int]:
+        held = [block for _, block in searches.held(waiting) if block.tree == "ash"]
+        return [block.node for block in sorted(held, key=lambda block: block.rank)]
+
+    assert order(ask[1], ask[2]) == [2, 1, 0]
+    assert order(ask[2], ask[1]) == [1, 2, 0]
+    assert order(ask[1]) == [2, 1, 0]
+    assert order(ask[2]) == [1, 2, 0]
+
+
+def test_a_step_that_is_not_scored_yet_stays() -> None:
+    """Step 3 was drawn in this round: it goes after block 1, which the round does not read; with
+    the next hint it is worth what its reward says."""
+    searches = grown()
+    searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
+
+    def order() -> list[int]:
+        held = [block for _, block in searches.held() if block.tree == "ash"]
+        return [block.node for block in sorted(held, key=lambda block: block.rank)]
+
+    assert order() == [1, 3, 2, 0]
+    searches.take_note(Note("ash", PROMPT, turn=3, values={3: 0.1}, active=(2,)))
+    assert order() == [3, 1, 2, 0]

@@ -104,7 +104,8 @@ def test_every_row_of_a_batch_has_a_seed() -> None:
     """Its own, or one by the request's id; a batch that has seeds is left as it is."""
 
     def request(rid: str, seed: int | None) -> SimpleNamespace:
-        return SimpleNamespace(rid=rid, sampling_params=SimpleNamespace(sampling_seed=seed))
+        params = SimpleNamespace(sampling_seed=seed, custom_params=None)
+        return SimpleNamespace(rid=rid, sampling_params=params)
 
     batch = SimpleNamespace(reqs=[request("a", -5), request("b", None), request("c", None)])
     bare = SimpleNamespace(sampling_seed=None, device="cpu")

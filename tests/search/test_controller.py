@@ -344,3 +344,27 @@ async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: Poli
     for branch in branches.values():
         node = outcome.tree[branch.node]
         assert (branch.ahead is None) == (node.depth == 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps"),
+    [
+        ({"policy": "self_consistency"}, 3),
+        ({"policy": "best_of_n"}, 3),
+        ({"policy": "best_of_n", "vote": "best_min"}, 0),
+        ({"policy": "rebase"}, 0),
+        ({"policy": "self_consistency", "deadline_ms": 60_000}, 0),
+        ({"policy": "self_consistency", "max_tokens": 99}, 0),
+        ({"policy": "self_consistency", "consensus": "certain"}, 0),
+    ],
+)
+async def test_an_engine_hears_which_steps_will_follow(spec: dict[str, object], steps: int) -> None:
+    """Where no reward decides and nothing may cut the search short: to the greatest depth."""
+    asked: list[Branch] = []
+
+    def say(branch: Branch) -> str:
+        asked.append(branch)
+        return "The answer is 2."
+
+    await run(ScriptedEngine(say=say), width=2, max_depth=4, **spec)
+    assert {branch.ahead and branch.ahead.steps for branch in asked} == {steps}

@@ -182,6 +182,19 @@ async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> N
     assert steps_of(first) == steps_of(second)
 
 
+async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
+    """Where no reward steers and nothing may cut a search short: the same tree as round by round,
+    and each prompt is read once."""
+    for policy in ("self_consistency", "best_of_n"):
+        chains = await grown(engine, QUESTIONS[1], policy=policy, width=8)
+        rounds = await grown(engine, QUESTIONS[1], policy=policy, width=8, deadline_ms=600_000)
+        assert steps_of(chains) == steps_of(rounds)
+        assert chains.answer == rounds.answer
+        cost, by_rounds = chains.stats.engine, rounds.stats.engine
+        assert cost.decoded_tokens == by_rounds.decoded_tokens == chains.stats.generated_tokens
+        assert cost.cached_tokens < by_rounds.cached_tokens
+
+
 async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
     """At a token of the limit's number; at a stop that several tokens make; within the context."""
     prompt = prompt_of(QUESTIONS[0])

@@ -1,0 +1,71 @@
+"""Chains of steps inside SGLang's scheduler: each row draws by the seed of the step it is in.
+
+Where the next token is drawn before the host has seen the last one (SGLang's overlap scheduler),
+nobody knows in time that a step has ended: such a server takes no chains.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from hedgerow_sglang.step_chain import CHAIN, ENDS, StepEnds, parse_chain, parse_ends
+
+KEPT = 64
+"""Ways to end a step that are remembered: one for each set of stop strings in use."""
+_known: OrderedDict[str, StepEnds] = OrderedDict()
+
+
+def learn_ends(params: dict[str, Any]) -> None:
+    """Before a request is queued: it may bring along how steps end."""
+    if ENDS not in params:
+        return
+    name, ends = parse_ends(params[ENDS])
+    _known[name] = ends
+    _known.move_to_end(name)
+    while len(_known) > KEPT:
+        _known.popitem(last=False)
+
+
+def chain_seed(request: Any) -> int | None:
+    """The seed of a request's next token by its chain; None if it is no chain.
+
+    One that is over is told to end, with a token that nobody takes.
+    """
+    chain = getattr(request, CHAIN, None)
+    if chain is None:
+        params = request.sampling_params.custom_params or {}
+        if CHAIN not in params:
+            return None
+        chain = parse_chain(params[CHAIN])
+        setattr(request, CHAIN, chain)
+    ends = _known.get(chain.ends)
+    if ends is None:
+        _end(request, f"{CHAIN}: ends: {chain.ends}; no request has brought it along")
+        return chain.seeds[0]
+    seed = chain.follow(request.output_ids, ends)
+    if chain.over:
+        _end(request, None)
+    return seed
+
+
+def next_seeds(batch: Any, *_: Any, **__: Any) -> None:
+    """Before ``ScheduleBatch.prepare_for_decode``: rows whose step has ended have another seed."""
+    seeds = batch.sampling_info.sampling_seed
+    if seeds is None:
+        return
+    for row, request in enumerate(batch.reqs):
+        seed = chain_seed(request)
+        if seed is not None:
+            seeds[row] = seed
+
+
+def _end(request: Any, fault: str | None) -> None:
+    from sglang.srt.managers.schedule_batch import (  # pyright: ignore[reportMissingImports]
+        FINISH_ABORT,
+        FINISH_LENGTH,
+    )
+
+    if request.to_finish is None:
+        drawn = len(request.output_ids) + 1
+        request.to_finish = FINISH_LENGTH(drawn) if fault is None else FINISH_ABORT(fault)

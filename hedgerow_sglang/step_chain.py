@@ -1,0 +1,152 @@
+"""Chains of steps in one request: where a step ends, the next one's seed begins.
+
+A chain that no reward steers needs nobody to look at it between its steps. Its request brings the
+seeds of all steps, and the first item of its list how steps end, by token ids, since SGLang's own
+reading of stop strings is not ours; among the ``custom_params``:
+
+    {"hedgerow_chain": "{\"seeds\": [-17, 4, ...], \"most\": 256, \"ends\": \"1f..\"}",
+     "hedgerow_ends": "{\"name\": \"1f..\", \"moves\": [{\"7\": 1}, {\"7\": -1}]}"}
+
+It ends with the model's end token, after its last step, or after a step that says what the one
+before said. No SGLang, no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hedgerow_sglang.plugin_protocol import NoteError
+
+CHAIN, ENDS = "hedgerow_chain", "hedgerow_ends"
+ENDED = -1
+"""In place of a state: the token ends its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnds:
+    """Which tokens end a step: an automaton over the bytes that may begin a stop string.
+
+    ``moves``: by state, where a token leads; one that is not named leads to state 0, the first.
+    """
+
+    moves: tuple[Mapping[int, int], ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes], stops: Sequence[bytes]) -> StepEnds:
+        """For a vocabulary's bytes by token id, and stop strings, none empty."""
+        begun = sorted({stop[:at] for stop in stops for at in range(len(stop))}, key=len) or [b""]
+        places = {text: place for place, text in enumerate(begun)}
+        letters = frozenset(b"".join(stops))
+        able = [(t, p) for t, p in enumerate(pieces) if not p or letters & frozenset(p)]
+        longest = max(map(len, begun))
+
+        def move(text: bytes) -> int:
+            if any(stop in text for stop in stops):
+                return ENDED
+            tails = (text[len(text) - size :] for size in range(min(longest, len(text)), 0, -1))
+            return next((places[tail] for tail in tails if tail in places), 0)
+
+        moves = [{token: move(text + piece) for token, piece in able} for text in begun]
+        return cls(tuple({t: to for t, to in state.items() if to} for state in moves))
+
+    @property
+    def name(self) -> str:
+        """By what its content is known."""
+        return hashlib.blake2b(self._written().encode(), digest_size=8).hexdigest()
+
+    def param(self) -> dict[str, str]:
+        """For the first request of a list of chains."""
+        written = self._written()
+        return {ENDS: f'{{"name":"{self.name}","moves":{written}}}'}
+
+    def _written(self) -> str:
+        return json.dumps(self.moves, separators=(",", ":"))
+
+
+def parse_ends(text: object) -> tuple[str, StepEnds]:
+    """How steps end, and its name. Raises NoteError."""
+    fields = _object(ENDS, text)
+    moves = fields.get("moves")
+    if not isinstance(moves, list) or not moves or not all(isinstance(m, dict) for m in moves):
+        raise NoteError(f"{ENDS}: moves: a list of objects, one a state, is needed")
+    try:
+        states = tuple({int(token): to for token, to in state.items()} for state in moves)
+    except ValueError:
+        raise NoteError(f"{ENDS}: moves: tokens are whole numbers") from None
+    least, most = ENDED, len(states)
+    if not all(type(to) is int and least <= to < most for state in states for to in state.values()):
+        raise NoteError(f"{ENDS}: moves: lead to states from 0 to {most - 1}, or to {ENDED}")
+    return _name(fields.get("name")), StepEnds(states)
+
+
+@dataclass(slots=True)
+class StepChain:
+    """A chain on its way: the seeds of its steps, and how far it has been followed.
+
+    ``most``: tokens of a step; ``ends``: the name of how steps end.
+    """
+
+    seeds: tuple[int, ...]
+    most: int
+    ends: str
+    over: bool = False
+    """Nothing after what was followed is asked for."""
+    _followed: int = 0
+    _state: int = 0
+    _step: int = 0
+    _own: list[int] = field(default_factory=list)
+    _before: list[int] = field(default_factory=list)
+
+    def param(self) -> dict[str, str]:
+        """For its request's ``custom_params``."""
+        fields = {"seeds": self.seeds, "most": self.most, "ends": self.ends}
+        return {CHAIN: json.dumps(fields, separators=(",", ":"))}
+
+    def follow(self, drawn: Sequence[int], ends: StepEnds) -> int:
+        """The seed of the next token after all that were ``drawn``."""
+        for token in drawn[self._followed :]:
+            self._own.append(token)
+            self._state = ends.moves[self._state].get(token, 0)
+            ended = self._state == ENDED
+            if ended or len(self._own) == self.most:
+                self.over = self.over or (ended and self._own == self._before)
+                self._step, self._state = self._step + 1, 0
+                self._before, self._own = self._own, []
+        self._followed = len(drawn)
+        self.over = self.over or self._step >= len(self.seeds)
+        return self.seeds[min(self._step, len(self.seeds) - 1)]
+
+
+def parse_chain(text: object) -> StepChain:
+    """A request's chain, from its beginning. Raises NoteError."""
+    fields = _object(CHAIN, text)
+    seeds, most = fields.get("seeds"), fields.get("most")
+    if not isinstance(seeds, list) or not seeds or not all(map(_is_seed, seeds)):
+        raise NoteError(f"{CHAIN}: seeds: a list of signed 64-bit numbers is needed")
+    if type(most) is not int or most < 1:
+        raise NoteError(f"{CHAIN}: most: {most!r}; a whole number from 1 on is needed")
+    return StepChain(tuple(seeds), most, _name(fields.get("ends")))
+
+
+def _is_seed(value: object) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _object(name: str, text: object) -> dict[str, Any]:
+    try:
+        fields = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise NoteError(f"{name}: a string of JSON that is an object is needed")
+    return fields
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise NoteError(f"{CHAIN}: ends: {value!r}; the name of how steps end is needed")
+    return value

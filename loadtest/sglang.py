@@ -1,0 +1,241 @@
+"""What a search costs on SGLang servers beside what it needs: requests, notes, and waiting.
+
+Real servers of the bundled models on this machine's CPU. A row is one cell; what a cell does not
+measure is null in it.
+
+- ``wall_vs_raw``: the wall of a ``self_consistency`` search over that of one raw ``/generate`` list
+  with the same prompts, as many tokens a chain, and seeds; ``cpu_vs_raw`` the servers' processor
+  time likewise. Caches are emptied before each; the two take turns and the median pair is told, the
+  least and the most beside it.
+- ``requests_a_round``: the most requests that a round sends to one server; ``requests``: all.
+- ``note_bytes``: of the busiest round's notes to one server; ``note_ms``: what SGLang's
+  tokenizer and scheduler processes take to read them, by this one's.
+- ``held_seconds``: for how long rounds were held back; ``different``: searches whose answer or
+  steps are others than alone, in a pool that fits all.
+
+    python -m loadtest.sglang [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hedgerow_sglang.plugin_protocol import NAME, parse_note, sampling_seed
+from loadtest.on_sglang import (
+    PATIENCE_SECONDS,
+    PYTHON,
+    engine_on,
+    forget,
+    policy_server,
+    reward_server,
+    started,
+    to_its_end,
+)
+from loadtest.report import publish, say
+from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from loadtest.server_cpu import cpu_seconds
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.plugin_notes import PluginNotes
+from runtime.sglang.replica import Replica
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.text import Text
+from search.engine import Hint
+from search.events import Event, Selected
+from search.outcome import Outcome
+from search.spec import SearchSpec
+
+KEYS = (
+    *("policy", "width", "searches", "pool", "lru_again", "plugin_again", "bound_again"),
+    *("held_seconds", "wall_vs_raw", "cpu_vs_raw", "requests_a_round", "requests", "note_bytes"),
+    *("note_ms", "lost", "different"),
+)
+COLUMNS = KEYS
+TASK = "game24"
+POOL_TOKENS = 20_000
+WIDEST = 1024
+
+
+def row(**measured: Any) -> dict[str, Any]:
+    """A row with every key."""
+    return dict.fromkeys(KEYS) | measured
+
+
+@dataclass(slots=True)
+class Sent:
+    """Requests to each server since a search's last round began, and the most of any round."""
+
+    total: int = 0
+    most: int = 0
+    round: Counter[str] = field(default_factory=Counter)
+
+    async def look(self, request: httpx.Request) -> None:
+        """A request is sent; one that brings no work is none of a round's."""
+        if request.method == "POST" and request.url.path in ("/generate", "/classify"):
+            self.total += 1
+            self.round[str(request.url)] += 1
+
+    def listen(self, event: Event) -> None:
+        """A round begins with the nodes that it selects."""
+        if isinstance(event, Selected) and self.round:
+            self.most = max(self.most, *self.round.values())
+            self.round.clear()
+
+
+@contextmanager
+def watched(engine: SglangEngine) -> Iterator[Sent]:
+    """What the engine sends meanwhile."""
+    sent = Sent()
+    replicas = (*engine._policy.replicas, *engine._rewards.replicas)
+    hooks = [replica._client.event_hooks["request"] for replica in replicas]
+    for hook in hooks:
+        hook.append(sent.look)
+    try:
+        yield sent
+    finally:
+        for hook in hooks:
+            hook.remove(sent.look)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Servers that run, and an engine on them."""
+
+    engine: SglangEngine
+    servers: Sequence[LaunchedServer]
+    text: Text = field(default_factory=lambda: Text(SPRIG.policy))
+
+    async def search(self, item: Item, spec: SearchSpec, sent: Sent | None = None) -> Outcome:
+        """One search."""
+        listen = None if sent is None else sent.listen
+        return await grow(self.engine, self.text, item, Method("one", spec), listen=listen)
+
+    async def timed(self, work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+        """The wall and the servers' processor seconds of work from empty caches."""
+        await forget(self.servers)
+        begun, used = time.monotonic(), sum(map(cpu_seconds, self.servers))
+        await work()
+        return time.monotonic() - begun, sum(map(cpu_seconds, self.servers)) - used
+
+
+def raw_list(outcome: Outcome) -> dict[str, Any]:
+    """One list that draws as many tokens for each chain of an outcome, by as many seeds."""
+    tree = outcome.tree
+    chains = [node.id for node in tree.nodes[1:] if not node.children]
+    prompt = list(tree.prompt)
+    drawn = [len(tree.tokens(leaf)) - len(prompt) for leaf in chains]
+    return {
+        "input_ids": [prompt] * len(chains),
+        "sampling_params": [
+            {"max_new_tokens": most, "ignore_eos": True, "sampling_seed": sampling_seed(seed)}
+            for seed, most in enumerate(drawn)
+        ],
+    }
+
+
+async def against_raw(bench: Bench, items: Sequence[Item], width: int) -> dict[str, Any]:
+    """``self_consistency`` against a raw list, a pair an item."""
+    spec = SearchSpec(policy="self_consistency", width=width)
+    policy, walls, cpus = bench.servers[0], [], []
+    async with httpx.AsyncClient(
+        base_url=policy.url, timeout=PATIENCE_SECONDS, trust_env=False
+    ) as client:
+        with watched(bench.engine) as sent:
+            for item in items:
+                body = raw_list(await bench.search(item, spec, sent))
+                raw = await bench.timed(lambda body=body: client.post("/generate", json=body))
+                ours = await bench.timed(lambda item=item: bench.search(item, spec))
+                walls.append(ours[0] / raw[0])
+                cpus.append(ours[1] / max(0.01, raw[1]))
+                say(f"self_consistency: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
+    return row(
+        policy=spec.policy,
+        width=width,
+        searches=len(items),
+        pool=POOL_TOKENS,
+        wall_vs_raw=[statistics.median(walls), min(walls), max(walls)],
+        cpu_vs_raw=[statistics.median(cpus), min(cpus), max(cpus)],
+        requests_a_round=sent.most,
+    )
+
+
+async def requests(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dict[str, Any]:
+    """What a policy's rounds send."""
+    with watched(bench.engine) as sent:
+        for item in items:
+            await bench.search(item, spec, sent)
+    say(f"{spec.policy} {spec.width}: at most {sent.most} requests a server and round")
+    return row(
+        policy=spec.policy,
+        width=spec.width,
+        searches=len(items),
+        pool=POOL_TOKENS,
+        requests_a_round=sent.most,
+        requests=sent.total,
+    )
+
+
+def notes(width: int) -> dict[str, Any]:
+    """What a round of this width tells a server: as many new rewards, and as many dead nodes."""
+    told, server = PluginNotes("key/0123456789abcdef0123456789abcdef"), _plugged()
+    told.take(Hint(active=(0,)))
+    told.on(server, 57, None)
+    drawn = range(1000, 1000 + width)
+    told.take(Hint(dict.fromkeys(drawn, 0.1234), tuple(drawn[::2]), tuple(drawn[1::2])))
+    said = [
+        told.on(server, 57, (1000 + width + n, drawn[n]))["custom_params"][NAME]
+        for n in range(width)
+    ]
+    begun = time.process_time()
+    for note in said:
+        parse_note(note)
+    took = time.process_time() - begun
+    return row(
+        policy="rebase", width=width, note_bytes=sum(map(len, said)), note_ms=2 * 1000 * took
+    )
+
+
+def _plugged() -> Replica:
+    replica = Replica("http://nowhere", connect=1, answer=1, probe=1, stall=30)
+    replica.plugged = True
+    return replica
+
+
+async def measure(python: Path, quick: bool) -> list[dict[str, Any]]:
+    """All cells."""
+    servers = [policy_server(python, "arborkv", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
+    items = items_of(TASK, "dev", 3 if quick else 10, seed=0)
+    async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
+        bench = Bench(engine, servers)
+        return [
+            await against_raw(bench, items, 64),
+            await requests(bench, items, SearchSpec(policy="rebase", width=64)),
+            await requests(bench, items, SearchSpec(policy="ets", width=64)),
+            notes(WIDEST),
+        ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print a table or a JSON document with ``rows``."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.sglang", description=__doc__)
+    parser.add_argument("--python", type=Path, default=PYTHON)
+    parser.add_argument("--quick", action="store_true", help="3 searches a cell, not 10")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(arguments)
+    rows = to_its_end(measure(options.python, options.quick))
+    publish({"rows": rows}, options.json, "SGLang", COLUMNS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
