@@ -38,7 +38,7 @@ from runtime.text import Text
 from search.engine import EngineError
 from search.outcome_rewards import outcome_policies
 from server import machine
-from server.assemble import known_format, server_options, sglang_options, verified_alone
+from server.assemble import known_format, server_options, sglang_options
 from server.gpus import Gpu
 from server.model_download import is_whole, with_models
 from server.model_settings import bundled
@@ -257,8 +257,9 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
             f"{' and '.join(outcome_policies())} (best_of_n where a request names none)"
         )
     if settings.verifier is not None:
-        alone = "are its numbers" if verified_alone(settings) else "are multiplied by its numbers"
-        yield f"verifier {settings.verifier}: rewards {alone}"
+        alone = form.reads == "logprob"
+        how = "are its numbers" if alone else "are multiplied by its numbers"
+        yield f"verifier {settings.verifier}: rewards {how}"
     if not _has_template(settings.policy_model):
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):
