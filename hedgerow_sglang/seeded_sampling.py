@@ -147,6 +147,6 @@ def _seed_of(request: Any) -> int:
         return seed
     seed = request.sampling_params.sampling_seed
     if seed is not None:
-        return seed
+        return seed - (1 << 64) if seed >= 1 << 63 else seed  # routers take it without a sign
     digest = hashlib.blake2b(request.rid.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

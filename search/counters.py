@@ -39,6 +39,10 @@ class Counters:
         "Tokens the policy model prefilled, prompts and evicted prefixes alike."
     )
     cached_tokens: int = counter("Prefix tokens that were found in the KV cache.")
+    expected_tokens: int = counter(
+        "Prefix tokens that the search's server had read for it before.",
+        metric="prefix_expected_tokens",
+    )
     prm_tokens: int = counter("Tokens the reward model read, or a judge read and wrote.")
     model_calls: int = counter("Forward passes, each search's in them counted.")
     flops: float = counter("Multiplications and additions of the forward passes.", zero=0.0)
@@ -110,6 +114,9 @@ class EngineCounters(Counters):
     verifier_failures: int = counter("Of them, those that ended their search with an error.")
     verifier_seconds: float = counter("Time that searches waited for the verifier.", zero=0.0)
     call_errors: int = counter("Calls and hints that the engine failed at, by themselves.")
+    sent_again: int = counter(
+        "Requests sent once more since their server was lost.", metric="requests_sent_again"
+    )
     kv_accounting_errors: int = counter("Failed checks of the engine's KV accounting.")
 
     @classmethod

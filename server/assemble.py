@@ -26,6 +26,7 @@ from runtime.text import Text
 from runtime.verified_engine import VerifiedEngine, start_verifier
 from runtime.verifiers.verifier import Verifier, VerifierOptions
 from search.engine import Engine
+from server.gpus import Gpu, local_gpu
 from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
@@ -52,7 +53,7 @@ OWN = [
 
 
 Restartable = EmbeddedEngine | LaunchedServers
-"""What can be started again."""
+"""What can be started again, as one or each server by itself."""
 
 
 @dataclass(frozen=True)
@@ -231,19 +232,25 @@ def sglang_options(
         encoder=settings.encoder,
         endpoint=endpoint_options(settings),
         version=own_version(),
+        connect_seconds=settings.connect_seconds,
+        answer_seconds=settings.answer_seconds,
+        probe_seconds=settings.probe_seconds,
         start_seconds=settings.start_seconds,
         stall_seconds=settings.stall_seconds,
+        routing=settings.routing,
+        recovery_seconds=settings.recovery_seconds,
     )
 
 
-def server_options(settings: Settings) -> list[LaunchOptions]:
-    """The policy's server, and the reward model's where the format reads one.
+def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOptions]:
+    """The policy's server, and the reward model's where the format reads one; for ``gpu``, or the
+    first one here.
 
     Raises SettingsError or ValueError naming what is wrong.
     """
     form, device = reward_format(_format(settings)), _device(settings)
     prm = settings.reward_model if form.needs_model else None
-    shares = launch_shares(settings, device, prm)
+    shares = launch_shares(settings, device, prm, gpu or local_gpu())
     plain = LaunchOptions(
         model=settings.policy_model,
         python=settings.launch_python,

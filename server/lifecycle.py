@@ -10,7 +10,9 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Literal
 import uvicorn
 from prometheus_client import Counter
 
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.sglang.launched_server import LaunchedServer, LaunchedServers
 from search.engine import EngineDown, EngineError
 from server.api_errors import request_id
 from server.api_keys import ApiKeys
@@ -42,6 +46,8 @@ log = logging.getLogger("hedgerow")
 KEEP_ALIVE_SECONDS = 75
 """For idle connections. OpenAI's client drops them after 5 s, as uvicorn would by default: whoever
 sends on one just then loses its request."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two restarts of an engine that does not start."""
 CLOSE_SECONDS = 2
 """For connections to close once their answers are sent."""
 
@@ -95,12 +101,11 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         for own, parts in zip(further, others, strict=True):
             add_model(service, own, parts.engine, parts.text)
         restarts = service.metrics.engine_restarts
+        watch = EngineWatch(settings.watchdog_seconds, settings.restart_attempts, restarts)
         watchdogs = [
-            asyncio.create_task(
-                watch_engine(parts.restartable, settings.watchdog_seconds, restarts, own.model)
-            )
+            asyncio.create_task(watch.over(one, own.model))
             for own, parts in zip((settings, *further), (first, *others), strict=True)
-            if parts.restartable is not None
+            for one in restarted_alone(parts.restartable)
         ]
 
         async def end() -> None:
@@ -179,24 +184,45 @@ class GracefulServer(uvicorn.Server):
         return max(len(self.server_state.tasks), self._service.admission.open)
 
 
-async def watch_engine(engine: Restartable, seconds: float, restarts: Counter, model: str) -> None:
-    """Look after ``model``'s engine every so many seconds, until cancelled; a failed restart is
-    repeated.
+def restarted_alone(engine: Restartable | None) -> Sequence[EmbeddedEngine | LaunchedServer]:
+    """What is started again by itself when it ends."""
+    if isinstance(engine, LaunchedServers):
+        return engine.servers
+    return [] if engine is None else [engine]
 
-    Searches under way have failed with EngineDown by then; clients were told when to come back.
+
+@dataclass(frozen=True, slots=True)
+class EngineWatch:
+    """Looks after an engine, or one of its servers, every so many ``seconds``.
+
+    It is started again when it ends: ``attempts`` times in a row at most where that fails, each
+    after twice the pause of the one before, up to LONGEST_PAUSE.
     """
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await engine.health()
-        except EngineDown as down:
-            log.error("%s: %s: restarting the engine", model, down)
-            restarts.labels(model).inc()
+
+    seconds: float
+    attempts: int
+    restarts: Counter
+
+    async def over(self, engine: EmbeddedEngine | LaunchedServer, model: str) -> None:
+        """Until cancelled, or given up. On SGLang searches under way wait meanwhile; those of the
+        embedded engine have failed with EngineDown, and clients were told when to come back."""
+        failed = 0
+        while failed < self.attempts:
+            await asyncio.sleep(min(LONGEST_PAUSE, self.seconds * 2**failed))
             try:
-                await engine.restart()
-                log.info("%s: the engine is back", model)
-            except (EngineError, ValueError, OSError) as error:
-                log.error("%s: the engine does not start: %s", model, error)
+                await engine.health()
+            except EngineDown as down:
+                log.error("%s: %s: restarting the engine", model, down)
+                self.restarts.labels(model).inc()
+                try:
+                    await engine.restart()
+                except (EngineError, ValueError, OSError) as error:
+                    failed += 1
+                    log.error("%s: the engine does not start: %s", model, error)
+                else:
+                    failed = 0
+                    log.info("%s: the engine is back", model)
+        log.critical("%s: given up after %d restarts that failed", model, failed)
 
 
 LOG_TEXT = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"

@@ -25,6 +25,7 @@ from server.model_settings import (
 EMBEDDED = "--engine embedded"
 LAUNCHED = "--engine sglang --launch"
 RUNNING = "--engine sglang with --policy-url"
+ON_SGLANG = (RUNNING, LAUNCHED)
 EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING)
 """To run an engine."""
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.\w+)*:[^\W\d]\w*(?:\.\w+)*")

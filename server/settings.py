@@ -27,11 +27,13 @@ from runtime.embedded.choices import (
     KvSplitMode,
     ScheduleOrder,
 )
+from runtime.sglang.routing import PATTERN
 from search.spec import AnswerRule
 from server.model_settings import AUTO
 from server.setting_types import (
     EMBEDDED,
     LAUNCHED,
+    ON_SGLANG,
     RUNNING,
     DraftCheckpoint,
     DraftWidths,
@@ -132,8 +134,17 @@ class ModelSettings(_Settings):
         on=(RUNNING,),
         flag="--reward-url",
     )
+    routing: str = setting(
+        "none", "what routers at the URLs are told", on=(RUNNING,), off="none", pattern=PATTERN
+    )
     start_seconds: float = setting(
-        600.0, "for SGLang servers to be there at start", on=(RUNNING, LAUNCHED), gt=0
+        600.0, "for SGLang servers to be there at start", on=ON_SGLANG, gt=0
+    )
+    connect_seconds: float = setting(10.0, "to reach a SGLang server", on=ON_SGLANG, gt=0)
+    answer_seconds: float = setting(600.0, "for its answer to one request", on=ON_SGLANG, gt=0)
+    probe_seconds: float = setting(20.0, "for its sign of life", on=ON_SGLANG, gt=0)
+    recovery_seconds: float = setting(
+        600.0, "that a search waits for a lost one to be back", on=ON_SGLANG, ge=0
     )
     launch: bool = setting(
         False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
@@ -248,6 +259,7 @@ class HttpSettings(_Settings):
     ready_seconds: float = setting(2.0, "most time for the engine's answer", gt=0)
     stall_seconds: float = setting(30.0, "without a sign of life: the engine stands still", gt=0)
     watchdog_seconds: float = setting(1.0, "between looks at the engine", gt=0)
+    restart_attempts: int = setting(20, "most in a row that fail, ever longer apart", ge=1)
     retry_after_seconds: int = setting(5, "what a refused client is told", ge=1, le=60)
     retry_seconds: float = setting(
         10.0, "what fails later is not to be retried by the client itself", gt=0

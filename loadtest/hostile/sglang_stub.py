@@ -1,4 +1,7 @@
-"""SGLang as the server sees it, drawing by hash: as quick as the wire, the same after any fault."""
+"""SGLang as the server sees it, drawing by hash: as quick as the wire, the same after any fault.
+
+It can be killed, stand still, and answer with faults of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Self
+
+from runtime.text import Text
 
 INFO = {
     "internal_states": [{"effective_max_running_requests_per_dp": 64}],
@@ -19,6 +24,7 @@ ENDS = 0.02
 """How likely a token is the last one of all."""
 DELIMITS = 0.1
 """How likely a token ends a step."""
+WORDS = "0123456789 +-*/()="
 
 
 class Stub:
@@ -30,8 +36,19 @@ class Stub:
         self._words = words
         self._end = end
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+    @classmethod
+    def of(cls, text: Text) -> Self:
+        """It draws digits and signs."""
+        words = [text.encode(word)[0] for word in WORDS]
+        return cls(text.pieces, words, min(text.eos))
+
+    async def answer(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        meddle: Callable[[str], Awaitable[int]] | None = None,
+    ) -> None:
+        """One connection; ``meddle`` is told each request's path and gives its answer's status."""
         try:
             while head := await reader.readline():
                 path, size = head.split()[1].decode(), 0
@@ -39,22 +56,34 @@ class Stub:
                     name, _, value = line.decode().lower().partition(":")
                     size = int(value) if name == "content-length" else size
                 body = await reader.readexactly(size)
-                said = json.dumps(self._said(path, body)).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
-                await writer.drain()
+                status = 200 if meddle is None else await meddle(path)
+                pieces = self._said(path, body) if status == 200 else []
+                size = sum(map(len, pieces))
+                writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, size))
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # whoever asked has gone
         finally:
             writer.close()
 
-    def _said(self, path: str, body: bytes) -> dict[str, Any]:
+    def _said(self, path: str, body: bytes) -> list[bytes]:
+        """The answer's pieces: of a list that is streamed, one for each item."""
         match path:
             case "/generate":
-                return self._generated(json.loads(body))
+                asked = json.loads(body)
+                if not asked.get("stream"):
+                    return [json.dumps(self._generated(asked)).encode()]
+                answers = [
+                    self._generated(one) | {"index": at} for at, one in enumerate(items(asked))
+                ]
+                events = [*map(json.dumps, answers), "[DONE]"]
+                return [f"data: {event}\n\n".encode() for event in events]
             case "/server_info":
-                return INFO
+                return [json.dumps(INFO).encode()]
             case _:
-                return {}
+                return [b"{}"]
 
     def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
         ids, wanted = list(asked["input_ids"]), asked["sampling_params"]
@@ -62,7 +91,7 @@ class Stub:
         delimiters = [self._pieces.index(stop.encode()) for stop in wanted.get("stop", ())]
         stops = {self._end, *delimiters}
         while len(drawn) < wanted["max_new_tokens"] and not stops & set(drawn[-1:]):
-            roll = share([wanted["sampling_seed"], *ids, *drawn])
+            roll = share([wanted.get("sampling_seed", 0), *ids, *drawn])
             drawn.append(self._token(roll, delimiters))
         logprob = math.log(0.5)
         meta: dict[str, Any] = {
@@ -89,6 +118,72 @@ class Stub:
         if delimiters and roll < ENDS + DELIMITS:
             return delimiters[0]
         return self._words[int(roll * 1e6) % len(self._words)]
+
+
+def items(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The items of a list, each as a request of its own."""
+    lists = {name: value for name, value in asked.items() if isinstance(value, list)}
+    several = [
+        dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)
+    ]
+    return [asked | one for one in several]
+
+
+class MortalStub:
+    """A stub on one port for all of its lives. ``still``: it is reached and says nothing;
+    ``faults``: how many requests for work get status 500, the next ones first."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.still = False
+        self.faults = 0
+        self.asked = 0
+        """Requests for work so far."""
+        self.port = 0
+        self._stub = stub
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def kill(self) -> None:
+        """End with all connections, whatever is under way."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._connection(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._stub.answer(reader, writer, self._meddle)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
+
+    async def _meddle(self, path: str) -> int:
+        """The status of an answer, once there is to be one."""
+        work = path == "/generate"
+        self.asked += work
+        while self.still:
+            await asyncio.sleep(0.01)
+        if not work or not self.faults:
+            return 200
+        self.faults -= 1
+        return 500
 
 
 def share(ids: Sequence[int]) -> float:

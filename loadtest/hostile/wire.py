@@ -27,7 +27,6 @@ STALL_SECONDS = 2.0
 SILENCE = 4.0
 """Longer than a server waits that counts one as lost which stands still."""
 KV_TOKENS = 20_000
-WORDS = "0123456789 +-*/()="
 
 
 async def _faulty(
@@ -64,9 +63,7 @@ async def _faulty(
 @asynccontextmanager
 async def _stubs() -> AsyncIterator[tuple[list[int], list[int]]]:
     """Ports of stubs of the policy's servers and of the reward model's."""
-    text = Text(SPRIG_FOLDER / "policy")
-    words = [text.encode(word)[0] for word in WORDS]
-    stub = Stub(text.pieces, words, min(text.eos))
+    stub = Stub.of(Text(SPRIG_FOLDER / "policy"))
     async with AsyncExitStack() as stack:
         made = [listening(stub.answer) for _ in range(REPLICAS + 1)]
         ports = [await stack.enter_async_context(each) for each in made]

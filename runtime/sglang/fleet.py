@@ -7,14 +7,16 @@ import hashlib
 import logging
 import math
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.sglang.expected_server import WrongServer
 from runtime.sglang.replica import Replica
+from runtime.sglang.routing import Routing
 from runtime.sglang.server_errors import NotSglang, ReplicaLost
 from runtime.sglang.waiting import report_while
 from search.engine import EngineDown
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two attempts to reach a server that is not there yet."""
+MOST_FAULTS = 5
+"""How often servers that work otherwise may answer one request with a fault of their own."""
 SLACK = 1.25
 """A server takes at most so many times its share of the searches."""
 _LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
@@ -38,10 +42,20 @@ class Fleet:
     loads, Mirrokni and others 2018).
     """
 
-    def __init__(self, what: str, replicas: Sequence[Replica]) -> None:
-        """``what`` the servers are for, in words."""
+    def __init__(
+        self,
+        what: str,
+        replicas: Sequence[Replica],
+        recovery: float = 0.0,
+        routing: Routing | None = None,
+    ) -> None:
+        """``what`` the servers are for, in words; ``recovery``: most seconds that a search waits
+        for one where all are lost; ``routing``: what routers before them are told."""
         self.what = what
         self.replicas = tuple(replicas)
+        self.waiting = 0
+        self._recovery = recovery
+        self.routing = routing or Routing()
         self.moves = 0
         self.sent_again = 0
         self._places: dict[str, Replica] = {}
@@ -77,24 +91,55 @@ class Fleet:
         return sum(replica.kv_tokens for replica in self.replicas)
 
     async def ask(
-        self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Awaitable[T]]
+        self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Coroutine[Any, Any, T]]
     ) -> T:
-        """What ``work`` gets from the search's server; from another one if that one is lost.
+        """What ``work`` gets from the search's server; if that one is lost, from another one, or
+        from the same when it is back.
 
-        Nothing of a lost server's answer was seen, so ``work`` begins anew.
+        What was seen of a lost server's answer is the caller's; ``work`` asks for the rest. Raises
+        EngineDown when none is back in time, or for a request that is answered by faults alone.
         """
-        for _ in self.replicas[1:]:
+        faults = 0
+        while True:
+            replica = await self.reach(tree, prompt)
             try:
-                return await work(self.place(tree, prompt))
-            except ReplicaLost:
+                with self.routing.of(tree):
+                    return await replica.while_up(work(replica))
+            except ReplicaLost as lost:
+                faults += lost.answered
+                if faults > MOST_FAULTS:
+                    raise
                 self.sent_again += 1
-        return await work(self.place(tree, prompt))
+
+    async def reach(self, tree: str, prompt: Sequence[int]) -> Replica:
+        """As ``place``; where no server is up, the first that is. Raises EngineDown if none comes
+        in time."""
+        until = time.monotonic() + self._recovery
+        while True:
+            try:
+                return self.place(tree, prompt)
+            except EngineDown:
+                if (left := until - time.monotonic()) <= 0:
+                    raise
+            await self._any_up(left)
+
+    async def _any_up(self, seconds: float) -> None:
+        """Until a server is up, at most so long."""
+        self.waiting += 1
+        waits = [asyncio.ensure_future(replica.until_up()) for replica in self.replicas]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.waiting -= 1
+            for wait in waits:
+                wait.cancel()
 
     async def release(self, tree: str) -> None:
         """The search is over; a server with our plug-in is told so, and lets go of its KV."""
         at = self._places.pop(tree, None)
         if at is not None and at.plugged and at.up:
-            await at.tell(_farewell(tree))
+            with self.routing.of(tree):
+                await at.tell(_farewell(tree))
 
     async def check(self) -> None:
         """Look at every server that is thought to be up. Raises EngineDown if none is."""

@@ -32,8 +32,12 @@ async def generate_list(
 
     ``take`` gets each one's place and its answer, in the order in which they are done; each body
     has an id. Items that a full server refuses are sent again after ``waits``. Raises as
-    ``Replica.generate`` does, for the first item that fails; the others are given up then.
+    ``Replica.generate`` does, for the first item that fails; the others are given up then. A router
+    takes no lists with parameters for each item: it gets one request for each.
     """
+    if replica.routed:
+        await _one_by_one(replica, bodies, take)
+        return
     by_priority: dict[int, dict[int, Json]] = {}
     for place, body in enumerate(bodies):
         by_priority.setdefault(body.get("priority", 0), {})[place] = body
@@ -42,6 +46,18 @@ async def generate_list(
         await lists[0].to_the_end(waits)
         return
     tasks = [asyncio.ensure_future(items.to_the_end(waits)) for items in lists]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _one_by_one(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
+    async def one(place: int, body: Json) -> None:
+        take(place, await replica.generate(body))
+
+    tasks = [asyncio.ensure_future(one(place, body)) for place, body in enumerate(bodies)]
     try:
         await asyncio.gather(*tasks)
     finally:

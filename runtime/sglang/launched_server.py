@@ -22,6 +22,7 @@ from runtime.checkpoint import architecture
 from runtime.sglang.request_priority import PRIORITY_UNITS
 from runtime.sglang.server_output import ServerOutput
 from runtime.sglang.waiting import report_while
+from runtime.supervised_process import SupervisedProcess
 from search.engine import EngineDown
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 """Whoever reaches SGLang's port may flush its cache and stop its searches: nobody else does."""
 STUBS = Path(__file__).parent / "cpu" / "stubs"
-STOP_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 SETTING = "HEDGEROW_"
 """How the names of our settings begin; the plug-in reads none of them."""
@@ -150,7 +150,10 @@ class LaunchedServer:
 
     options: LaunchOptions
     port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    process: SupervisedProcess | None = None
+    start_seconds: float = 600.0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One of those on a GPU starts at a time, since each measures the memory that is left."""
     _output: ServerOutput | None = None
 
     @property
@@ -159,15 +162,13 @@ class LaunchedServer:
         return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Run it, in a process group of its own. Raises OSError if that cannot be done."""
+        """Run it: it does not outlive us. Raises OSError if that cannot be done."""
         options = self.options
-        self.process = subprocess.Popen(
+        self.process = SupervisedProcess(
             options.command(self.port),
             env=options.environment(),
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         self._output = ServerOutput(self.process, options.log)
 
@@ -178,14 +179,30 @@ class LaunchedServer:
 
     def stop(self) -> None:
         """End it and what it has started, by force if need be. Waits."""
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+
+    async def health(self) -> None:
+        """Raise EngineDown if no process of it runs."""
         if self.process is None:
-            return
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
-        self.process = None
+            raise EngineDown(f"the SGLang server of {self.options.model} has not started")
+        if self.ended is not None:
+            raise EngineDown(self.end())
+
+    async def restart(self) -> None:
+        """Start it again, and wait until it answers. Raises OSError, or EngineDown for one that
+        does not answer; none is left running then."""
+        try:
+            async with self.turn:
+                await asyncio.to_thread(self.stop)
+                self.start()
+                if self.options.device != "cpu":
+                    await self.ready(self.start_seconds)
+            await self.ready(self.start_seconds)
+        except EngineDown:
+            await asyncio.to_thread(self.stop)
+            raise
 
     async def ready(self, seconds: float) -> None:
         """Wait until it answers, and say so meanwhile. Raises EngineDown if it ends, or does not
@@ -227,43 +244,30 @@ class LaunchedServer:
 
 
 class LaunchedServers:
-    """Servers that are started together and started again when they end."""
+    """Servers that are started together, and again each by itself."""
 
     def __init__(self, options: Sequence[LaunchOptions], start_seconds: float = 600.0) -> None:
-        self.servers = [LaunchedServer(one) for one in options]
-        self._start_seconds = start_seconds
+        turn = asyncio.Lock()
+        self.servers = [
+            LaunchedServer(one, start_seconds=start_seconds, turn=turn) for one in options
+        ]
 
     async def start(self) -> None:
-        """Run all; on a GPU one after the other, since each measures the memory that is left.
+        """Run all, and wait until they answer.
 
         Raises EngineDown or OSError for one that does not start; none is left running then.
         """
         try:
-            await self._start(self.servers)
+            async with asyncio.TaskGroup() as starts:
+                for server in self.servers:
+                    starts.create_task(server.restart())
+        except BaseExceptionGroup as several:
+            await self.close()
+            raise several.exceptions[0] from None
         except BaseException:
             await self.close()
             raise
 
-    async def health(self) -> None:
-        """Raise EngineDown if a process has ended."""
-        for server in self.servers:
-            if server.ended is not None:
-                raise EngineDown(server.end())
-
-    async def restart(self) -> None:
-        """Start those that have ended. Raises EngineDown if one does not come up."""
-        ended = [server for server in self.servers if server.ended is not None]
-        for server in ended:
-            await asyncio.to_thread(server.stop)
-        await self._start(ended)
-
     async def close(self) -> None:
         """End all."""
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers))
-
-    async def _start(self, servers: Sequence[LaunchedServer]) -> None:
-        for server in servers:
-            server.start()
-            if server.options.device != "cpu":
-                await server.ready(self._start_seconds)
-        await asyncio.gather(*(server.ready(self._start_seconds) for server in servers))

@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +26,9 @@ from runtime.sglang.expected_server import (
     WrongServer,
     changes,
 )
+from runtime.sglang.liveness import Liveness
 from runtime.sglang.request_priority import EARLY_PRIORITY
+from runtime.sglang.routing import unsigned
 from runtime.sglang.server_errors import (
     CUT_OFF,
     FULL,
@@ -36,7 +44,6 @@ from search.engine import EngineDown, EngineError
 log = logging.getLogger(__name__)
 
 FULL_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
 LOOK = 1.0
@@ -48,16 +55,11 @@ it may not have noticed yet that the first one's connection is gone."""
 Json = Mapping[str, Any]
 
 
-class Replica:
-    """A server and its circuit breaker.
+class Replica(Liveness):
+    """A server.
 
     ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed; ``ranks``:
     without the plug-in, what came with a lower priority is evicted first.
-
-    The breaker opens with the first request that the server leaves without an answer, and closes
-    when the server has generated a token again, which is tried now and then. One that is busy, as
-    with a long prefill, may leave a look without an answer: it is lost once nothing has come from
-    it for the whole of ``stall`` although it was asked.
     """
 
     def __init__(
@@ -69,18 +71,20 @@ class Replica:
         probe: float,
         stall: float,
         expected: ExpectedServer | None = None,
+        trial: tuple[str, Json] | None = None,
+        routed: bool = False,
     ) -> None:
         """Seconds to connect, for an answer, for a sign of life, and until it stands still.
 
-        ``expected``: what it is compared with before it gets work. Connects to nothing yet.
+        ``expected``: what it is compared with before it gets work; ``trial``: a path and a body
+        that it must be able to answer when it is back; ``routed``: a router answers for servers
+        like that. Connects to nothing yet.
         """
-        self.url = url.rstrip("/")
-        self.up = True
+        super().__init__(url.rstrip("/"), stall)
         self.expected = expected
         self.wrong = ""
         """Why it gets no work although it answers."""
         self.details: Json = {}
-        self.failures = 0
         self.plugged = False
         self.seeds = False
         self.ranks = self.chains = False
@@ -90,16 +94,19 @@ class Replica:
         self.kv_tokens = 0
         self.under_way = 0
         self._probe = probe
-        self._stall = stall
-        self._asked_at: float | None = None
+        self._trial = trial
+        self.routed = routed
+        self._look: asyncio.Task[None] | None = None
         self._client = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(answer, connect=connect, pool=None),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
             trust_env=False,
-            event_hooks={"request": [self._asked], "response": [self._heard]},
+            event_hooks={
+                "request": [self.on_request],
+                "response": [self.on_answer],
+            },
         )
-        self._revival: asyncio.Task[None] | None = None
         self._sent_again: set[str] = set()
 
     def learn(self, info: Json) -> None:
@@ -107,6 +114,7 @@ class Replica:
         self.details = info
         counts = plugin_counts(info) or {}
         self.plugged, self.seeds, self.chains = (bool(counts.get(name)) for name in ABLE)
+        self.chains &= not self.routed  # each of its servers would have to be told where steps end
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (
             info.get("schedule_low_priority_values_first")
@@ -123,7 +131,7 @@ class Replica:
         ``early``: nobody asked for it yet: all else goes before it, it may be stopped, and a server
         that is full need not draw it.
         """
-        (body,) = self.schedule([body])
+        (body,) = self.schedule([unsigned(body) if self.routed else body])
         if early and self.schedules:
             body = {**body, "priority": EARLY_PRIORITY}
         self.under_way += not early
@@ -214,6 +222,8 @@ class Replica:
         Raises EngineDown, NotSglang where that is not what it answers with.
         """
         response = await self._get("/server_info")
+        if self.routed and response.status_code == NOT_FOUND:
+            response = await self._get("/get_server_info")
         if response.is_server_error:
             raise self.lose(f"status {response.status_code}")
         if response.status_code in KEY_NEEDED:
@@ -260,38 +270,33 @@ class Replica:
         return None if response.status_code == NOT_FOUND else response.text
 
     async def check(self) -> None:
-        """Look whether the server is there; ``up`` says what was found."""
+        """Look whether the server is there; ``up`` says what was found.
+
+        SGLang takes a second for an answer, and more while it is busy: who asks waits for one, and
+        the look goes on.
+        """
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._look_once())
+        await asyncio.wait({self._look}, timeout=LOOK)
+        if self.stands_still:
+            self.lose(httpx.ReadTimeout("silent"))
+
+    async def _look_once(self) -> None:
         try:
-            response = await self._request("GET", "/health", timeout=min(LOOK, self._probe))
-            response.raise_for_status()
-        except httpx.ReadTimeout as error:
-            if self.silent_seconds() >= self._stall:
-                self.lose(error)
+            response = await self._request("GET", "/health", timeout=self._probe)
+            if response.is_error:
+                self.lose(f"status {response.status_code} of /health")
+        except httpx.ReadTimeout:
+            pass  # silent so far
         except httpx.HTTPError as error:
             self.lose(error)
 
-    def silent_seconds(self) -> float:
-        """How long nothing has come from the server although it was asked."""
-        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
-
-    async def _asked(self, request: httpx.Request) -> None:
-        del request
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-
-    async def _heard(self, response: httpx.Response) -> None:
-        del response
-        self.heard()
-
-    def heard(self) -> None:
-        """Something has come from the server."""
-        self._asked_at = None
-
     async def close(self) -> None:
         """Close all connections."""
-        if self._revival is not None:
-            self._revival.cancel()
-            await asyncio.wait({self._revival})
+        await self.end_revival()
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.wait({self._look})
         await self._client.aclose()
 
     async def _get(self, path: str) -> httpx.Response:
@@ -361,29 +366,21 @@ class Replica:
             raise self.lose(f"status {response.status_code}, no answer") from None
 
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
-        """Open the breaker."""
-        said = reason if isinstance(reason, str) else reason_of(reason)
+        """As any; what was sent again is not known there any more."""
         if self.up:
-            log.error("%s does not answer (%s)", self.url, said)
-            self.up = False
-            self.failures += 1
             self._sent_again.clear()
-            self._asked_at = None
-            if not self._client.is_closed:
-                self._revival = asyncio.create_task(self._revive())
-        return ReplicaLost(f"{self.url} does not answer ({said})")
+        return super().lose(reason)
 
-    async def _revive(self) -> None:
-        """Close the breaker when the server generates again, and is the one it was."""
-        waits = list(REVIVAL_WAITS)
-        while not self.up:
-            await asyncio.sleep(waits.pop(0) if len(waits) > 1 else waits[0])
-            try:
-                response = await self._client.get("/health_generate", timeout=self._probe)
-                self.up = response.is_success and await self._fits()
-            except httpx.HTTPError:
-                continue
-        log.info("%s answers again", self.url)
+    async def works(self) -> bool:
+        """Whether it generates, is the one it was, and can do what it is for. Raises HTTPError."""
+        response = await self._client.get("/health_generate", timeout=self._probe)
+        if not response.is_success or not await self._fits():
+            return False
+        if self._trial is None:
+            return True
+        path, body = self._trial
+        tried = await self._client.post(path, json=body, timeout=self._probe)
+        return not tried.is_server_error and tried.status_code not in FULL
 
     async def _fits(self) -> bool:
         """Whether what answers again may have work; why not is said once."""

@@ -43,6 +43,7 @@ class RequestCosts:
         fresh = tokens - cached
         again = max(0, fresh - 1) if known else 0
         self.counters.cached_tokens += cached
+        self.counters.expected_tokens += max(0, tokens - 1) if known else 0
         self.counters.prefilled_tokens += again if known else fresh
         self.counters.rehydrated_tokens += again
         self.counters.rehydrations += again > 0
@@ -104,7 +105,7 @@ class SearchSession:
     openings: set[Path] = field(default_factory=set)
     scored: dict[tuple[Path, ...], int] = field(default_factory=dict)
     following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
-    _server: Replica | None = None
+    _server: tuple[Replica, int] | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
@@ -128,11 +129,13 @@ class SearchSession:
         return {"rid": rid} | ({"extra_key": self.namespace} if self.namespace else {})
 
     def on(self, server: Replica) -> None:
-        """The next request goes there; another server than the last has read nothing yet."""
-        if server is not self._server:
+        """The next request goes there; another server than the last has read nothing yet, nor has
+        one that was lost since."""
+        life = server, server.failures
+        if life != self._server:
             self.read.clear()
             self.fresh.clear()
-        self._server = server
+        self._server = life
 
     def count_prefix(self, prefix: Path, answer: Json) -> None:
         """What a policy's request has cost that read a prefix."""

@@ -16,7 +16,14 @@ MESSAGE_LETTERS = 200
 
 
 class ReplicaLost(EngineDown):
-    """A server does not answer any more; another one may."""
+    """A server does not answer any more, or is at fault; another one may answer.
+
+    ``answered``: it gave an answer, which says that it is at fault.
+    """
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class NotSglang(EngineDown):

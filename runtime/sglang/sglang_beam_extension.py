@@ -176,7 +176,8 @@ class SglangBeamExtension:
         request = StepRequest(branch, parent.sampling, parent.stops, parent.eos)
         early = ExtensionTask(request, replica)
         beams.begun[branch.parent, child] = early
-        early.task = asyncio.create_task(self._sample(search, early))
+        with self._fleet.routing.of(search.tree):
+            early.task = asyncio.create_task(self._sample(search, early))
         early.task.add_done_callback(lambda _: self._start_next())
 
     async def _sample(self, search: SearchSession, early: ExtensionTask) -> None:
@@ -188,7 +189,8 @@ class SglangBeamExtension:
                 note = search.notes.about(replica, len(search.prompt), None)
                 with search.request(replica) as early.rid:
                     body = request.body(self._top, note) | search.common(early.rid)
-                    before, answer = request.path, await replica.generate(body, early=True)
+                    before = request.path
+                    answer = await replica.while_up(replica.generate(body, early=True))
                 if not answer["meta_info"].get("output_token_logprobs"):
                     return
                 request.take(answer)

@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
@@ -21,7 +22,8 @@ from runtime.reward_reader import overhead_of
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
-from runtime.sglang.replica import Replica
+from runtime.sglang.replica import Json, Replica
+from runtime.sglang.routing import Routing
 from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
@@ -43,6 +45,10 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
+FAREWELL_SECONDS = 0.1
+"""For servers to hear that a search is over, which may come later."""
+DRAWS = ("/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
+"""What a policy's server must be able to answer."""
 
 
 class SglangEngine:
@@ -55,6 +61,7 @@ class SglangEngine:
     def __init__(self, options: SglangOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
         self._options = options
+        self._routing = Routing(options.routing)
         self._form = reward_format(options.reward_format)
         self._text = Text(options.policy)
         self._flops = known_flops(self._text.checkpoint)
@@ -62,9 +69,10 @@ class SglangEngine:
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
         policy = ExpectedServer("policy", self._text)
-        self._policy = Fleet("policy", self._replicas(options.policy_urls, policy))
+        self._policy = self._fleet("policy", options.policy_urls, policy, DRAWS)
         reward = ExpectedServer("reward", prm, self._form) if prm else None
-        self._rewards = Fleet("reward", self._replicas(options.reward_urls, reward))
+        scores = self._reward_request.trial() if self._reward_request else DRAWS
+        self._rewards = self._fleet("reward", options.reward_urls, reward, scores)
         self._searches: dict[str, SearchSession] = {}
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
@@ -146,10 +154,7 @@ class SglangEngine:
         if search is None:
             return Counters()
         self._sampler.gates.leave(tree)
-        task = asyncio.create_task(self._end_session(tree, search))
-        self._ending.add(task)
-        task.add_done_callback(self._session_ended)
-        await asyncio.shield(task)  # goes on where nobody waits for a server that stands still
+        await asyncio.shield(self._going_on(self._end_session(tree, search)))
         return search.costs.counters
 
     async def abort(self, tree: str) -> None:
@@ -186,6 +191,7 @@ class SglangEngine:
             evicted_tokens=policy.evicted,
             prm_evicted_tokens=reward.evicted,
             kv_policy_seconds=policy.evicting,
+            sent_again=self.sent_again,
         )
         if policy.prompt > 0:
             totals.decoded_tokens = policy.generated
@@ -216,15 +222,26 @@ class SglangEngine:
             await self._endpoint.close()
 
     async def _end_session(self, tree: str, search: SearchSession) -> None:
-        """Stop what is under way for a tree, and have its servers let go of it."""
+        """Stop what is under way for a tree; its servers are to let go of it."""
         try:
-            await search.stop()
-            await self._sampler.extension.end(search)
+            with self._routing.of(tree):
+                await search.stop()
+                await self._sampler.extension.end(search)
         finally:
             self._past += search.costs.counters
-            await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
+            self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
+            farewells = [self._policy.release(tree), self._rewards.release(tree)]
+            heard = [self._going_on(farewell) for farewell in farewells]
+            await asyncio.wait(heard, timeout=FAREWELL_SECONDS)
 
-    def _session_ended(self, task: asyncio.Task[None]) -> None:
+    def _going_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """It comes to its end though nobody waits for it."""
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._went_on)
+        return task
+
+    def _went_on(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a tree was not let go of: %s", error, exc_info=error)
@@ -248,10 +265,16 @@ class SglangEngine:
             )
         return self._searches[tree]
 
-    def _replicas(self, urls: Sequence[str], expected: ExpectedServer | None) -> list[Replica]:
+    def _fleet(
+        self,
+        what: str,
+        urls: Sequence[str],
+        expected: ExpectedServer | None,
+        trial: tuple[str, Json],
+    ) -> Fleet:
         """The servers of a kind; none where none is needed."""
         options = self._options
-        return [
+        replicas = [
             Replica(
                 url,
                 connect=options.connect_seconds,
@@ -259,10 +282,13 @@ class SglangEngine:
                 probe=options.probe_seconds,
                 stall=options.stall_seconds,
                 expected=expected,
+                trial=trial,
+                routed=self._routing.header is not None,
             )
             for url in urls
             if expected is not None
         ]
+        return Fleet(what, replicas, options.recovery_seconds, self._routing)
 
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""

@@ -23,7 +23,9 @@ class SglangOptions:
     ``top``: of a step's last token so many likeliest log-probabilities are read, for its entropy.
     Seconds: ``connect_seconds`` to reach a server, ``answer_seconds`` for one request,
     ``probe_seconds`` for a sign of life, ``start_seconds`` for the servers to be there at start,
-    ``stall_seconds`` without a byte after which one that owes an answer is taken for lost.
+    ``stall_seconds`` without a byte after which one that owes an answer is taken for lost,
+    ``recovery_seconds`` that a search waits for a lost one where there is no other.
+    ``routing``: what routers at the URLs are told of trees, see ``routing.Routing``.
     ``embedder``: what embeds steps: letters alone, the checkpoint ``encoder``, or the server
     ``endpoint``; SGLang gives no hidden states away. ``speculate``: what rounds may ask for next is
     drawn where places are idle, on policy servers that let in by priority. ``version`` goes into
@@ -45,6 +47,8 @@ class SglangOptions:
     probe_seconds: float = 20.0
     start_seconds: float = 600.0
     stall_seconds: float = 30.0
+    routing: str = "none"
+    recovery_seconds: float = 600.0
     version: str = ""
 
     def __post_init__(self) -> None:

@@ -70,6 +70,12 @@ class RewardRequest:
             "sampling_params": {"max_new_tokens": 0, **note},
         }
 
+    def trial(self) -> tuple[str, dict[str, Any]]:
+        """A path and a body that a server must be able to answer, whatever it serves."""
+        if self.softmax is None:
+            return "/classify", {"input_ids": [[0]]}
+        return "/generate", self.body((0,), {})
+
     def reward(self, answer: Json) -> float:
         """In [0, 1]. Raises EngineError for an answer that does not hold it."""
         if self.softmax is not None:

@@ -68,7 +68,7 @@ class StepSampler:
     async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> None:
         """Until the KV of older searches on this search's server leaves room for the round."""
         prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
-        gate = self.gates.of(self.fleet.place(search.tree, prompt), search.tree)
+        gate = self.gates.of(await self.fleet.reach(search.tree, prompt), search.tree)
         need = max(search.costs.held, len(prompt)) + gate.expected(branches)
         begun = time.monotonic()
         await gate.enter(search.tree, need)

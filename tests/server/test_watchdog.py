@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from search.engine import EngineDown
-from server.lifecycle import watch_engine
+from server.lifecycle import EngineWatch
 
 
 class Mortal:
@@ -41,7 +41,7 @@ async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.INFO)
     engine = Mortal()
     restarts = Counter("restarts", "", ["served"], registry=CollectorRegistry())
-    watchdog = asyncio.create_task(watch_engine(engine, 0.001, restarts, "sprig"))
+    watchdog = asyncio.create_task(EngineWatch(0.001, 3, restarts).over(engine, "sprig"))  # type: ignore[arg-type]
     await engine.back.wait()
     watchdog.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -54,3 +54,17 @@ async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> Non
         "sprig: dead: restarting the engine",
         "sprig: the engine is back",
     ]
+
+
+async def test_one_that_never_starts_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """After as many attempts as are asked for, each counted; the last line says so."""
+
+    class Dead(Mortal):
+        async def restart(self) -> None:
+            raise OSError("no memory")
+
+    restarts = Counter("restarts", "", ["served"], registry=CollectorRegistry())
+    async with asyncio.timeout(30):
+        await EngineWatch(0.001, 3, restarts).over(Dead(), "sprig")  # type: ignore[arg-type]
+    assert next(iter(restarts.collect())).samples[0].value == 3
+    assert caplog.messages[-1] == "sprig: given up after 3 restarts that failed"

@@ -14,7 +14,7 @@ import pytest
 
 from models.bundled import SPRIG_FOLDER
 from runtime.reward_format import reward_format
-from runtime.sglang import fleet, replica, waiting
+from runtime.sglang import fleet, liveness, waiting
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
@@ -289,7 +289,7 @@ async def test_who_comes_back_as_another_model_gets_no_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor without the plug-in it had, or with less context; as it was it does."""
-    monkeypatch.setattr(replica, "REVIVAL_WAITS", (0.01,))
+    monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
     other, as_it_was = make_checkpoint(tmp_path, "qwen3"), described(POLICY)
     as_it_was["/server_info"]["internal_states"] = [PLUGGED]
     async with stubs(as_it_was | {"/health": 503}) as (stub,):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -31,6 +31,9 @@ STOP, END = 3, 4
 STOPS = StopStringTables((b"a", b"b", b"c", b"\n\n", b"<end>")).of(("\n\n",))
 
 
+T = TypeVar("T")
+
+
 class Told(Replica):
     """A server that answers a request when a test does."""
 
@@ -51,6 +54,10 @@ class Told(Replica):
         self.aborted.append(rid)
         if not self.asked[rid][1].done():
             self.asked[rid][1].set_result(answer(0))
+
+    async def while_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """It is."""
+        return await work
 
     async def seeds_asked(self) -> list[int]:
         """The seeds of the requests that wait for an answer, in the order sent."""

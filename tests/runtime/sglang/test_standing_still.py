@@ -31,7 +31,7 @@ INFO = {
 
 
 class Stub:
-    """Says what it is and is healthy until it stands still; drawing it never answers."""
+    """Says what it is, is healthy and draws a token until it stands still; more it never draws."""
 
     def __init__(self) -> None:
         self.still = False
@@ -46,9 +46,9 @@ class Stub:
             while (line := await reader.readline()).strip():
                 name, _, value = line.decode().lower().partition(":")
                 size = int(value) if name == "content-length" else size
-            await reader.readexactly(size)
+            asked = await reader.readexactly(size)
             self.asked.append(path)
-            if self.still or path == "/generate":
+            if self.still or (path == "/generate" and b'"max_new_tokens":1}' not in asked):
                 await reader.read()
                 break
             said = json.dumps(INFO).encode()

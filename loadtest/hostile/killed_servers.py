@@ -1,0 +1,177 @@
+"""SGLang servers that are killed under streamed searches, and how each stream ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import httpx
+from httpx_sse import SSEError, aconnect_sse
+
+from loadtest.hostile.sglang_stub import MortalStub, Stub
+from loadtest.on_sglang import START_SECONDS
+from loadtest.report import say
+from models.bundled import SPRIG_FOLDER
+from models.tasks import TASKS
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.text import Text
+
+TASK = "game24"
+PATIENCE = 900.0
+"""Seconds for a search, servers' starts included."""
+PAUSE = 3.0
+"""Seconds at most from a server's start to its next kill."""
+
+
+class Victim(Protocol):
+    """A server that is killed, and starts again where it was."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        ...
+
+    async def kill(self) -> None:
+        """End it and all that it has started."""
+        ...
+
+    async def start(self) -> None:
+        """Start it again; it is ready then."""
+        ...
+
+    async def stop(self, *, still: bool) -> None:
+        """Have it stand still, or go on."""
+        ...
+
+
+class StubVictim(MortalStub):
+    """One that draws by hash."""
+
+    @classmethod
+    def of(cls) -> Self:
+        """As the bundled policy's tokenizer spells."""
+        return cls(Stub.of(Text(SPRIG_FOLDER / "policy")))
+
+    async def stop(self, *, still: bool) -> None:
+        """Reached, and silent."""
+        self.still = still
+
+
+@dataclass(slots=True)
+class RealVictim:
+    """SGLang."""
+
+    server: LaunchedServer
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.server.url
+
+    async def kill(self) -> None:
+        """With its process group."""
+        self._signal(signal.SIGKILL)
+        await asyncio.to_thread(self.server.stop)
+
+    async def start(self) -> None:
+        """Until it answers."""
+        self.server.start()
+        await self.server.ready(START_SECONDS)
+
+    async def stop(self, *, still: bool) -> None:
+        """All of its processes."""
+        self._signal(signal.SIGSTOP if still else signal.SIGCONT)
+
+    def _signal(self, sign: signal.Signals) -> None:
+        assert self.server.process is not None, "it was started"
+        os.killpg(self.server.process.pid, sign)
+
+
+async def killed_at_random(
+    servers: Sequence[Victim], kills: Sequence[int], over: asyncio.Event
+) -> None:
+    """Each so often, in a random order, each time at a random moment after the last start."""
+    dice = random.Random(0)
+    order = [victim for victim, often in zip(servers, kills, strict=True) for _ in range(often)]
+    dice.shuffle(order)
+    for number, victim in enumerate(order, 1):
+        if over.is_set():
+            return
+        await asyncio.sleep(dice.uniform(0.0, PAUSE))
+        await victim.kill()
+        await victim.start()
+        say(f"killed {victim.url}: {number} of {len(order)}")
+
+
+@dataclass(slots=True)
+class StreamEnd:
+    """How a streamed search ended. ``cut``: with a gap in its events, or without the last."""
+
+    number: int
+    error: str = ""
+    cut: bool = False
+    steps: str = ""
+    digest: str = ""
+    seconds: float = 0.0
+    _hash: Any = field(default_factory=hashlib.sha256, repr=False)
+
+    def hear(self, name: str, data: dict[str, Any]) -> None:
+        """An event: what is drawn, and the answer, are the search's steps."""
+        if name == "expanded":
+            self._hash.update(repr((data["parent"], data["child"], data["tokens"])).encode())
+        elif name == "error":
+            self.error = str(data["error"]["code"])
+        elif name == "done":
+            self._hash.update(repr(data["answer"]).encode())
+            self.steps, self.digest = self._hash.hexdigest(), str(data["tree_digest"])
+
+
+def asked(number: int, deadline: float) -> dict[str, Any]:
+    """The body of the search of that number."""
+    questions = TASKS[TASK].questions("test", 100)
+    search = {"policy": "rebase", "width": 8, "seed": number, "deadline_ms": round(1000 * deadline)}
+    return {"question": questions[number % len(questions)], "search": search, "stream": True}
+
+
+async def streamed(
+    url: str, numbers: Sequence[int], at_once: int, *, deadline: float = PATIENCE
+) -> list[StreamEnd]:
+    """The searches of these numbers, so many at once; ``seconds`` from sending to the end."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
+        turn = asyncio.Semaphore(at_once)
+
+        async def one(number: int) -> StreamEnd:
+            async with turn:
+                return await _one(http, number, deadline)
+
+        return await asyncio.gather(*(one(number) for number in numbers))
+
+
+async def _one(http: httpx.AsyncClient, number: int, deadline: float) -> StreamEnd:
+    end, begun, heard = StreamEnd(number), time.monotonic(), 0
+    try:
+        async with aconnect_sse(http, "POST", "/v1/search", json=asked(number, deadline)) as stream:
+            if stream.response.is_error:
+                await stream.response.aread()
+                end.error = str(stream.response.json()["error"]["code"])
+            else:
+                async for event in stream.aiter_sse():
+                    if not event.data:  # a heartbeat
+                        continue
+                    end.cut |= event.id != str(heard)
+                    heard += 1
+                    end.hear(event.event, json.loads(event.data))
+                end.cut |= not end.steps
+    except (httpx.HTTPError, SSEError) as error:
+        end.error = end.error or type(error).__name__
+    end.seconds = time.monotonic() - begun
+    return end

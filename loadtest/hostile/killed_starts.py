@@ -1,0 +1,152 @@
+"""``hedgerow serve --launch`` killed at random moments: what is left, and whether it starts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from loadtest.report import say
+
+MARK = "KILLED_STARTS"
+"""In the environment of all processes of a start, by which they are found."""
+LEFT_SECONDS = 10.0
+UP_SECONDS = 600.0
+"""For a start to come to its end."""
+AFTER_SECONDS = 5.0
+"""Kills come up to so long after it is ready."""
+MEMORY = "0.5,0.5"
+POOL_TOKENS = "20000"
+SERVER = """
+import json, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+info = {"internal_states": [{"effective_max_running_requests_per_dp": 8}], "context_length": 1024,
+        "max_total_num_tokens": 4096, "disable_cuda_graph": True}
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        said = json.dumps(info).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+    do_POST = do_GET
+    def log_message(self, *_):
+        pass
+time.sleep(1)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
+"""
+"""What a stub of SGLang runs: it has a child, and one that has left its process group."""
+
+
+def stub_python(folder: Path) -> Path:
+    """A Python whose ``sglang.launch_server`` is the stub."""
+    (folder / "sglang").mkdir()
+    (folder / "sglang" / "__init__.py").touch()
+    (folder / "sglang" / "launch_server.py").write_text(SERVER)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of a start."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+class Start:
+    """One start of the command, by the mark of its processes."""
+
+    def __init__(self, python: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.ready = Event()
+        given = {
+            "HEDGEROW_ENGINE": "sglang",
+            "HEDGEROW_LAUNCH": "true",
+            "HEDGEROW_LAUNCH_PYTHON": str(python),
+            "HEDGEROW_LAUNCH_DEVICE": "cpu",
+            "HEDGEROW_LAUNCH_MEMORY": MEMORY,
+            "HEDGEROW_KV_TOKENS": POOL_TOKENS,
+            "HEDGEROW_PRM_KV_TOKENS": POOL_TOKENS,
+            MARK: self.mark,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cli", "serve", "--port", "0"],
+            env=os.environ | given,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None, "it is a pipe"
+        with self._process.stderr as lines:
+            for line in lines:
+                if "ready: serving" in line:
+                    self.ready.set()
+
+    def kill(self) -> float:
+        """Seconds until nothing of it is left, LEFT_SECONDS at most."""
+        self._process.kill()
+        self._process.wait()
+        begun = time.monotonic()
+        while marked(self.mark) and time.monotonic() - begun < LEFT_SECONDS:
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+
+def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
+    """Starts that are killed at random moments of the time that a whole one took, and a while after
+    it; then a whole one. Without ``python`` of SGLang's environment a stub is started."""
+    python, dice = python or stub_python(folder), random.Random(0)
+    begun = time.monotonic()
+    start = Start(python)
+    failed = int(not start.ready.wait(UP_SECONDS))
+    took = time.monotonic() - begun
+    slowest, left = start.kill(), len(marked(start.mark))
+    say(f"a start takes {took:.0f} s")
+    for number in range(1, kills):
+        start = Start(python)
+        start.ready.wait(dice.uniform(0.0, took))
+        if start.ready.is_set():
+            time.sleep(dice.uniform(0.0, AFTER_SECONDS))
+        slowest = max(slowest, start.kill())
+        left += _end(start.mark)
+        say(f"killed {number + 1} of {kills}, the slowest gone after {slowest:.1f} s")
+    last = Start(python)
+    failed += int(not last.ready.wait(UP_SECONDS))
+    last.kill()
+    return {
+        "row": "hedgerow",
+        "kills": kills,
+        "left": left + _end(last.mark),
+        "failed": failed,
+        "gone_seconds": round(slowest, 1),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def _end(mark: str) -> int:
+    """How many are left, which are ended."""
+    left = marked(mark)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)

@@ -1,0 +1,176 @@
+"""Is anything lost when what a search runs on dies? Searches, their streams, deadlines, processes.
+
+- ``servers``: streamed searches, eight at once, over the only server of each kind, which are killed
+  at random moments and start again. ``lost``: searches that ended with an error; ``cut``: streams
+  with a gap or without their last event; ``different``: other steps or another answer than
+  undisturbed; ``other_digests``: rewards' last digits included, which follow SGLang's batches.
+- ``deadlines``: searches over a server that is stopped; ``late_ms``: the latest answer after its
+  deadline.
+- ``hedgerow``: ``hedgerow serve --launch`` is killed at random moments, its start included.
+  ``left``: processes 10 s after a kill; ``failed``: starts after a kill that came to nothing.
+
+Real SGLang of the bundled models on this machine's CPU, or with ``--stub`` something that speaks as
+it does and draws by hash. ``--row`` runs some of them alone.
+
+    python -m loadtest.sglang_lost [--stub] [--quick] [--row servers,deadlines,hedgerow] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from loadtest.hostile.killed_servers import (
+    RealVictim,
+    StreamEnd,
+    StubVictim,
+    Victim,
+    killed_at_random,
+    streamed,
+)
+from loadtest.hostile.killed_starts import killed_starts
+from loadtest.listed import listed
+from loadtest.on_sglang import PYTHON, policy_server, reward_server, started, to_its_end
+from loadtest.report import publish, say
+from loadtest.served import Served
+
+COLUMNS = (
+    *("row", "searches", "lost", "cut", "different", "other_digests", "kills", "late_ms"),
+    *("left", "failed", "seconds"),
+)
+AT_ONCE = 8
+POOL_TOKENS = 20_000
+STALL_SECONDS = 3.0
+DEADLINE_SECONDS = 2.0
+MOST_LATE_MS = 250.0
+ROWS = ("servers", "deadlines", "hedgerow")
+
+
+async def server_pair(stub: bool, ends: AsyncExitStack) -> tuple[Victim, Victim]:
+    """The policy's server and the reward model's, which end with ``ends``."""
+    if stub:
+        made = StubVictim.of(), StubVictim.of()
+        for one in made:
+            await one.start()
+            ends.push_async_callback(one.kill)
+        return made
+    servers = policy_server(PYTHON, "arborkv", POOL_TOKENS), reward_server(PYTHON, POOL_TOKENS)
+    await ends.enter_async_context(started(servers))
+    return RealVictim(servers[0]), RealVictim(servers[1])
+
+
+def serving(policy: Victim, reward: Victim) -> Served:
+    """A Hedgerow over these."""
+    return Served(
+        engine="sglang",
+        policy_urls=policy.url,
+        reward_urls=reward.url,
+        stall_seconds=STALL_SECONDS,
+    )
+
+
+async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict[str, Any]:
+    """All searches in peace, then while the servers are killed so often."""
+    async with AsyncExitStack() as ends:
+        policy, reward = await server_pair(stub, ends)
+        served = await asyncio.to_thread(serving, policy, reward)
+        ends.push_async_callback(asyncio.to_thread, served.__exit__, None, None, None)
+        calm = await streamed(served.url, range(searches), AT_ONCE)
+        say(f"{searches} searches in peace")
+        begun = time.monotonic()
+        over = asyncio.Event()
+        killing = asyncio.create_task(killed_at_random((policy, reward), kills, over))
+        found = await streamed(served.url, range(searches), AT_ONCE)
+        rounds = 1
+        while not killing.done():  # the kills come until all are done, however quick searches are
+            found += await streamed(served.url, range(AT_ONCE), AT_ONCE)
+            rounds += 1
+        over.set()
+        await killing
+    return {"row": "servers", "kills": sum(kills)} | told(found, calm, time.monotonic() - begun)
+
+
+def told(found: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float) -> dict[str, Any]:
+    """What came of searches, and how it differs from the same in peace."""
+    known = {one.number: one for one in calm}
+    whole = [one for one in found if not one.error and not one.cut]
+    return {
+        "searches": len(found),
+        "lost": sum(bool(one.error) for one in found),
+        "lost_in_peace": sum(bool(one.error) for one in calm),
+        "cut": sum(one.cut for one in found),
+        "different": sum(one.steps != known[one.number].steps for one in whole),
+        "other_digests": sum(one.digest != known[one.number].digest for one in whole),
+        "errors": sorted({one.error for one in found if one.error}),
+        "seconds": round(seconds, 1),
+    }
+
+
+async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
+    """Searches with a deadline over each server stopped in turn."""
+    late: list[float] = []
+    async with AsyncExitStack() as ends:
+        pair = await server_pair(stub, ends)
+        served = await asyncio.to_thread(serving, *pair)
+        ends.push_async_callback(asyncio.to_thread, served.__exit__, None, None, None)
+        begun = time.monotonic()
+        for victim in pair:
+            await victim.stop(still=True)
+            found = await streamed(served.url, range(searches), AT_ONCE, deadline=DEADLINE_SECONDS)
+            await victim.stop(still=False)
+            late += [1000 * (one.seconds - DEADLINE_SECONDS) for one in found]
+            await streamed(served.url, range(1), 1)
+    row = {"row": "deadlines", "searches": len(late), "late_ms": round(max(late), 1)}
+    return row | {"seconds": round(time.monotonic() - begun, 1)}
+
+
+async def hedgerow_row(stub: bool, kills: int) -> dict[str, Any]:
+    """``--launch`` killed so often."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = None if stub else PYTHON
+        return await asyncio.to_thread(killed_starts, python, Path(folder), kills)
+
+
+async def measure(rows: Sequence[str], stub: bool, quick: bool) -> list[dict[str, Any]]:
+    """A row each."""
+    found = []
+    if "servers" in rows:
+        searches, kills = (40, (3, 2)) if quick else (300, (10, 5))
+        found.append(await servers_row(stub, searches, kills))
+    if "deadlines" in rows:
+        found.append(await deadlines_row(stub, 8 if quick else 32))
+    if "hedgerow" in rows:
+        found.append(await hedgerow_row(stub, 4 if quick else 20))
+    return [dict.fromkeys(COLUMNS) | row for row in found]
+
+
+def held(row: dict[str, Any]) -> bool:
+    """Whether nothing was lost or late, and nothing is left."""
+    bad = ("lost", "cut", "different", "left", "failed")
+    return not any(row[name] for name in bad) and (row["late_ms"] or 0.0) <= MOST_LATE_MS
+
+
+def main() -> None:
+    """Print a table, or one JSON document; end with 1 if anything was lost."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.sglang_lost", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--stub", action="store_true", help="no SGLang: what speaks as it does")
+    parser.add_argument("--quick", action="store_true", help="40 searches, 5 kills; 4 of Hedgerow")
+    parser.add_argument("--row", type=listed(str, ROWS), default=list(ROWS))
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    wanted = parser.parse_args()
+    rows = to_its_end(measure(wanted.row, wanted.stub, wanted.quick))
+    publish({"rows": rows}, wanted.json, "What is lost", COLUMNS)
+    sys.exit(not all(map(held, rows)))
+
+
+if __name__ == "__main__":
+    main()

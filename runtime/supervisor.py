@@ -1,0 +1,141 @@
+"""Runs a command, and ends it with all that it has started once nobody wants it any more.
+
+    python -I supervisor.py COMMAND...
+
+Its standard input is a pipe that whoever started it holds open and nobody else: when that ends,
+however it ends, so does the pipe. It is a program of its own, of the standard library alone: who is
+killed cannot clean up. It leads a process group, and ends as the command did.
+
+On Linux whatever the command has started is found, though it left the group and its own parent has
+ended; and were this program itself killed, so would the command be. Elsewhere what is in the group
+is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections import defaultdict
+from typing import NoReturn
+
+GRACE_SECONDS = 3.0
+"""Between SIGTERM and SIGKILL: nothing that runs here has anything to keep."""
+LOOK_SECONDS = 0.05
+NOT_STARTED = 127
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LINUX = sys.platform == "linux"
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Supervised:
+    """The command's process, and all that comes from it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.status: int | None = None
+        """How it ended, as ``waitpid`` says it; None while it runs."""
+        if LINUX:
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        ours = os.getpid()
+        self._child = os.fork()
+        if not self._child:
+            _become(command, ours)
+
+    def reap(self) -> None:
+        """Take note of what has ended."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self._child:
+                    self.status = ended[1]
+
+    def end(self, grace: float) -> None:
+        """End everything, by force after so many seconds."""
+        until = time.monotonic() + grace
+        if grace:
+            self._send(signal.SIGTERM)
+        while self._left():
+            if time.monotonic() >= until:
+                self._send(signal.SIGKILL)
+            time.sleep(LOOK_SECONDS)
+
+    def _left(self) -> bool:
+        self.reap()
+        return bool(descendants()) if LINUX else self.status is None
+
+    def _send(self, sign: signal.Signals) -> None:
+        if not LINUX:
+            os.killpg(0, sign)
+        for pid in descendants() if LINUX else ():
+            with contextlib.suppress(OSError):
+                os.kill(pid, sign)
+
+
+def _become(command: list[str], parent: int) -> NoReturn:
+    """Be the command, with nothing to read; killed if the parent is."""
+    try:
+        if LINUX:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+        if os.getppid() == parent:
+            for sign in ENDING:
+                signal.signal(sign, signal.SIG_DFL)
+            os.execvp(command[0], command)
+    except OSError as error:
+        print(f"error: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(NOT_STARTED)
+
+
+def prctl(option: int, value: int) -> None:
+    """Ask Linux for something. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def descendants() -> list[int]:
+    """What this process has started, and what that has."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+            parent = stat.read().rpartition(b")")[2].split()[1]
+            children[int(parent)].append(int(name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children[pid]
+    return found[1:]
+
+
+def main(command: list[str]) -> NoReturn:
+    """Until the command has ended, or is to."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    for sign in (signal.SIGCHLD, *ENDING):
+        signal.signal(sign, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    supervised, wanted = Supervised(command), True
+    while wanted and supervised.status is None:
+        ready, _, _ = select.select([sys.stdin, woken], [], [])
+        signs = os.read(woken, 4096) if woken in ready else b""
+        wanted = sys.stdin not in ready and not set(signs).intersection(ENDING)
+        supervised.reap()
+    supervised.end(0.0 if supervised.status is not None else GRACE_SECONDS)
+    _end_as(os.waitstatus_to_exitcode(supervised.status or 0))
+
+
+def _end_as(code: int) -> NoReturn:
+    """By the signal -code, where that is negative."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # of SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

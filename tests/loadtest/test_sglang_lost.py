@@ -1,0 +1,70 @@
+"""`python -m loadtest.sglang_lost`: what is lost, cut, different, late or left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.hostile.killed_servers import StreamEnd
+from loadtest.hostile.killed_starts import killed_starts
+from loadtest.hostile.sglang_stub import items
+from loadtest.sglang_lost import COLUMNS, held, servers_row, told
+from runtime.supervisor import LINUX
+
+
+def ended(number: int, *drawn: int, digest: str = "d") -> StreamEnd:
+    """A search's stream, heard to its end."""
+    end = StreamEnd(number)
+    end.hear("expanded", {"parent": 0, "child": 0, "tokens": drawn})
+    end.hear("scored", {"node": 1, "reward": 0.5})
+    end.hear("done", {"answer": "24", "tree_digest": digest})
+    return end
+
+
+def test_a_row_by_hand() -> None:
+    """Of five searches one is the same, one has a digest of its own alone, one other steps, one
+    ended with an error and one without its last event."""
+    calm = [ended(number, 1, 2) for number in range(5)]
+    lost, cut = StreamEnd(3), StreamEnd(4, cut=True)
+    lost.hear("error", {"error": {"code": "engine_unavailable"}})
+    found = [ended(0, 1, 2), ended(1, 1, 2, digest="e"), ended(2, 1, 3), lost, cut]
+    row = told(found, calm, 1.0)
+    assert (row["searches"], row["lost"], row["cut"]) == (5, 1, 1)
+    assert (row["different"], row["other_digests"]) == (1, 1)
+    assert row["errors"] == ["engine_unavailable"]
+
+
+def test_what_must_hold() -> None:
+    """Nothing lost, cut, different or left, every start succeeds; 250 ms after a deadline."""
+    row = dict.fromkeys(COLUMNS) | {"other_digests": 2, "late_ms": 250.0}
+    assert held(row)
+    for name, value in (("lost", 1), ("cut", 1), ("different", 1), ("left", 1), ("late_ms", 251)):
+        assert not held(row | {name: value})
+
+
+def test_the_items_of_a_list() -> None:
+    """Each as a request of its own; what is no list is every one's."""
+    asked = {"rid": ["a", "b"], "input_ids": [[1], [2, 3]], "stream": True}
+    assert items(asked) == [
+        {"rid": "a", "input_ids": [1], "stream": True},
+        {"rid": "b", "input_ids": [2, 3], "stream": True},
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_servers_killed_under_streams() -> None:
+    """The only one of each kind, by a stub: every stream is whole and the one it is in peace."""
+    row = await servers_row(stub=True, searches=8, kills=(1, 1))
+    assert row["kills"] == 2
+    assert held(dict.fromkeys(COLUMNS) | row)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not LINUX, reason="reads /proc")
+def test_hedgerow_killed(tmp_path: Path) -> None:
+    """Twice, the second time at a random moment."""
+    row = killed_starts(None, tmp_path, 2)
+    assert (row["kills"], row["left"], row["failed"]) == (2, 0, 0)

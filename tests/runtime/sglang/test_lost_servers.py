@@ -1,0 +1,177 @@
+"""Servers that die, fail and stand still: searches go on, or end by their deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from loadtest.hostile.sglang_stub import MortalStub, Stub
+from models.bundled import SPRIG_FOLDER
+from runtime.sglang import fleet, liveness, sglang_engine
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
+from runtime.text import Text
+from search.controller import Problem, search
+from search.engine import EngineDown
+from search.outcome import Outcome
+from search.spec import SearchSpec, StopReason
+
+POLICY = SPRIG_FOLDER / "policy"
+SPEC = SearchSpec(policy="rebase", width=8, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is back is noticed soon."""
+    monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
+    monkeypatch.setattr(sglang_engine, "WATCH_SECONDS", 0.05)
+
+
+@dataclass
+class Pair:
+    """An engine over one server of each kind."""
+
+    engine: SglangEngine
+    policy: MortalStub
+    reward: MortalStub
+
+    def victim(self, name: str) -> MortalStub:
+        return self.policy if name == "policy" else self.reward
+
+    async def grown(self, tree: str, deadline: float | None = None) -> Outcome:
+        return await search(
+            Problem(
+                tuple(Text(POLICY).encode("Use 4 9 10 13 to make 24.")), "Use 4 9 10 13 to make 24."
+            ),
+            SPEC,
+            self.engine,
+            tree_id=tree,
+            answer_of=lambda text: text,
+            deadline=None if deadline is None else time.monotonic() + deadline,
+            clock=time.monotonic,
+        )
+
+
+@asynccontextmanager
+async def pair(**more: Any) -> AsyncIterator[Pair]:
+    stub = Stub.of(Text(POLICY))
+    policy, reward = MortalStub(stub), MortalStub(stub)
+    await policy.start()
+    await reward.start()
+    options = SglangOptions(
+        policy=POLICY,
+        policy_urls=(policy.url,),
+        prm=SPRIG_FOLDER / "prm",
+        reward_urls=(reward.url,),
+        **more,
+    )
+    engine = await SglangEngine.start(options)
+    try:
+        yield Pair(engine, policy, reward)
+    finally:
+        await engine.close()
+        await policy.kill()
+        await reward.kill()
+
+
+async def until_asked(server: MortalStub, more: int) -> None:
+    """So many more requests for work have come."""
+    seen = server.asked
+    while server.asked < seen + more:
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("who", ["policy", "reward"])
+async def test_a_search_outlives_its_only_server(who: str) -> None:
+    """Killed again and again: the tree is the undisturbed one."""
+    async with pair() as servers:
+        undisturbed = await servers.grown("calm")
+        victim, growing = servers.victim(who), asyncio.create_task(servers.grown("oak"))
+        for _ in range(3):
+            await until_asked(victim, 1)
+            await victim.kill()
+            while servers.engine._policy.waiting + servers.engine._rewards.waiting == 0:
+                await asyncio.sleep(0.001)
+            with pytest.raises(EngineDown, match=f"no {who} server answers"):
+                await servers.engine.health()
+            await victim.start()
+        outcome = await growing
+        assert outcome.digest == undisturbed.digest
+        assert (await servers.engine.usage()).totals.sent_again == servers.engine.sent_again
+        await servers.engine.health()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("who", ["policy", "reward"])
+async def test_a_server_at_fault_is_not_ready_and_its_searches_wait(who: str) -> None:
+    """It generates, and answers what it is for with 500: it gets no work until it does that."""
+    async with pair() as servers:
+        undisturbed = await servers.grown("calm")
+        victim = servers.victim(who)
+        victim.faults = 10**9
+        growing = asyncio.create_task(servers.grown("oak"))
+        await until_asked(victim, 4)
+        with pytest.raises(EngineDown, match=f"no {who} server answers"):
+            await servers.engine.health()
+        assert not growing.done()
+        victim.faults = 0
+        assert (await growing).digest == undisturbed.digest
+        await servers.engine.health()
+
+
+@pytest.mark.timeout(120)
+async def test_a_request_that_is_answered_by_faults_alone_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself, where the server works otherwise."""
+    async with pair() as servers:
+        monkeypatch.setattr(fleet, "MOST_FAULTS", 0)
+        servers.policy.faults = 1
+        with pytest.raises(EngineDown, match=r"does not answer \(status 500\)"):
+            await servers.grown("oak")
+        assert (await servers.grown("elm")).answer
+
+
+@pytest.mark.timeout(120)
+async def test_who_waits_for_a_server_that_stands_still_goes_on() -> None:
+    """What was asked of it is given up once it is known to stand still; it is asked again then."""
+    async with pair(stall_seconds=0.3, probe_seconds=0.1) as servers:
+        undisturbed = await servers.grown("calm")
+        servers.policy.still = True
+        growing = asyncio.create_task(servers.grown("oak"))
+        while not servers.engine._policy.waiting:
+            await asyncio.sleep(0.01)
+        servers.policy.still = False
+        assert (await growing).digest == undisturbed.digest
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["dead", "still", "at fault"])
+@pytest.mark.parametrize("who", ["policy", "reward"])
+async def test_a_deadline_is_kept_whatever_a_server_does(who: str, how: str) -> None:
+    """And nothing of the search stays."""
+    async with pair() as servers:
+        victim = servers.victim(who)
+        if how == "dead":
+            await victim.kill()
+        victim.still, victim.faults = how == "still", 10**9 if how == "at fault" else 0
+        outcome = await servers.grown("oak", deadline=0.3)
+        assert outcome.stop_reason is StopReason.DEADLINE
+        assert not servers.engine._searches
+        victim.still = False
+
+
+@pytest.mark.timeout(120)
+async def test_a_search_waits_no_longer_than_it_is_told_to() -> None:
+    """Then it fails as one did that found no server."""
+    async with pair(recovery_seconds=0.1) as servers:
+        await servers.policy.kill()
+        with pytest.raises(EngineDown, match="no policy server answers"):
+            await servers.grown("oak")

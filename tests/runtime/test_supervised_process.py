@@ -1,0 +1,155 @@
+"""What is started does not outlive who started it, whatever ends that one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime import supervised_process, supervisor
+from runtime.supervised_process import SupervisedProcess
+from tests.processes import MarkedProcesses, marked
+
+pytestmark = pytest.mark.skipif(not supervisor.LINUX, reason="reads /proc")
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+sleep = [sys.executable, "-S", "-c", code]
+subprocess.Popen(sleep)
+subprocess.Popen(sleep, start_new_session=True)
+if os.fork() == 0:
+    subprocess.Popen(sleep)
+    os._exit(0)
+time.sleep(600)
+"""
+"""A server with a child, one in a session of its own, and one whose parent has ended; none of them
+heeds SIGTERM."""
+GENTLE = FAMILY.replace("signal.SIG_IGN", "signal.SIG_DFL")
+"""All of which do."""
+MEMBERS = 5
+"""These four, and who looks after them."""
+STARTER = """
+import sys, time
+from runtime.supervised_process import SupervisedProcess
+process = SupervisedProcess(sys.argv[1:], cwd="/")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def family() -> Iterator[MarkedProcesses]:
+    """The test's processes."""
+    with marked() as found:
+        yield found
+
+
+def starter(family: MarkedProcesses, *command: str) -> subprocess.Popen[bytes]:
+    """Who starts a family and then sleeps."""
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTER, *command], env=family.environment, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.timeout(60)
+def test_nothing_is_left_of_a_family_whose_starter_is_killed(family: MarkedProcesses) -> None:
+    """All of it, though none heeds SIGTERM, some have left the group or lost their parent."""
+    with starter(family, sys.executable, "-S", "-c", FAMILY) as process:
+        family.wait_until(lambda count: count == 1 + MEMBERS)
+        process.kill()
+    family.wait_until(lambda count: not count)
+
+
+@pytest.mark.timeout(120)
+def test_nor_at_any_moment_of_its_start(family: MarkedProcesses) -> None:
+    """Kills at random moments, those before anything runs among them."""
+    for moment in random.Random(1).choices(range(1 + MEMBERS), k=8):
+        with starter(family, sys.executable, "-S", "-c", GENTLE) as process:
+            while len(family.pids()) < moment:
+                pass
+            process.kill()
+        family.wait_until(lambda count: not count)
+
+
+@pytest.mark.timeout(60)
+def test_who_looks_after_it_is_killed(family: MarkedProcesses) -> None:
+    """The command is killed with it, and ``end`` ends the group."""
+    process = SupervisedProcess(
+        [sys.executable, "-S", "-c", FAMILY], env=family.environment, stdout=subprocess.DEVNULL
+    )
+    family.wait_until(lambda count: count == MEMBERS)
+    command = min(set(family.pids()) - {process.pid})
+    process.kill()
+    family.wait_until(lambda count: count == MEMBERS - 2)
+    assert command not in family.pids()
+    process.end()
+    family.wait_until(lambda count: count == 1)
+    (left,) = family.pids()
+    assert os.getsid(left) == left, "it is not in the group"
+
+
+@pytest.mark.timeout(60)
+def test_who_looks_after_it_stands_still(
+    family: MarkedProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended by force, and the group with it."""
+    monkeypatch.setattr(supervised_process, "FORCE_SECONDS", 1.0)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+    process = SupervisedProcess([sys.executable, "-S", "-c", GENTLE], env=family.environment)
+    family.wait_until(lambda count: count == MEMBERS)
+    os.killpg(process.pid, signal.SIGSTOP)
+    process.end()
+    family.wait_until(lambda count: count == 1)
+    (left,) = family.pids()
+    assert os.getsid(left) == left
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        (GENTLE.replace("time.sleep(600)\n", "raise SystemExit(4)\n"), 4),
+    ],
+)
+def test_it_ends_as_the_command_does(code: str, status: int, family: MarkedProcesses) -> None:
+    """And with nothing of it left."""
+    process = SupervisedProcess([sys.executable, "-S", "-c", code], env=family.environment)
+    assert process.wait() == status
+    family.wait_until(lambda count: not count)
+    process.end()
+
+
+@pytest.mark.timeout(60)
+def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
+    """Says why and ends."""
+    nothing = str(tmp_path / "nothing")
+    process = SupervisedProcess([nothing], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    with process.stderr as said:
+        assert said.read() == f"error: {nothing}: No such file or directory\n".encode()
+    assert process.wait() == supervisor.NOT_STARTED
+    process.end()
+
+
+@pytest.mark.timeout(60)
+def test_who_forgets_it_ends_it(family: MarkedProcesses) -> None:
+    """A starter that ends in its own time, without a word."""
+    code = STARTER.replace("time.sleep(600)", "")
+    subprocess.run(
+        [sys.executable, "-c", code, sys.executable, "-S", "-c", GENTLE],
+        env=family.environment,
+        check=True,
+    )
+    family.wait_until(lambda count: not count)
