@@ -28,6 +28,8 @@ from search.engine import VerifierFailed
 
 START_SECONDS = 60.0
 """For a process to have imported the function's module."""
+END_SECONDS = 1.0
+"""For a process whose input has ended; one that computes outside of Python may not notice."""
 MOST_BYTES = 1 << 24
 """Of an answer."""
 _ENDED = (asyncio.IncompleteReadError, ConnectionError, ValueError)
@@ -76,9 +78,15 @@ class VerifierProcess:
         return await self._receive()
 
     async def ended(self) -> int:
-        """How it ended; it is ended now if it was not."""
+        """How it ended; it is ended now if it was not.
+
+        It ends with its input. Killed while it does, how it ended would be lost.
+        """
         assert self._process.stdin is not None, "started with its input in a pipe"
         self._process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                return await self._process.wait()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         return await self._process.wait()
