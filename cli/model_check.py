@@ -246,6 +246,10 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
             f"reward format {form.name!r} scores finished replies alone: policies "
             f"{' and '.join(outcome_policies())} (best_of_n where a request names none)"
         )
+    if settings.verifier is not None:
+        alone = form.reads == "logprob"
+        how = "are its numbers" if alone else "are multiplied by its numbers"
+        yield f"verifier {settings.verifier}: rewards {how}"
     if not _has_template(settings.policy_model):
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):

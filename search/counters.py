@@ -110,6 +110,9 @@ class EngineCounters(Counters):
     kv_policy_seconds: float = counter("Time spent on deciding which KV is evicted.", zero=0.0)
     preemptions: int = counter("Branches that were preempted to free KV, to go on later.")
     draft_pauses: int = counter("Times that drafting did not pay and paused.")
+    verifier_calls: int = counter("Times that the operator's verifier was asked.")
+    verifier_failures: int = counter("Of them, those that ended their search with an error.")
+    verifier_seconds: float = counter("Time that searches waited for the verifier.", zero=0.0)
     call_errors: int = counter("Calls and hints that the engine failed at, by themselves.")
     sent_again: int = counter(
         "Requests sent once more since their server was lost.", metric="requests_sent_again"

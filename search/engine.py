@@ -163,7 +163,8 @@ class Usage:
 
 
 Reproducible = Literal["exact", "seeded", "no"]
-"""``exact``: bit for bit; ``seeded``: but for rounding; ``no``: every draw is a fresh one."""
+"""``exact``: bit for bit; ``seeded``: but for rounding; ``no``: draws are fresh ones,
+or a verifier may judge a step differently the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,7 @@ class EngineError(Exception):
      ├─ PrefixTooLong      a prefix and its step do not fit the context or the KV budget
      ├─ KvFull             all KV is held for searches and none may be given up
      ├─ RewardMissing      a trajectory got no reward; names the format and what it looked for
+     ├─ VerifierFailed     the operator's verifier gave no numbers of use, or none in time
      ├─ EmbeddingMissing   the embedder gave no vectors of use; what is drawn and scored is well
      └─ CallFault          the engine failed at this call and let go of its tree; others go on
     """
@@ -247,6 +249,10 @@ class PrefixTooLong(EngineError):
 
 class RewardMissing(EngineError):
     """A trajectory got no reward."""
+
+
+class VerifierFailed(EngineError):
+    """The operator's verifier gave no numbers of use, or none in time."""
 
 
 class EmbeddingMissing(EngineError):

@@ -23,7 +23,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
-from search.engine import EngineDown, EngineError, KvFull, PrefixTooLong, RewardMissing
+from search.engine import (
+    EngineDown,
+    EngineError,
+    KvFull,
+    PrefixTooLong,
+    RewardMissing,
+    VerifierFailed,
+)
 from search.spec import SearchSpec
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -162,6 +169,8 @@ def translate(error: Exception, retry_after: int) -> ApiError:
             return shutting_down(retry_after)
         case RewardMissing():
             return ApiError(500, "reward_missing", str(error), headers=NO_RETRY)
+        case VerifierFailed():
+            return ApiError(500, "verifier_failed", str(error), headers=NO_RETRY)
         case EngineError():
             return ApiError(500, "engine_error", str(error), headers=NO_RETRY)
         case RequestValidationError():

@@ -24,6 +24,8 @@ from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from runtime.text import Text
+from runtime.verified_engine import VerifiedEngine, start_verifier
+from runtime.verifiers.verifier import Verifier, VerifierOptions
 from search.engine import Engine
 from server.gpus import Gpu, local_gpu
 from server.launch_memory import launch_shares
@@ -91,6 +93,7 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
             text = Text(settings.policy_model)
             await asyncio.to_thread(lambda: text.tokenizer)
             flops = model_flops(settings)
+            verifier = await _verifier(settings, started)
             if settings.engine == "sglang":
                 engine, restartable = await _sglang_engine(settings, started)
             else:
@@ -99,6 +102,8 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
                 started.push_async_callback(engine.close)
         except (ValueError, OSError) as error:
             raise SettingsError(str(error)) from error
+        if verifier is not None:
+            engine = VerifiedEngine(engine, verifier, alone=verified_alone(settings))
         yield RunningModel(engine, text, flops, restartable)
 
 
@@ -155,6 +160,34 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
         layer = settings.embedder_layer or middle_layer(policy.layers)
         embedding = replace(policy, layers=layer).flops
     return policy.flops, prm, embedding
+
+
+def verified_alone(settings: Settings) -> bool:
+    """Whether rewards would be the policy's log-probabilities, for which a verifier stands in."""
+    form = reward_format(known_format(settings))
+    return form.reads == "logprob" or (form.needs_model and settings.reward_model is None)
+
+
+async def _verifier(settings: Settings, started: AsyncExitStack) -> Verifier | None:
+    """What judges steps too, where one is named; ``started`` ends it. Raises ValueError."""
+    if settings.verifier is None:
+        return None
+    key = settings.verifier_key
+    options = VerifierOptions(
+        settings.verifier,
+        settings.verifier_seconds,
+        settings.verifier_processes,
+        settings.verifier_pure,
+        None if key is None else key.get_secret_value(),
+    )
+    verifier = await start_verifier(options)
+    started.push_async_callback(verifier.close)
+    log.info(
+        "rewards are %s verifier's, which %s",
+        "the" if verified_alone(settings) else "the reward model's times the",
+        "says that it is pure" if verifier.pure else "is outside the promise of equal trees",
+    )
+    return verifier
 
 
 async def _sglang_engine(

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from models.bundled import BUNDLED_MODELS
 from runtime.profiles import PROFILES
 from runtime.reward_format import reward_format
+from runtime.verifiers.verifier import BUNDLED_VERIFIERS, URLS
 from server.machine import SGLANG_ENVIRONMENT, sglang_python
 from server.model_settings import (
     AUTO,
@@ -27,6 +28,7 @@ RUNNING = "--engine sglang with --policy-url"
 ON_SGLANG = (RUNNING, LAUNCHED)
 EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING)
 """To run an engine."""
+FUNCTION = re.compile(r"[^\W\d]\w*(?:\.\w+)*:[^\W\d]\w*(?:\.\w+)*")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -137,6 +139,13 @@ def _format(name: str, info: ValidationInfo) -> str:
     return name
 
 
+def _verifier(name: str) -> str:
+    if name in BUNDLED_VERIFIERS or name.startswith(URLS) or FUNCTION.fullmatch(name):
+        return name
+    bundled_ones = ", ".join(BUNDLED_VERIFIERS)
+    raise ValueError(f"{bundled_ones}, a Python module:function or an http(s) URL is needed")
+
+
 def _profile(name: str, info: ValidationInfo) -> str:
     if name == AUTO:
         return profile_of(info.data.get("policy_model"))
@@ -160,6 +169,9 @@ def _url(value: str) -> str:
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 FormatName = Annotated[str, AfterValidator(_format)]
+VerifierName = Annotated[
+    Annotated[str, AfterValidator(_verifier)] | None, BeforeValidator(_optional)
+]
 ProfileName = Annotated[str, AfterValidator(_profile)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_by_commas)]
 DraftWidths = Annotated[

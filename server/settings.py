@@ -52,6 +52,7 @@ from server.setting_types import (
     RewardCheckpoint,
     ServedName,
     Urls,
+    VerifierName,
     setting,
 )
 
@@ -111,6 +112,11 @@ class ModelSettings(_Settings):
     )
     profile: ProfileName = setting(AUTO, "how the policy model is asked and ends a step")
     reward_format: FormatName = setting(AUTO, "how rewards are read: a name, or a .json file")
+    verifier: VerifierName = setting(None, "judges steps too: arithmetic, module:function or a URL")
+    verifier_seconds: float = setting(10.0, "most time for one call of it", gt=0)
+    verifier_processes: int = setting(2, "of a Python verifier, a call in each", ge=1, le=256)
+    verifier_pure: bool = setting(False, "its numbers follow from question and steps alone")
+    verifier_key: OptionalSecret = setting(None, "sent to its URL as a bearer token")
     answers: AnswerRule = setting("auto", "how replies' answers are compared")
 
     policy_urls: Urls = setting(

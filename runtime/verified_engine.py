@@ -1,0 +1,99 @@
+"""An engine whose rewards a verifier gives, or takes its share in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from runtime.engine_wrapper import EngineWrapper
+from runtime.verifiers.python_verifier import PythonVerifier
+from runtime.verifiers.verifier import URLS, Judged, Verifier, VerifierOptions
+from runtime.verifiers.verifier_endpoint import VerifierEndpoint
+from search.engine import Capabilities, Engine, Trajectory, Usage, VerifierFailed
+
+
+async def start_verifier(options: VerifierOptions) -> Verifier:
+    """Raises ValueError naming what is wrong with it."""
+    if options.name.startswith(URLS):
+        return VerifierEndpoint(options)
+    return await PythonVerifier.start(options)
+
+
+class VerifiedEngine(EngineWrapper):
+    """Rewards are the verifier's numbers where it is ``alone``, else the engine's own times these.
+
+    A call that fails is its search's error; others go on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        verifier: Verifier,
+        *,
+        alone: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Both are this one's to close. ``clock``: seconds, for what is counted."""
+        super().__init__(engine)
+        self._verifier = verifier
+        self._alone = alone
+        self._clock = clock
+        self._calls = self._failures = 0
+        self._seconds = 0.0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The engine's; what it promises of trees holds with a pure verifier alone."""
+        able, pure = self._engine.capabilities, self._verifier.pure
+        return replace(
+            able,
+            exact=able.exact and pure,
+            seeded=able.seeded and pure,
+            scores=True,
+            fingerprint=f"{able.fingerprint}/{self._verifier.fingerprint}",
+        )
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory. Raises VerifierFailed, too."""
+        judged = self._judge(question, trajectories)
+        if self._alone:
+            return await judged
+        own = super().score(tree, prompt, question, trajectories)
+        rewards, factors = await asyncio.gather(own, judged)
+        return [reward * factor for reward, factor in zip(rewards, factors, strict=True)]
+
+    async def usage(self) -> Usage:
+        """The engine's, and what the verifier was asked."""
+        usage = await super().usage()
+        totals = replace(
+            usage.totals,
+            verifier_calls=self._calls,
+            verifier_failures=self._failures,
+            verifier_seconds=self._seconds,
+        )
+        return replace(usage, totals=totals)
+
+    async def close(self) -> None:
+        """End both."""
+        await self._verifier.close()
+        await self._engine.close()
+
+    async def _judge(self, question: str, trajectories: Sequence[Trajectory]) -> list[float]:
+        batch: list[Judged] = [{"question": question, "steps": [*t.texts]} for t in trajectories]
+        self._calls += 1
+        begun = self._clock()
+        try:
+            return await self._verifier.verify(batch)
+        except VerifierFailed:
+            self._failures += 1
+            raise
+        finally:
+            self._seconds += self._clock() - begun

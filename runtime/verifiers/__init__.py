@@ -1,0 +1,1 @@
+"""Verifiers of one's own: a Python function or an HTTP endpoint that the operator names."""

@@ -1,0 +1,93 @@
+"""A server whose rewards a verifier has a share in: what clients and operators see of it."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+
+from runtime.verified_engine import VerifiedEngine
+from runtime.verifiers.verifier import VerifierOptions, fingerprint_of
+from search.engine import VerifierFailed
+from server.assemble import verified_alone
+from server.settings import SettingsError, load_settings
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question
+
+SEARCH = {"policy": "rebase", "width": 4, "seed": 1}
+
+
+class Judging:
+    """A verifier that fails for one question."""
+
+    pure = False
+    fingerprint = fingerprint_of("judging")
+    closed = False
+
+    async def verify(self, batch: list[dict[str, object]]) -> list[float]:
+        """A half each."""
+        if batch[0]["question"] == "fail":
+            raise VerifierFailed("the verifier raised LookupError")
+        return [0.5 for _ in batch]
+
+    async def close(self) -> None:
+        """Noted."""
+        self.closed = True
+
+
+@pytest.fixture
+def engine() -> VerifiedEngine:
+    """The scripted one with such a verifier."""
+    return VerifiedEngine(ScriptedEngine(), Judging(), alone=True)
+
+
+async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
+    """It has a code of its own and is counted; others are answered as before."""
+    asked = {"model": "sprig", "search": SEARCH}
+    well = await http.post("/v1/chat/completions", json=asked | {"messages": question("well")})
+    failed = await http.post("/v1/chat/completions", json=asked | {"messages": question("fail")})
+    again = await http.post("/v1/chat/completions", json=asked | {"messages": question("well")})
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "verifier_failed")
+    assert failed.json()["error"]["message"] == "the verifier raised LookupError"
+    assert failed.headers["x-should-retry"] == "false"
+    assert again.json()["search"]["tree_digest"] == well.json()["search"]["tree_digest"]
+    metrics = (await http.get("/metrics")).text
+    assert 'hedgerow_verifier_failures_total{served="sprig"} 1.0' in metrics
+    assert "hedgerow_verifier_calls_total" in metrics
+    assert "hedgerow_verifier_seconds_total" in metrics
+
+
+async def test_replies_say_so(openai: AsyncOpenAI) -> None:
+    """By the fingerprint, and by how far the same seed gives the same tree."""
+    reply = await openai.chat.completions.create(
+        model="sprig", messages=question("well"), extra_body={"search": SEARCH}
+    )
+    assert reply.system_fingerprint is not None
+    assert reply.system_fingerprint.endswith(f"scripted-1/{Judging.fingerprint}")
+    assert reply.model_dump()["search"]["reproducible"] == "no"
+
+
+async def test_no_request_names_one(http: httpx2.AsyncClient) -> None:
+    """It is the operator's alone."""
+    search = {"verifier": "os:system"}
+    reply = await http.post("/v1/search", json={"question": "?", "search": search})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "search.verifier"
+
+
+@pytest.mark.parametrize("name", ["os.system", "system", ":x", "a:", "ftp://x", "a b:c"])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    """Before anything starts, with what is allowed."""
+    allowed = r"arithmetic, a Python module:function or an http\(s\) URL is needed"
+    with pytest.raises(SettingsError, match=f"^HEDGEROW_VERIFIER = '{name}': {allowed}$"):
+        load_settings({"HEDGEROW_VERIFIER": name})
+
+
+def test_alone_where_there_is_no_reward_model() -> None:
+    """Else it is a factor."""
+    named = {"HEDGEROW_VERIFIER": "arithmetic"}
+    assert not verified_alone(load_settings(named))
+    assert verified_alone(load_settings(named | {"HEDGEROW_REWARD_MODEL": "none"}))
+    judged = named | {"HEDGEROW_REWARD_MODEL": "none", "HEDGEROW_REWARD_FORMAT": "generative"}
+    assert not verified_alone(load_settings(judged))
+    assert VerifierOptions("x", key="s3cret").key not in repr(VerifierOptions("x", key="s3cret"))

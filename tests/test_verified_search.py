@@ -1,0 +1,70 @@
+"""The bundled models with a verifier: same seed, same tree where it is pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.tasks import TASKS
+from runtime.verifiers.stated_arithmetic import states_a_wrong_one
+from search.controller import Problem, search
+from search.outcome import Outcome
+from search.spec import SearchSpec
+from search.tree import Tree, round_reward
+from server.assemble import running
+from server.settings import load_settings
+
+ENVIRONMENT = {"HEDGEROW_THREADS": "1", "HEDGEROW_KV_TOKENS": "8192"}
+QUESTION = TASKS["game24"].questions("dev", 3, seed=5)[2]
+REBASE = SearchSpec(policy="rebase", width=6, seed=1, max_step_tokens=64)
+CHAINS = SearchSpec(policy="best_of_n", width=6, seed=1, max_step_tokens=64, vote="best_min")
+
+pytestmark = pytest.mark.slow
+
+
+async def grow(verifier: str, *specs: SearchSpec, reward_model: str = "auto") -> list[Outcome]:
+    """The searches of a server with these settings."""
+    named = {"HEDGEROW_VERIFIER": verifier, "HEDGEROW_REWARD_MODEL": reward_model}
+    async with running(load_settings(ENVIRONMENT | named)) as parts:
+        prompt = tuple(parts.text.encode_chat([{"role": "user", "content": QUESTION}]))
+        return [
+            await search(
+                Problem(prompt, QUESTION),
+                spec,
+                parts.engine,
+                tree_id=f"oak-{number}",
+                answer_of=lambda text: text,
+                clock=lambda: 0.0,
+            )
+            for number, spec in enumerate(specs)
+        ]
+
+
+def factors(tree: Tree) -> list[float]:
+    """Of each step, by the bundled verifier."""
+    return [0.0 if states_a_wrong_one(node.text) else 1.0 for node in tree.nodes[1:]]
+
+
+async def test_a_factor_changes_the_rewards_and_a_one_changes_nothing() -> None:
+    """Chains say the same whatever their rewards are: with the bundled verifier each is the reward
+    model's own or 0. One that finds nothing wrong leaves every tree as it is, digest for digest."""
+    plain = await grow("none", REBASE, CHAINS)
+    one = await grow("tests.runtime.verifier_examples:one", REBASE, CHAINS)
+    checked = await grow("arithmetic", REBASE, CHAINS)
+    again = await grow("arithmetic", REBASE, CHAINS)
+    assert [tree.digest for tree in one] == [tree.digest for tree in plain]
+    assert [tree.digest for tree in again] == [tree.digest for tree in checked]
+    assert all(outcome.reproducible == "exact" for outcome in checked)
+    before, after = plain[1].tree, checked[1].tree
+    assert [node.tokens for node in after.nodes] == [node.tokens for node in before.nodes]
+    found = factors(after)
+    assert 0.0 in found
+    for node, own, factor in zip(after.nodes[1:], before.nodes[1:], found, strict=True):
+        assert own.reward is not None
+        assert node.reward == round_reward(own.reward * factor)
+
+
+async def test_alone_its_numbers_are_the_rewards() -> None:
+    """Without a reward model."""
+    (outcome,) = await grow("arithmetic", CHAINS, reward_model="none")
+    rewards = [node.reward for node in outcome.tree.nodes[1:]]
+    assert rewards == factors(outcome.tree)
