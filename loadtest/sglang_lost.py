@@ -53,7 +53,7 @@ MOST_LATE_MS = 250.0
 ROWS = ("servers", "deadlines", "hedgerow")
 
 
-async def victims(stub: bool, ends: AsyncExitStack) -> tuple[Victim, Victim]:
+async def server_pair(stub: bool, ends: AsyncExitStack) -> tuple[Victim, Victim]:
     """The policy's server and the reward model's, which end with ``ends``."""
     if stub:
         made = StubVictim.of(), StubVictim.of()
@@ -79,7 +79,7 @@ def serving(policy: Victim, reward: Victim) -> Served:
 async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict[str, Any]:
     """All searches in peace, then while the servers are killed so often."""
     async with AsyncExitStack() as ends:
-        policy, reward = await victims(stub, ends)
+        policy, reward = await server_pair(stub, ends)
         served = await asyncio.to_thread(serving, policy, reward)
         ends.push_async_callback(asyncio.to_thread, served.__exit__, None, None, None)
         calm = await streamed(served.url, range(searches), AT_ONCE)
@@ -117,7 +117,7 @@ async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
     """Searches with a deadline over each server stopped in turn."""
     late: list[float] = []
     async with AsyncExitStack() as ends:
-        pair = await victims(stub, ends)
+        pair = await server_pair(stub, ends)
         served = await asyncio.to_thread(serving, *pair)
         ends.push_async_callback(asyncio.to_thread, served.__exit__, None, None, None)
         begun = time.monotonic()

@@ -96,11 +96,11 @@ class RealVictim:
 
 
 async def killed_at_random(
-    victims: Sequence[Victim], kills: Sequence[int], over: asyncio.Event
+    servers: Sequence[Victim], kills: Sequence[int], over: asyncio.Event
 ) -> None:
     """Each so often, in a random order, each time at a random moment after the last start."""
     dice = random.Random(0)
-    order = [victim for victim, often in zip(victims, kills, strict=True) for _ in range(often)]
+    order = [victim for victim, often in zip(servers, kills, strict=True) for _ in range(often)]
     dice.shuffle(order)
     for number, victim in enumerate(order, 1):
         if over.is_set():
