@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, offloaded, roofline
-from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
+from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks, weight_bytes
 from runtime.reward_format import reward_format
-from server.launch_memory import PASSES_SHARE, fractions
+from server.launch_memory import Placed, Spread, share_gpu
 from server.settings import Settings, SettingsError
 
 DRAFT_TOKENS = 3
@@ -48,47 +49,73 @@ def on_gpu(tera: float, giga: float, memory: float, host: float | None = None) -
 def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str, Any]:
     """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
 
-    The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together, or on a GPU its
-    memory without the models' weights and ``PASSES_SHARE`` of it. On a GPU a ``draft`` has SGLang
-    draft too: ``draft_args`` are its server's flags for that, and a token of the policy's costs the
-    draft's layers beside its own. With a bandwidth to host memory ``offload`` says what KV there
-    would win. Raises SettingsError without a reward model, ValueError without room or for a
-    checkpoint that cannot be read.
+    The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together; on a GPU it is
+    ``server.launch_memory.share_gpu`` that shares its memory, as for servers that are launched. A
+    ``draft`` has SGLang draft too: ``draft_args`` are its server's flags for that, and a token of
+    the policy's costs the draft's layers beside its own. With a bandwidth to host memory
+    ``offload`` says what KV there would win. Raises SettingsError without a reward model,
+    ValueError without room or for a checkpoint that cannot be read.
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
         raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
-    sizes_of = ModelConfig.from_checkpoint if machine.memory is None else ModelConfig.sizes_of
-    config = sizes_of(settings.policy_model)
-    policy = footprint(config, machine.number_bytes)
-    draft, beside = _draft(settings, machine), 0.0
-    if draft is not None:
-        beside = footprint(draft, machine.number_bytes).weight_bytes
-        layers = config.layers + draft.layers  # SGLang counts one of the draft like the target's
-        policy = replace(policy, kv_bytes=policy.kv_bytes * layers // config.layers)
-    prm = footprint(sizes_of(settings.reward_model), machine.number_bytes)
     if machine.memory is None:
+        policy, prm = (
+            footprint(ModelConfig.from_checkpoint(folder), machine.number_bytes)
+            for folder in (settings.policy_model, settings.reward_model)
+        )
         budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
-    else:
-        usable = (1 - PASSES_SHARE) * machine.memory
-        budget = int(usable - policy.weight_bytes - prm.weight_bytes - beside)
-    chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
-    halves = even(policy, prm, machine.device, load, budget)
-    found = {
+        chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
+        return _plan(policy, prm, machine.device, load, budget, chosen)
+    first, second = _placed(settings, settings.policy_model, settings.reward_model)
+    draft, beside = _draft(settings), 0.0
+    if draft is not None:
+        beside = weight_bytes(draft, machine.number_bytes)
+        layers = ModelConfig.sizes_of(settings.policy_model).layers
+        own = first.costs.kv_bytes * (layers + draft.layers) // layers
+        first = replace(first, costs=replace(first.costs, kv_bytes=own))  # as SGLang counts it
+    shared = share_gpu(first, second, machine.device, machine.memory, load, beside)
+    found = _plan(first.costs, second.costs, machine.device, load, shared.budget, shared.split)
+    found["mem_fraction_static"] = dict(
+        zip(("policy", "reward_model"), shared.fractions, strict=True)
+    )
+    if draft is not None:
+        found["draft_args"] = draft_args(settings, shared.split.generator_batch)
+    return found
+
+
+def _placed(settings: Settings, policy: Path, reward: Path) -> tuple[Placed, Placed]:
+    """Both models on the GPUs that their servers' arguments say. Raises ValueError where they have
+    none in common, or those are not known."""
+    spreads = [Spread.of(args) for args in (settings.policy_args, settings.reward_args)]
+    if spreads[0] is None or spreads[1] is None or not spreads[0].meets(spreads[1]):
+        raise ValueError("HEDGEROW_POLICY_ARGS and HEDGEROW_REWARD_ARGS: no GPU that both have")
+    return (
+        Placed.of(ModelConfig.sizes_of(policy), spreads[0]),
+        Placed.of(ModelConfig.sizes_of(reward), spreads[1]),
+    )
+
+
+def _plan(
+    policy: ModelCosts,
+    prm: ModelCosts,
+    device: DevicePeaks,
+    load: SplitLoad,
+    budget: int,
+    chosen: KvSplit,
+) -> dict[str, Any]:
+    """What is said of a split of ``budget`` bytes."""
+    halves = even(policy, prm, device, load, budget)
+    found: dict[str, Any] = {
         "load": asdict(load),
-        "device": asdict(machine.device),
+        "device": asdict(device),
         "budget_bytes": budget,
         "roofline": _shown(chosen, policy, prm),
         "even": _shown(halves, policy, prm),
-        "reasons": _reasons(chosen, halves, load, machine.device, budget),
+        "reasons": _reasons(chosen, halves, load, device, budget),
     }
-    if machine.memory is not None:
-        shares = fractions(chosen, policy, prm, machine.memory)
-        found["mem_fraction_static"] = dict(zip(("policy", "reward_model"), shares, strict=True))
-    if draft is not None:
-        found["draft_args"] = draft_args(settings, chosen.generator_batch)
-    if machine.device.host_bandwidth is not None:
-        apart = offloaded(policy, prm, machine.device, load, budget, keeps=True)
-        found["offload"] = _offload(policy, prm, machine.device, machine.device.host_bandwidth)
+    if device.host_bandwidth is not None:
+        found["offload"] = _offload(policy, prm, device, device.host_bandwidth)
+        apart = offloaded(policy, prm, device, load, budget, keeps=True)
         found["offload"]["apart_seconds"] = apart
         found["reasons"] += _offload_reasons(found["offload"], chosen.seconds)
     return found
@@ -135,9 +162,9 @@ def _offload_reasons(offload: dict[str, Any], seconds: float) -> list[str]:
     return said
 
 
-def _draft(settings: Settings, machine: Machine) -> ModelConfig | None:
-    """What SGLang is to draft with on a GPU. Raises SettingsError if no model is named."""
-    if machine.memory is None or settings.draft == "off":
+def _draft(settings: Settings) -> ModelConfig | None:
+    """What SGLang is to draft with. Raises SettingsError if no model is named."""
+    if settings.draft == "off":
         return None
     if settings.draft_model is None:
         raise SettingsError(

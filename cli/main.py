@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -218,12 +219,14 @@ def plan(
     context: typer.Context,
     checkpoint: Model = None,
     *,
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
-    length: Annotated[int, typer.Option(min=1, help="Tokens that a sequence has.")] = 256,
-    new: Annotated[int, typer.Option(min=1, help="Tokens that it is to grow by.")] = 64,
-    stored: Annotated[
-        int, typer.Option("--own", min=0, help="Of its tokens, those no other one has; 0: all.")
-    ] = 0,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Sequences at once; none of these: --kv-load's.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens that a sequence has.")] = None,
+    new: Annotated[int | None, typer.Option(min=1, help="Tokens that it is to grow by.")] = None,
+    own: Annotated[
+        int | None, typer.Option(min=0, help="Of its tokens, those no other one has; 0: all.")
+    ] = None,
     gpu: Annotated[
         tuple[float, float, float] | None,
         typer.Option(help="Plan for SGLang: a GPU's TFLOP/s, GB/s and GB, bfloat16."),
@@ -241,7 +244,9 @@ def plan(
     settings = models_ready(settings_of(context.obj, checkpoint), tell)
     with refused((ValueError, OSError)):
         machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
-        found = make_plan(settings, SplitLoad(sequences, length, new, stored), machine)
+        given = {"sequences": sequences, "length": length, "new": new, "own": own}
+        named = {name: value for name, value in given.items() if value is not None}
+        found = make_plan(settings, replace(SplitLoad(*settings.kv_load), **named), machine)
     if as_json:
         print(json.dumps(found))
         return

@@ -16,9 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cli.kv_split_plan import PASSES_SHARE, make_plan, on_gpu
 from hedgerow_sglang.plugin_protocol import REWARD_CLASSES
-from kvpolicy.roofline import SplitLoad
 from models.bundled import BUNDLED_MODELS, bundled_name
 from models.catalog import hub_name, public_policy, public_reward_model
 from runtime.checkpoint import LANGUAGE, Checkpoint, check_weights
@@ -39,7 +37,8 @@ from search.engine import EngineError
 from search.outcome_rewards import outcome_policies
 from server import machine
 from server.assemble import known_format, server_options, sglang_options
-from server.gpus import Gpu
+from server.gpus import Gpu, local_gpu
+from server.launch_memory import GIVEN, room_on
 from server.model_download import is_whole, with_models
 from server.model_settings import bundled
 from server.setting_types import RUNNING
@@ -83,6 +82,7 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
     prm = settings.reward_model
     form = reward_format(known_format(settings)) if prm else reward_format("none")
     broken = list(_folder_refusals(settings, form))
+    device = gpu or (local_gpu() if settings.engine == "sglang" else None)
     refusals = {
         "embedded": [*broken, *_embedded_refusals(settings, form)],
         "sglang": [*broken, *_sglang_refusals(settings, form)],
@@ -95,7 +95,7 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
     if prm is not None:
         known = (own is not None and prm == own.reward) or public_reward_model(prm) is not None
         models["reward_model"] = _described(prm, number, known)
-    memory, misfit = _memory(settings, models, gpu, form)
+    memory, misfit = _memory(settings, device, form)
     refused = [*([here] if here and gpu is None else []), *refusals[settings.engine], *misfit]
     return {
         **models,
@@ -204,43 +204,33 @@ def _sglang_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
 
 
 def _launched(settings: Settings) -> list[LaunchOptions]:
-    """The servers' options wherever SGLang is. Raises ValueError for those that are refused."""
-    python = {"launch_python": Path(sys.executable), "launch_device": "cuda"}
-    return server_options(settings.model_copy(update=python))
+    """The servers' options wherever SGLang is, whatever GPU is here; their memory is told apart.
+    Raises ValueError for those that are refused."""
+    there = {"launch_python": Path(sys.executable), "launch_device": "cuda"}
+    shares = {"launch_memory": settings.launch_memory or GIVEN}
+    return server_options(settings.model_copy(update=there | shares))
 
 
 def _memory(
-    settings: Settings, models: dict[str, Any], gpu: Gpu | None, form: RewardFormat
+    settings: Settings, gpu: Gpu | None, form: RewardFormat
 ) -> tuple[dict[str, Any], list[str]]:
     """What of a GPU's memory each server takes, and what does not fit."""
     if gpu is None:
         return {}, []
-    read = [model for model in models.values() if model]
-    if any(model["weight_bytes"] is None for model in read):
-        return {"gpu": gpu.name, "bytes": gpu.memory * GIGA}, []
-    usable, weights = (1 - PASSES_SHARE) * gpu.memory * GIGA, sum(m["weight_bytes"] for m in read)
-    found = {"gpu": gpu.name, "bytes": gpu.memory * GIGA, "usable_bytes": int(usable)}
-    if weights >= usable:
-        return found, [
-            f"{weights / GIGA:.1f} GB of weights, {usable / GIGA:.1f} of {gpu.name}'s "
-            f"{gpu.memory:g} GB hold weights and KV; take a larger GPU, or spread a model over "
-            "several: --policy-args '--tp-size 2', --reward-args '--tp-size 2 --base-gpu-id 2'"
-        ]
-    if settings.reward_model is None or not form.needs_model:
-        tokens = (usable - weights) / models["policy"]["kv_bytes"]
-        shares = {"policy": round(1 - PASSES_SHARE, 4)}
-        return found | {"shares": shares, "kv_tokens": {"policy": int(tokens)}}, []
-    split = make_plan(settings, SplitLoad(*settings.kv_load), _machine_of(gpu))
-    chosen = split["roofline"]
-    tokens = {"policy": chosen["kv_tokens"], "reward_model": chosen["prm_kv_tokens"]}
+    found: dict[str, Any] = {"gpu": gpu.name, "bytes": gpu.memory * GIGA}
+    if settings.launch_memory is not None:
+        return found | {"shares": dict(zip(MODELS, settings.launch_memory, strict=True))}, []
+    try:
+        room = room_on(gpu, settings, settings.reward_model if form.needs_model else None)
+    except ValueError as error:
+        return found, [str(error)]
+    if room is None:
+        return found, []
+    shares = dict(zip(MODELS, room.fractions, strict=False))
     return found | {
-        "shares": split["mem_fraction_static"],
-        "kv_tokens": {name: int(count) for name, count in tokens.items()},
+        "shares": shares,
+        "kv_tokens": dict(zip(shares, room.kv_tokens, strict=True)),
     }, []
-
-
-def _machine_of(gpu: Gpu) -> Any:
-    return on_gpu(gpu.teraflops, gpu.bandwidth, gpu.memory)
 
 
 def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
@@ -345,8 +335,10 @@ def _model_line(model: dict[str, Any]) -> str:
 def _memory_line(memory: dict[str, Any]) -> str:
     if "shares" not in memory:
         return f"{memory['gpu']}: {memory['bytes'] / GIGA:.0f} GB"
+    tokens = memory.get("kv_tokens", {})
     parts = [
-        f"{name.replace('_', ' ')} {share:g} of what is free, {memory['kv_tokens'][name]:,} tokens"
+        f"{name.replace('_', ' ')} {share:g} of what is free"
+        + (f", {tokens[name]:,} tokens of KV" if name in tokens else "")
         for name, share in memory["shares"].items()
     ]
-    return f"{memory['gpu']}, {memory['bytes'] / GIGA:.0f} GB: {'; '.join(parts)} of KV"
+    return f"{memory['gpu']}, {memory['bytes'] / GIGA:.0f} GB: {'; '.join(parts)}"

@@ -1,9 +1,11 @@
 """How fast is a real chat model, SmolLM2-135M-Instruct, on the embedded engine?
 
-`python -m loadtest.real_model [--json]`. Tokens a second of 1, 8 and 32 branches of one prompt
-against transformers' `generate` in float32, by turns in one run, each on all cores; the draw's
-share of a decode step at 49,152 ids, and what memory it takes beside the logits; seconds from
-`hedgerow serve smollm2` to its first answer, with nothing made before and once more.
+`python -m loadtest.real_model [--json]`. Tokens a second of 1, 8 and 32 branches of one prompt,
+deduplicated and not, against transformers' `generate` in float32, by turns in one run on as many
+threads, and SGLang's on the CPU (`--sglang`), whose arithmetic has one thread here: `--threads 1`
+gives all of them one. The draw's share of a decode step (`loadtest.draw_cost`). Searches in a
+quarter of the KV that they hold at most: equal trees, what was computed again, the time. Seconds
+from `hedgerow serve smollm2` to its first answer, with nothing made before and once more.
 """
 
 from __future__ import annotations
@@ -11,40 +13,47 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import statistics
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import torch
 
-from loadtest.engine import Decoding, interleaved
+from loadtest.draw_cost import embedded_rows, plugin_rows
+from loadtest.on_sglang import PYTHON, engine_on, policy_server, started, to_its_end
 from loadtest.report import publish, say
 from loadtest.served import Served
 from loadtest.turns import in_turns
 from models.smollm2 import smollm2_folder
-from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine, EngineOptions, let_threads_rest
-from runtime.embedded.model.forward import Forward
-from runtime.embedded.model.threads import thread_counts
-from runtime.embedded.sampler import sample
 from runtime.text import Text
-from search.engine import Branch, Sampling
+from search.controller import Problem, search
+from search.engine import Branch, Engine, Sampling
+from search.outcome import Outcome
+from search.spec import SearchSpec
 from search.tree import ROOT
 
 BRANCHES = (1, 8, 32)
-ROWS = (1, 8, 32, 64)
 TOKENS = 48
-DRAWS = {"plain": (1.0, 1.0), "top_p": (0.7, 0.95)}
-"""Temperature and top-p of what is drawn."""
 CORES = os.cpu_count() or 1
+KV_TOKENS = 20_000
+QUESTION = "A pen costs 3 coins and a book 12. How much are two pens and a book?"
+LONG: dict[str, Any] = {"step_tokens": 24, "trajectory_tokens": 96, "seed": 0}
+SPECS = (
+    SearchSpec(policy="self_consistency", width=16, ignore_eos=True, **LONG),
+    SearchSpec(policy="rebase", width=16, **LONG),
+    SearchSpec(policy="best_first", width=16, **LONG),
+    SearchSpec(policy="mcts", width=16, **LONG),
+)
+ONLY = ("rates", "draws", "kv", "start")
 
 
 class Generating:
@@ -72,9 +81,9 @@ class Generating:
 
 
 class Expanding:
-    """A round of the embedded engine: as many children of one prompt."""
+    """A round of an engine: as many children of one prompt."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rounds = 0
 
@@ -105,65 +114,92 @@ class Counted:
         """Once more, with a new prompt."""
         self.tokens.append(await self.drawing.run(self.prompt(), self.branches))
 
+    def speed(self, seconds: Sequence[float]) -> float:
+        """Tokens a second: the median over the timed runs, the last ones."""
+        drawn = self.tokens[-len(seconds) :]
+        return statistics.median(t / s for t, s in zip(drawn, seconds, strict=True))
 
-async def rate_rows(folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Tokens a second of both, and their ratio; every repeat has a prompt that nobody has read."""
+
+async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> list[dict[str, Any]]:
+    """Tokens a second of all, and each one's over `generate`'s; every repeat has a prompt that
+    nobody has read."""
     text, prompts = Text(folder), iter(range(10**6))
 
     def prompt() -> list[int]:
         content = f"Story {next(prompts)}: tell at length of a fox, a river and a long winter."
         return text.encode_chat([{"role": "user", "content": content}])
 
-    torch.set_num_threads(CORES)
-    theirs = Generating(folder)
-    engine = await EmbeddedEngine.start(EngineOptions(policy=folder, reward_format="none"))
+    torch.set_num_threads(threads)
+    plain = EngineOptions(policy=folder, reward_format="none", threads=threads)
     rows = []
-    try:
-        ours = Expanding(engine)
+    async with AsyncExitStack() as ends:
+        drawing: dict[str, Expanding | Generating] = {"generate": Generating(folder)}
+        for name, dedup in (("embedded", True), ("no_dedup", False)):
+            engine = await EmbeddedEngine.start(replace(plain, dedup=dedup))
+            ends.push_async_callback(engine.close)
+            drawing[name] = Expanding(engine)
+        if sglang:
+            server = policy_server(PYTHON, "lru", KV_TOKENS, model=folder)
+            await ends.enter_async_context(started([server]))
+            drawing["sglang"] = Expanding(await ends.enter_async_context(engine_on([server], [])))
         for branches in BRANCHES:
-            counted = [Counted(ours, prompt, branches), Counted(theirs, prompt, branches)]
-            calls = dict(zip(("embedded", "generate"), (one.run for one in counted), strict=True))
+            counted = {name: Counted(one, prompt, branches) for name, one in drawing.items()}
+            calls = {name: one.run for name, one in counted.items()}
             await in_turns(calls, 1)  # what is made at first use
             times = await in_turns(calls, repeats)
-            speed = [
-                one.tokens[-1] / times.median(name)
-                for name, one in zip(calls, counted, strict=True)
-            ]
-            row = {"branches": branches, "ratio": round(speed[0] / speed[1], 2)}
-            row |= {f"{n}_tokens_a_second": round(v, 1) for n, v in zip(calls, speed, strict=True)}
+            speeds = {name: one.speed(times.seconds[name]) for name, one in counted.items()}
+            row: dict[str, Any] = {"branches": branches, "threads": threads}
+            row |= {f"{name}_tokens_a_second": round(v, 1) for name, v in speeds.items()}
+            ours = (name for name in speeds if name != "generate")
+            row |= {f"{n}_ratio": round(speeds[n] / speeds["generate"], 2) for n in ours}
             rows.append(row)
             say(str(row))
+    return rows
+
+
+async def kv_rows(folder: Path, threads: int) -> list[dict[str, Any]]:
+    """Each search in all the KV that it wants, and in a quarter of what it held then."""
+    plain = EngineOptions(policy=folder, reward_format="none", threads=threads)
+    rows = []
+    for spec in SPECS:
+        roomy, seconds = await grown(replace(plain, kv_tokens=KV_TOKENS), spec)
+        peak = roomy.stats.engine.kv_tokens_peak
+        tight, took = await grown(replace(plain, kv_tokens=peak // 4), spec)
+        cost = tight.stats.engine
+        rows.append(
+            {
+                "policy": f"{spec.policy} {spec.width}",
+                "kv_tokens": peak,
+                "quarter": peak // 4,
+                "same_tree": tight.digest == roomy.digest,
+                "decoded": cost.decoded_tokens,
+                "computed_again": cost.rehydrated_tokens,
+                "time_ratio": round(took / seconds, 2),
+            }
+        )
+        say(str(rows[-1]))
+    return rows
+
+
+async def grown(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, float]:
+    """One search on an engine of its own, and its seconds."""
+    text = Text(options.policy)
+    prompt = tuple(text.encode_chat([{"role": "user", "content": QUESTION}]))
+    engine = await EmbeddedEngine.start(options)
+    try:
+        began = time.perf_counter()
+        outcome = await search(
+            Problem(prompt=prompt, question=QUESTION),
+            spec,
+            engine,
+            tree_id=spec.policy,
+            answer_of=lambda reply: reply.strip() or None,
+            clock=time.monotonic,
+            context_tokens=engine.capabilities.context_tokens,
+        )
+        return outcome, time.perf_counter() - began
     finally:
         await engine.close()
-    return rows
-
-
-def draw_rows(folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """A decode step, its draw, the draw's share of both, and what memory drawing takes at most."""
-    forward = Forward(folder, threads=thread_counts(CORES))
-    stories = TASKS["wordproblem"].questions("dev", 200, 0)
-    words = Text(folder).encode("\n".join(stories))
-    rows = []
-    for n in ROWS:
-        decoding = Decoding(forward, n, words)
-        logits = forward.run(decoding.spans, decoding.store)
-        seeds, places = np.arange(n, dtype=np.uint64), np.full(n, 100)
-        draws = [
-            lambda x=logits, s=seeds, p=places, d=drawn: sample(x, s, p, *d)
-            for drawn in DRAWS.values()
-        ]
-        step, *took = interleaved([decoding.step, *draws], repeats)
-        row: dict[str, Any] = {"rows": n, "step_ms": round(step, 2)}
-        for name, draw, milliseconds in zip(DRAWS, draws, took, strict=True):
-            tracemalloc.start()
-            draw()
-            row[f"{name}_ms"] = round(milliseconds, 2)
-            row[f"{name}_share"] = round(milliseconds / (step + milliseconds), 3)
-            row[f"{name}_megabytes"] = round(tracemalloc.get_traced_memory()[1] / 1e6, 2)
-            tracemalloc.stop()
-        rows.append(row)
-        say(str(row))
-    return rows
 
 
 def start_row() -> dict[str, float]:
@@ -183,18 +219,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print tables, or one JSON document with ``--json``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("rates", "draws", "start"), help="default: all")
+    parser.add_argument("--only", choices=ONLY, help="default: all")
+    parser.add_argument("--threads", type=int, default=CORES, help="of the arithmetic")
+    parser.add_argument("--sglang", action="store_true", help="rates: beside SGLang on the CPU")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)
     let_threads_rest()  # for the processes below, as in the engine's
-    folder = smollm2_folder()
+    folder, threads, repeats = smollm2_folder(), options.threads, options.repeats
+    wanted = ONLY if options.only is None else (options.only,)
     found: dict[str, list[dict[str, Any]]] = {}
-    if options.only in (None, "draws"):
+    if "draws" in wanted:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            found["draws"] = process.submit(draw_rows, folder, 3 * options.repeats).result()
-    if options.only in (None, "rates"):
-        found["rates"] = asyncio.run(rate_rows(folder, options.repeats))
-    if options.only in (None, "start"):
+            found["draws"] = process.submit(embedded_rows, folder, threads, 3 * repeats).result()
+            found["plug-in draws"] = process.submit(plugin_rows, repeats).result()
+    if "rates" in wanted:
+        found["rates"] = to_its_end(rate_rows(folder, repeats, threads, options.sglang))
+    if "kv" in wanted:
+        found["kv"] = asyncio.run(kv_rows(folder, threads))
+    if "start" in wanted:
         with tempfile.TemporaryDirectory() as cache:
             os.environ["XDG_CACHE_HOME"] = cache
             found["start"] = [{"start": name} | start_row() for name in ("first", "again")]

@@ -54,6 +54,7 @@ from search.engine import Hint
 from search.events import Event, Selected
 from search.outcome import Outcome
 from search.spec import SearchSpec
+from search.tree import Tree
 
 KEYS = (
     *("policy", "width", "searches", "pool", "lru_again", "plugin_again", "bound_again"),
@@ -128,9 +129,8 @@ class Bench:
         return time.monotonic() - begun, sum(map(cpu_seconds, self.servers)) - used
 
 
-def raw_list(outcome: Outcome) -> dict[str, Any]:
-    """One list that draws as many tokens for each chain of an outcome, by as many seeds."""
-    tree = outcome.tree
+def raw_list(tree: Tree) -> dict[str, Any]:
+    """One list that draws as many tokens for each chain of a tree, by as many seeds."""
     chains = [node.id for node in tree.nodes[1:] if not node.children]
     prompt = list(tree.prompt)
     drawn = [len(tree.tokens(leaf)) - len(prompt) for leaf in chains]
@@ -146,18 +146,19 @@ def raw_list(outcome: Outcome) -> dict[str, Any]:
 async def against_raw(bench: Bench, items: Sequence[Item], width: int) -> dict[str, Any]:
     """``self_consistency`` against a raw list, a pair an item."""
     spec = SearchSpec(policy="self_consistency", width=width)
-    policy, walls, cpus = bench.servers[0], [], []
+    policy, walls, cpus, most = bench.servers[0], [], [], 0
     async with httpx.AsyncClient(
         base_url=policy.url, timeout=PATIENCE_SECONDS, trust_env=False
     ) as client:
-        with watched(bench.engine) as sent:
-            for item in items:
-                body = raw_list(await bench.search(item, spec, sent))
-                raw = await bench.timed(lambda body=body: client.post("/generate", json=body))
-                ours = await bench.timed(lambda item=item: bench.search(item, spec))
-                walls.append(ours[0] / raw[0])
-                cpus.append(ours[1] / max(0.01, raw[1]))
-                say(f"self_consistency: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
+        for item in items:
+            with watched(bench.engine) as sent:
+                body = raw_list((await bench.search(item, spec, sent)).tree)
+            most = max(most, sent.most)
+            raw = await bench.timed(lambda body=body: client.post("/generate", json=body))
+            ours = await bench.timed(lambda item=item: bench.search(item, spec))
+            walls.append(ours[0] / raw[0])
+            cpus.append(ours[1] / max(0.01, raw[1]))
+            say(f"self_consistency: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
     return row(
         policy=spec.policy,
         width=width,
@@ -165,7 +166,7 @@ async def against_raw(bench: Bench, items: Sequence[Item], width: int) -> dict[s
         pool=POOL_TOKENS,
         wall_vs_raw=[statistics.median(walls), min(walls), max(walls)],
         cpu_vs_raw=[statistics.median(cpus), min(cpus), max(cpus)],
-        requests_a_round=sent.most,
+        requests_a_round=most,
     )
 
 

@@ -24,6 +24,7 @@ from runtime.sglang.sglang_engine import SglangEngine, known_flops
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
 from runtime.text import Text
 from search.engine import Engine
+from server.gpus import Gpu, local_gpu
 from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
@@ -208,14 +209,15 @@ def sglang_options(
     )
 
 
-def server_options(settings: Settings) -> list[LaunchOptions]:
-    """The policy's server, and the reward model's where the format reads one.
+def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOptions]:
+    """The policy's server, and the reward model's where the format reads one; for ``gpu``, or the
+    first one here.
 
     Raises SettingsError or ValueError naming what is wrong.
     """
     form, device = reward_format(_format(settings)), _device(settings)
     prm = settings.reward_model if form.needs_model else None
-    shares = launch_shares(settings, device, prm)
+    shares = launch_shares(settings, device, prm, gpu or local_gpu())
     plain = LaunchOptions(
         model=settings.policy_model,
         python=settings.launch_python,

@@ -1,85 +1,237 @@
-"""Shares of a GPU's memory for the SGLang servers that are launched, by their models' sizes."""
+"""Shares of a GPU's memory for SGLang servers, by their models' sizes and the load asked for: one
+computation for ``hedgerow plan``, ``hedgerow check`` and the servers that are launched."""
 
 from __future__ import annotations
 
+import argparse
 import logging
+import math
 import shlex
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, roofline
 from runtime.checkpoint import config_of
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel, footprint, weight_bytes
-from server.gpus import GPUS
-from server.machine import cuda_devices
+from server.gpus import Gpu
 from server.settings import Settings, SettingsError, variable
 
 log = logging.getLogger("hedgerow")
 
 PASSES_SHARE = 0.12
-"""Of a GPU's memory, what two servers' passes and graphs take beside weights and KV."""
+"""Of a GPU's memory, what a server's passes and graphs take beside weights and KV."""
 GIVEN = (0.6, 0.75)
 """Where sizes are not known, and on a CPU, where ``kv_tokens`` bounds what a server takes."""
-PEAKS = DevicePeaks(1e12 * GPUS["a100"].teraflops, 1e9 * GPUS["a100"].bandwidth)
-"""Of them only the ratio matters here, and other GPUs' is within 2.7 of it."""
 NUMBER_BYTES = 2
-_APART = "--base-gpu-id"
-_PARALLEL = ("--tp-size", "--tp", "--tensor-parallel-size", "--pp-size", "--dp-size")
+_NUMBERS = {
+    ("--tp-size", "--tensor-parallel-size"): 1,
+    ("--pp-size", "--pipeline-parallel-size"): 1,
+    ("--dp-size", "--data-parallel-size"): 1,
+    ("--base-gpu-id",): 0,
+    ("--nnodes",): 1,
+}
+"""Options of SGLang's that say which GPUs a server has, with their defaults."""
+GIGA = 1e9
 
 
-def launch_shares(settings: Settings, device: str, reward: Path | None) -> tuple[float, float]:
-    """For ``--mem-fraction-static``: of what is free when the policy's server starts, and then the
-    reward model's. ``reward``: the reward model, None if none is launched.
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over which GPUs a server's arguments spread its model: ``tensor`` times ``pipeline`` parts,
+    ``copies`` of each, from GPU ``first`` on."""
 
-    As set, or else what ``hedgerow plan --gpu`` computes for ``kv_load`` and the first GPU's
-    memory. Raises SettingsError where the weights alone do not fit.
+    tensor: int = 1
+    pipeline: int = 1
+    copies: int = 1
+    first: int = 0
+
+    @classmethod
+    def of(cls, args: str) -> Spread | None:
+        """By SGLang's own options; None where a model is spread over several machines, or a number
+        is none: that SGLang says itself."""
+        try:
+            given, _ = _parser().parse_known_args(shlex.split(args))
+        except (argparse.ArgumentError, ValueError):
+            return None
+        if given.nnodes > 1 or min(given.tp_size, given.pp_size, given.dp_size) < 1:
+            return None
+        copies = 1 if given.enable_dp_attention else given.dp_size
+        return cls(given.tp_size, given.pp_size, copies, given.base_gpu_id)
+
+    @property
+    def parts(self) -> int:
+        """Of one copy of the model, each on a GPU of its own."""
+        return self.tensor * self.pipeline
+
+    def meets(self, other: Spread) -> bool:
+        """Whether both have a GPU in common."""
+        ends = [one.first + one.parts * one.copies for one in (self, other)]
+        return max(self.first, other.first) < min(ends)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Takes of SGLang's options those that say which GPUs a server has, abbreviated too."""
+    made = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for names, default in _NUMBERS.items():
+        made.add_argument(*names, type=int, default=default)
+    made.add_argument("--enable-dp-attention", action="store_true")
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model on a GPU of its server, in bfloat16: what passes cost that GPU, and the bytes of
+    weights that it holds, the embedding's among them, which a pass does not read."""
+
+    costs: ModelCosts
+    weights: float
+    copies: int = 1
+
+    @classmethod
+    def of(cls, config: ModelConfig, spread: Spread | None = None) -> Placed:
+        """Each of its GPUs holds as much; keys' heads are divided as far as there are some."""
+        spread = spread or Spread()
+        whole, parts = footprint(config, NUMBER_BYTES), spread.parts
+        heads = max(1, config.kv_heads // spread.tensor) / config.kv_heads
+        costs = ModelCosts(
+            token_flops=whole.token_flops / parts,
+            pair_flops=whole.pair_flops / parts,
+            weight_bytes=whole.weight_bytes / parts,
+            kv_bytes=math.ceil(whole.kv_bytes * heads / spread.pipeline),
+        )
+        return cls(costs, weight_bytes(config, NUMBER_BYTES) / parts, spread.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How two servers share a GPU. ``budget``: bytes of KV in all; ``fractions``: for SGLang's
+    ``--mem-fraction-static``, of what is free when each server starts, the policy's first."""
+
+    budget: int
+    split: KvSplit
+    fractions: tuple[float, float]
+
+
+def share_gpu(
+    policy: Placed,
+    reward: Placed,
+    device: DevicePeaks,
+    memory: float,
+    load: SplitLoad,
+    beside: float = 0.0,
+) -> Shared:
+    """Share ``memory`` bytes by the roofline; ``beside``: of weights that the policy's server has
+    outside its share, such as a draft's.
+
+    Raises TooLittleMemory where not even one sequence of each fits.
+    """
+    each = math.ceil(load.sequences / min(policy.copies, reward.copies))
+    held = policy.weights + reward.weights + beside
+    budget = int((1 - PASSES_SHARE) * memory - held)
+    load = replace(load, sequences=each)
+    split = roofline(policy.costs, reward.costs, device, load, budget, keeps=True)
+    first = policy.weights + split.generator_bytes
+    second = (reward.weights + split.verifier_bytes) / (memory - first - beside)
+    return Shared(budget, split, (_rounded(first / memory), _rounded(min(0.99, second))))
+
+
+def _rounded(share: float) -> float:
+    """Down, since what is over is needed by passes."""
+    return int(1e4 * share) / 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For each server, the policy's first: its share, and the tokens of KV that it holds then."""
+
+    fractions: tuple[float, ...]
+    kv_tokens: tuple[int, ...]
+
+
+def room_on(gpu: Gpu, settings: Settings, reward: Path | None) -> Room | None:
+    """What the servers that ``settings`` would launch get of GPUs such as this one; ``reward``: the
+    reward model, None if none is launched. None where sizes or GPUs are not known.
+
+    Raises ValueError with the sizes and ways out where weights and KV do not fit.
+    """
+    folders = [settings.policy_model, *([reward] if reward else [])]
+    configs = [_sizes(folder) for folder in folders]
+    spreads = [Spread.of(args) for args in (settings.policy_args, settings.reward_args)]
+    models = [
+        Placed.of(config, spread)
+        for config, spread in zip(configs, spreads, strict=False)
+        if config is not None and spread is not None
+    ]
+    if len(models) < len(folders):
+        return None
+    if len(models) == 2 and spreads[0] and spreads[1] and spreads[0].meets(spreads[1]):
+        return _together(gpu, models, SplitLoad(*settings.kv_load))
+    tokens = [int(_left(gpu, [one]) / one.costs.kv_bytes) * one.copies for one in models]
+    return Room((1 - PASSES_SHARE,) * len(models), tuple(tokens))
+
+
+def _together(gpu: Gpu, models: Sequence[Placed], load: SplitLoad) -> Room:
+    policy, reward = models
+    _left(gpu, models)
+    peaks = DevicePeaks(1e12 * gpu.teraflops, 1e9 * gpu.bandwidth)
+    try:
+        shared = share_gpu(policy, reward, peaks, gpu.memory * GIGA, load)
+    except ValueError as error:
+        raise ValueError(f"{_too_large(gpu, models)}; {error}") from None
+    tokens = (
+        shared.split.generator_bytes // policy.costs.kv_bytes * policy.copies,
+        shared.split.verifier_bytes // reward.costs.kv_bytes * reward.copies,
+    )
+    return Room(shared.fractions, tokens)
+
+
+def _left(gpu: Gpu, models: Sequence[Placed]) -> float:
+    """Bytes for KV beside the weights. Raises ValueError if there are none."""
+    left = (1 - PASSES_SHARE) * gpu.memory * GIGA - sum(model.weights for model in models)
+    if left <= 0:
+        raise ValueError(_too_large(gpu, models))
+    return left
+
+
+def _too_large(gpu: Gpu, models: Sequence[Placed]) -> str:
+    weights, usable = sum(model.weights for model in models), (1 - PASSES_SHARE) * gpu.memory
+    return (
+        f"{weights / GIGA:.1f} GB of weights in bfloat16, {usable:.1f} of {gpu.name}'s "
+        f"{gpu.memory:.3g} GB hold weights and KV; take a larger GPU, spread a model over several "
+        "(--policy-args '--tp-size 2', --reward-args '--tp-size 2 --base-gpu-id 2'), or give the "
+        "reward model a second one (--reward-args '--base-gpu-id 1')"
+    )
+
+
+def launch_shares(
+    settings: Settings, device: str, reward: Path | None, gpu: Gpu | None
+) -> tuple[float, float]:
+    """For ``--mem-fraction-static`` of the servers that are launched on GPUs such as ``gpu``: as
+    set, or else by ``room_on``.
+
+    Raises SettingsError where the models do not fit.
     """
     if settings.launch_memory is not None:
         return settings.launch_memory
-    if device == "cpu" or not cuda_devices():
+    if device == "cpu" or gpu is None:
         return GIVEN
-    args = [*shlex.split(settings.policy_args), *shlex.split(settings.reward_args)]
-    names = {arg.partition("=")[0] for arg in args}
-    if reward is None or _APART in names:
-        return 1 - PASSES_SHARE, 1 - PASSES_SHARE
-    policy_costs, reward_costs = _costs(settings.policy_model), _costs(reward)
-    if policy_costs is None or reward_costs is None or names & {*_PARALLEL}:
+    try:
+        room = room_on(gpu, settings, reward)
+    except ValueError as error:
+        raise SettingsError(f"{variable('launch_memory')} is not set: {error}") from None
+    if room is None:
         log.info("shares of the GPU's memory: %s, %s, for want of sizes (--launch-memory)", *GIVEN)
         return GIVEN
-    memory, load = cuda_devices()[0].memory, SplitLoad(*settings.kv_load)
-    weights = policy_costs.weight_bytes + reward_costs.weight_bytes
-    budget = int((1 - PASSES_SHARE) * memory - weights)
-    try:
-        split = roofline(policy_costs, reward_costs, PEAKS, load, budget, keeps=True)
-    except ValueError as error:
-        raise SettingsError(
-            f"{variable('launch_memory')} is not set: {weights / 1e9:.1f} GB of weights in "
-            f"bfloat16 and the KV of {load.sequences} sequences do not fit "
-            f"{memory / 1e9:.0f} GB: {error}; "
-            "a second GPU for the reward model is --reward-args '--base-gpu-id 1'"
-        ) from None
-    shares = fractions(split, policy_costs, reward_costs, memory)
+    shares = (room.fractions * 2)[:2]
     log.info("shares of the GPU's memory: %s, %s (--launch-memory)", *shares)
-    return shares
+    return shares[0], shares[1]
 
 
-def fractions(
-    split: KvSplit, policy: ModelCosts, reward: ModelCosts, memory: float
-) -> tuple[float, float]:
-    """SGLang's ``--mem-fraction-static``: weights and KV over what is free when a server starts,
-    the policy's server first. Rounded down, since what is over is needed by passes."""
-    first = policy.weight_bytes + split.generator_bytes
-    second = reward.weight_bytes + split.verifier_bytes
-    return int(1e4 * first / memory) / 1e4, int(1e4 * min(0.99, second / (memory - first))) / 1e4
-
-
-def _costs(checkpoint: Path) -> ModelCosts | None:
-    """In bfloat16; None for a class whose shape is not known here, or without a configuration."""
+def _sizes(checkpoint: Path) -> ModelConfig | None:
+    """None for a class whose shape is not known here, or without a configuration."""
     if not config_of(checkpoint):
         return None
     try:
-        config = ModelConfig.sizes_of(checkpoint)
+        return ModelConfig.sizes_of(checkpoint)
     except UnsupportedModel:
         return None
-    whole = weight_bytes(config, NUMBER_BYTES)
-    return replace(footprint(config, NUMBER_BYTES), weight_bytes=whole)

@@ -10,6 +10,9 @@ from kvpolicy.round_admission import may_run
 from runtime.sglang.replica import Replica
 from search.engine import Branch, Step
 
+FIRST_STEP_TOKENS = 64
+"""Of a step, before any has been drawn."""
+
 
 class RoundGate:
     """One server's: what its searches need of the pool, the oldest first, and which of them wait.
@@ -26,7 +29,7 @@ class RoundGate:
 
     def expected(self, branches: Sequence[Branch]) -> int:
         """Tokens that these will draw."""
-        mean = -(-self._drawn // self._steps) if self._steps else max(b.limit for b in branches)
+        mean = -(-self._drawn // self._steps) if self._steps else FIRST_STEP_TOKENS
         return sum(min(branch.limit, mean) for branch in branches)
 
     async def enter(self, tree: str, need: int) -> None:
@@ -81,7 +84,7 @@ class RoundGates:
     def of(self, server: Replica, tree: str) -> RoundGate:
         """The gate of the server that a search is on."""
         gate = self._gates[server.url]
-        gate.capacity = server.kv_tokens
+        gate.capacity = server.kv_tokens * server.schedulers
         before = self._at.get(tree, gate)
         if before is not gate:
             before.leave(tree)

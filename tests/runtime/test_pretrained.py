@@ -135,12 +135,13 @@ def test_pieces_of_a_text_join_to_it(text: Text) -> None:
     assert [text.decode([token]) for token in digits] == ["2", "0", "2", "6"]
 
 
-def test_the_whole_context_is_read(folder: Path, text: Text, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [2, 30])
+def test_the_whole_context_is_read(layers: int, folder: Path, text: Text, tmp_path: Path) -> None:
     """8,192 tokens, the last places included: logits are those of transformers, on the first two
-    layers, as all thirty take a minute."""
+    layers, and on all thirty, which take a minute."""
     from transformers import AutoModelForCausalLM
 
-    short = first_layers(folder, tmp_path / "short", 2)
+    short = first_layers(folder, tmp_path / "short", layers)
     words = " ".join(f"Item {i}: a box of {i * 7 % 101} apples." for i in range(1_000))
     ids = np.array(text.encode(words)[: text.context])
     assert len(ids) == text.context == 8192
@@ -152,6 +153,7 @@ def test_the_whole_context_is_read(folder: Path, text: Text, tmp_path: Path) -> 
     model = AutoModelForCausalLM.from_pretrained(short, dtype=torch.float32)
     with torch.inference_mode():
         theirs = model(torch.from_numpy(ids)[None], logits_to_keep=8).logits[0]
+    print(f"{layers} layers: {float((ours - theirs).abs().max()):.1e}")
     assert torch.allclose(ours, theirs, atol=2e-3)
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
     with pytest.raises(ValueError, match="8193 positions; the context is 8192"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, pre_tokenizers
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.embedded_engine import EmbeddedEngine
@@ -48,11 +53,11 @@ SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}
 
 QUESTION = "What is the sum of 1, 2 and 3?"
 STEPS = ("First 1 + 2 = 3.\n\n", "Then 3 + 3 = 6,\nwhich is the sum.\n\n", "The answer is 6.")
-BARE = tuple(step.strip() for step in STEPS)
 PROMPT = tuple(make_tokenizer().encode(f"<|user|>{QUESTION}<|end|><|assistant|>"))
 IDS = tuple(tuple(make_tokenizer().encode(step)) for step in STEPS)
 
-Expected = Callable[[Path], list[float]]
+Expected = Callable[..., list[float]]
+"""Of a checkpoint's folder and steps, ``STEPS`` if none are given."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +92,50 @@ def two_way(logits: torch.Tensor, places: list[int], good: int, bad: int) -> lis
     return torch.softmax(logits[places][:, [good, bad]], -1)[:, 0].tolist()
 
 
-def tagged() -> tuple[list[int], list[int]]:
+def bare(steps: Sequence[str]) -> list[str]:
+    """Without the white space around each."""
+    return [step.strip() for step in steps]
+
+
+def tagged(steps: Sequence[str]) -> tuple[list[int], list[int]]:
     """The policy's ids with a tag after each step, and where the tags are."""
     tag = make_tokenizer().convert_tokens_to_ids("ки")
     ids, places = list(PROMPT), []
-    for step in IDS:
-        ids += [*step, tag]
+    for step in steps:
+        ids += [*make_tokenizer().encode(step), tag]
         places.append(len(ids) - 1)
     return ids, places
 
 
-def shepherd(folder: Path) -> list[float]:
+def shepherd(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
     """P(+) against - at every ки."""
-    ids, places = tagged()
+    ids, places = tagged(steps)
     good, bad = make_tokenizer().convert_tokens_to_ids(["+", "-"])
     return two_way(logits_of(folder, ids), places, good, bad)
 
 
-def llemma(folder: Path) -> list[float]:
+def shepherd_by_text(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
+    """The same of the text that its card has, tokenised at once: beside a policy whose ids are
+    others."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tag, good, bad = tokenizer.convert_tokens_to_ids(["ки", "+", "-"])
+    ids = tokenizer.encode(f"{QUESTION} " + "\n".join(f"{step}ки" for step in bare(steps)))
+    places = [place for place, token in enumerate(ids) if token == tag]
+    return two_way(logits_of(folder, ids), places, good, bad)
+
+
+def llemma(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
     """sigmoid of the mean of the whole vocabulary's logits at every ки."""
-    ids, places = tagged()
+    ids, places = tagged(steps)
     return torch.sigmoid(logits_of(folder, ids)[places].mean(-1)).tolist()
 
 
-def rlhflow(folder: Path) -> list[float]:
+def rlhflow(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
     """P(+) against - at position -3 of the conversation up to and including each step's ``+``."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     good, bad = tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]
     conversation, rewards = [], []
-    for number, step in enumerate(BARE):
+    for number, step in enumerate(bare(steps)):
         said = step if number else f"{QUESTION} {step}"
         conversation += [{"role": "user", "content": said}, {"role": "assistant", "content": "+"}]
         ids = tokenizer.apply_chat_template(conversation, return_dict=False)
@@ -124,12 +144,12 @@ def rlhflow(folder: Path) -> list[float]:
     return rewards
 
 
-def skywork(folder: Path) -> list[float]:
+def skywork(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
     """sigmoid of the value head at the newline that ends each step."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     newline = tokenizer.encode("\n")[-1]
     ids, places = tokenizer.encode(QUESTION + "\n"), []
-    for step in BARE:
+    for step in bare(steps):
         ids += [*tokenizer.encode(step), newline]
         places.append(len(ids) - 1)
     head = head_of(folder)
@@ -137,13 +157,13 @@ def skywork(folder: Path) -> list[float]:
     return torch.sigmoid(values + head["v_head.summary.bias"])[:, 0].tolist()
 
 
-def qwen(folder: Path) -> list[float]:
+def qwen(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
     """Class 1 of the two at every <extra_0>, by position."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "<extra_0>".join(BARE) + "<extra_0>"},
+        {"role": "assistant", "content": "<extra_0>".join(bare(steps)) + "<extra_0>"},
     ]
     ids = tokenizer.apply_chat_template(messages, return_dict=False)
     separator = tokenizer.convert_tokens_to_ids("<extra_0>")
@@ -175,6 +195,12 @@ def make_llemma(folder: Path) -> Path:
 def make_rlhflow(folder: Path) -> Path:
     """A Llama with Llama 3's conversation tokens: another tokenizer than the policy's."""
     make_checkpoint(folder, "llama3", seed=4, vocab_size=320)
+    llama3_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def llama3_tokenizer() -> PreTrainedTokenizerFast:
+    """With Llama 3's words, its conversation tokens and its template."""
     tokenizer = make_tokenizer(LLAMA_SPECIALS, LLAMA)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -182,8 +208,7 @@ def make_rlhflow(folder: Path) -> Path:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.save_pretrained(folder)
-    return folder
+    return tokenizer
 
 
 def make_skywork(folder: Path) -> Path:
@@ -391,7 +416,7 @@ def test_a_reward_model_without_the_tag_is_refused(policy: Path, tmp_path: Path)
 def test_the_sigmoid_of_a_repeated_head_is_its_own(models: Callable[[str], Path]) -> None:
     """Llemma's head is one row for all tokens: the mean over the vocabulary is any one logit."""
     folder = models("llemma")
-    ids, places = tagged()
+    ids, places = tagged(STEPS)
     one = torch.sigmoid(logits_of(folder, ids)[places][:, 17]).tolist()
     assert llemma(folder) == pytest.approx(one, abs=1e-6)
     assert not any(math.isclose(reward, 0.5) for reward in one)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from server import launch_memory, machine
-from server.launch_memory import GIVEN, PASSES_SHARE, launch_shares
+from cli.kv_split_plan import make_plan, on_gpu
+from cli.model_check import check_models
+from kvpolicy.roofline import SplitLoad
+from models.bundled import SPRIG_FOLDER
+from runtime.embedded.model.config import ModelConfig
+from server import machine
+from server.assemble import server_options
+from server.gpus import GPUS, Gpu, local_gpu
+from server.launch_memory import GIVEN, PASSES_SHARE, Placed, Spread, launch_shares, room_on
 from server.machine import CudaDevice
-from server.settings import SettingsError, load_settings
+from server.settings import Settings, SettingsError, load_settings
 from tests.server.test_model_settings import checkpoint
 
 QWEN_1B = {
@@ -28,62 +38,151 @@ QWEN_7B = QWEN_1B | {
 }
 
 
+LARGE = Gpu("a GPU", 312, 2039, 80)
+
+
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Settings of a 1.5B policy and a 7B reward model, on a GPU of 80 GiB."""
-    gpu(monkeypatch, 80 << 30)
+def pair(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a 1.5B policy and a 7B reward model, whose head is beside an embedding."""
     config = QWEN_7B | {"architectures": ["Qwen2ForProcessRewardModel"]}
     return {
         "policy_model": checkpoint(tmp_path / "policy", **QWEN_1B),
         "reward_model": checkpoint(tmp_path / "prm", **config),
         "engine": "sglang",
+        "launch": True,
+        "launch_python": sys.executable,
+        "launch_device": "cuda",
     }
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
-    """A machine with such a GPU."""
-    monkeypatch.setattr(launch_memory, "cuda_devices", lambda: (CudaDevice("a GPU", memory),))
-    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("a GPU", memory),))
+def shares(settings: Settings, gpu: Gpu | None = LARGE) -> tuple[float, float]:
+    return launch_shares(settings, "cuda", settings.reward_model, gpu)
 
 
-def test_both_models_and_their_passes_fit_one_gpu(pair: dict[str, str]) -> None:
+def test_both_models_and_their_passes_fit_one_gpu(pair: dict[str, Any]) -> None:
     """The second share is of what the first server leaves; a larger model gets more."""
-    settings = load_settings({}, **pair)
-    policy, reward = launch_shares(settings, "cuda", settings.reward_model)
+    policy, reward = shares(load_settings({}, **pair))
     assert 0.1 < policy < 0.6
     assert policy + reward * (1 - policy) == pytest.approx(1 - PASSES_SHARE, abs=1e-3)
-    assert reward * (1 - policy) * (80 << 30) > 15e9
+    assert reward * (1 - policy) * 80e9 > 15e9
 
 
-def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, str]) -> None:
+def test_what_is_planned_is_checked_and_launched(
+    pair: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one GPU ``hedgerow plan``, ``hedgerow check`` and a start say the same."""
+    monkeypatch.setattr(
+        machine, "cuda_devices", lambda: (CudaDevice("NVIDIA H100 PCIe", 80 * 10**9),)
+    )
+    pair["reward_format"] = "qwen2.5-math-prm"
+    settings, gpu = load_settings({}, **pair), GPUS["h100-pcie"]
+    assert local_gpu() == replace(gpu, name="NVIDIA H100 PCIe")
+    launched = tuple(one.memory for one in server_options(settings))
+    planned = make_plan(
+        settings,
+        SplitLoad(*settings.kv_load),
+        on_gpu(gpu.teraflops, gpu.bandwidth, gpu.memory),
+    )
+    checked = check_models(settings, gpu)["memory"]
+    assert launched == tuple(planned["mem_fraction_static"].values())
+    assert launched == tuple(checked["shares"].values())
+    assert checked["kv_tokens"]["policy"] == planned["roofline"]["kv_tokens"]
+    embedding = QWEN_7B["vocab_size"] * QWEN_7B["hidden_size"] * 2
+    assert planned["budget_bytes"] < (1 - PASSES_SHARE) * 80e9 - 14.1e9 - embedding - 3e9
+
+
+def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, Any]) -> None:
     """One server, or a second GPU: what passes leave."""
     given = load_settings({}, **pair, launch_memory="0.5,0.4")
-    assert launch_shares(given, "cuda", given.reward_model) == (0.5, 0.4)
+    assert shares(given) == (0.5, 0.4)
     alone = 1 - PASSES_SHARE
     settings = load_settings({}, **pair)
-    assert launch_shares(settings, "cuda", None)[0] == alone
+    assert launch_shares(settings, "cuda", None, LARGE)[0] == alone
     apart = load_settings({}, **pair, reward_args="--base-gpu-id 1")
-    assert launch_shares(apart, "cuda", apart.reward_model) == (alone, alone)
+    assert shares(apart) == (alone, alone)
+    wide = load_settings({}, **pair, policy_args="--tp=2", reward_args="--base-gpu-id=2 --pp-s 2")
+    assert shares(wide) == (alone, alone)
 
 
-def test_where_sizes_are_not_known_the_shares_are_fixed(pair: dict[str, str]) -> None:
-    """On a CPU, over several GPUs, for a model of experts."""
+def test_where_sizes_are_not_known_the_shares_are_fixed(pair: dict[str, Any]) -> None:
+    """On a CPU, over several machines, for a model of experts."""
     settings = load_settings({}, **pair)
-    assert launch_shares(settings, "cpu", settings.reward_model) == GIVEN
-    wide = load_settings({}, **pair, policy_args="--tp-size=2")
-    assert launch_shares(wide, "cuda", wide.reward_model) == GIVEN
+    assert launch_shares(settings, "cpu", settings.reward_model, None) == GIVEN
+    wide = load_settings({}, **pair, policy_args="--nnodes 2 --tp-size 16")
+    assert shares(wide) == GIVEN
     checkpoint(Path(pair["policy_model"]), num_local_experts=8)
-    assert launch_shares(settings, "cuda", settings.reward_model) == GIVEN
+    assert shares(settings) == GIVEN
+
+
+def test_a_model_that_is_spread_takes_less_of_each_gpu(pair: dict[str, Any]) -> None:
+    """Two halves of both on two GPUs: weights and keys are divided, so that more fit; copies hold
+    all of it each, and have their part of the sequences."""
+    settings = load_settings({}, **pair)
+    halves = load_settings({}, **pair, policy_args="--tp-size 2", reward_args="--tp-size 2")
+    copies = load_settings({}, **pair, policy_args="--dp-size 2", reward_args="--dp-size 2")
+    one, two, both = (
+        room_on(LARGE, each, each.reward_model) for each in (settings, halves, copies)
+    )
+    assert one
+    assert two
+    assert both
+    assert all(more > 2 * less for more, less in zip(two.kv_tokens, one.kv_tokens, strict=True))
+    assert both.kv_tokens == pytest.approx([2 * tokens for tokens in one.kv_tokens], rel=0.01)
+    small = replace(LARGE, memory=14)
+    with pytest.raises(ValueError, match="GB of weights in bfloat16"):
+        room_on(small, settings, settings.reward_model)
+    assert room_on(small, halves, settings.reward_model)
+
+
+def test_gpus_are_taken_from_a_servers_arguments() -> None:
+    """Names and abbreviations as SGLang's parser takes them; what is no number is left to it."""
+    assert Spread.of("--tp 4 --pipeline-parallel-size=2 --base-gpu 1") == Spread(4, 2, 1, 1)
+    assert Spread.of("--dp-size 2 --tp-size 4 --enable-dp-attention") == Spread(4)
+    assert Spread.of("--tp-size many") is None
+    assert Spread.of("--tp-size 0") is None
+    assert Spread(2).meets(Spread(1, first=1))
+    assert not Spread(2).meets(Spread(1, first=2))
+    assert Spread(1, 1, 2).meets(Spread(first=1))
+
+
+def test_more_parts_than_heads_of_keys_hold_one_each() -> None:
+    """As SGLang has it: heads are repeated then."""
+    config = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy")
+    whole, many = Placed.of(config), Placed.of(config, Spread(64))
+    assert many.costs.kv_bytes == whole.costs.kv_bytes / config.kv_heads
+    assert many.weights == whole.weights / 64
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA GeForce GTX 1070", "a100"),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(
+    said: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peaks by its row, its memory as told; of an unknown one an A100's peaks."""
+    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice(said, 8 * 10**9),))
+    found = local_gpu()
+    assert found == Gpu(said, GPUS[name].teraflops, GPUS[name].bandwidth, 8.0)
 
 
 def test_what_does_not_fit_is_said_before_anything_starts(
-    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    pair: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the sizes, and what may be done."""
-    settings = load_settings({}, **pair)
-    gpu(monkeypatch, 16 << 30)
+    """With the sizes, and what may be done; of the GPU that is asked about, not of the one here."""
+    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("small", 16 * 10**9),))
+    settings = load_settings({}, **pair, reward_format="qwen2.5-math-prm")
     with pytest.raises(SettingsError) as refused:
-        launch_shares(settings, "cuda", settings.reward_model)
-    assert "GB of weights in bfloat16" in str(refused.value)
-    assert "17 GB" in str(refused.value)
-    assert "--base-gpu-id 1" in str(refused.value)
+        server_options(settings)
+    for part in ("18.8 GB of weights in bfloat16", "14.1 of small's 16 GB", "--base-gpu-id 1"):
+        assert part in str(refused.value)
+    assert sum("18.8 GB" in why for why in check_models(settings)["refused"]) == 1
+    assert "GB of weights" not in str(check_models(settings, GPUS["h100"])["refused"])

@@ -64,10 +64,10 @@ async def test_a_search_that_gives_up_waiting_is_forgotten() -> None:
 
 
 def test_steps_are_expected_to_be_as_long_as_those_before() -> None:
-    """The first ones as long as they may be."""
+    """The first ones 64 tokens, and none longer than it may be."""
     gate = pool(300)
-    branches = [Branch(0, n, (1, 2), n, limit, n + 1) for n, limit in enumerate((50, 8))]
-    assert gate.expected(branches) == 58
+    branches = [Branch(0, n, (1, 2), n, limit, n + 1) for n, limit in enumerate((256, 8))]
+    assert gate.expected(branches) == 64 + 8
     gate.drew(tokens=25, steps=2)
     assert gate.expected(branches) == 13 + 8
 
