@@ -80,7 +80,7 @@ class Stub:
                 ]
                 events = [*map(json.dumps, answers), "[DONE]"]
                 return [f"data: {event}\n\n".encode() for event in events]
-            case "/server_info":
+            case "/server_info" | "/get_server_info":
                 return [json.dumps(INFO).encode()]
             case _:
                 return [b"{}"]
@@ -88,10 +88,11 @@ class Stub:
     def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
         ids, wanted = list(asked["input_ids"]), asked["sampling_params"]
         drawn: list[int] = []
+        seed = wanted.get("sampling_seed", 0) % (1 << 64)
         delimiters = [self._pieces.index(stop.encode()) for stop in wanted.get("stop", ())]
         stops = {self._end, *delimiters}
         while len(drawn) < wanted["max_new_tokens"] and not stops & set(drawn[-1:]):
-            roll = share([wanted.get("sampling_seed", 0), *ids, *drawn])
+            roll = share([seed, *ids, *drawn])
             drawn.append(self._token(roll, delimiters))
         logprob = math.log(0.5)
         meta: dict[str, Any] = {
