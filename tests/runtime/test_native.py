@@ -28,10 +28,10 @@ def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test builds for itself and hears every warning."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.cache_clear()
-    selfcheck._say_once.cache_clear()
+    selfcheck._warn_once.cache_clear()
     yield
     native.cache_clear()
-    selfcheck._say_once.cache_clear()
+    selfcheck._warn_once.cache_clear()
 
 
 @built
