@@ -61,15 +61,14 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(path=PATHS)
     def match(self, path: tuple[int, ...]) -> None:
-        """A match is the longest cached prefix with its slots."""
-        _, slots = self.tree.match("ash", ids(path))
-        known = self.cached(path)
-        assert slots.tolist() == [self.slot[path[:n]] for n in range(1, known + 1)]
+        """A match is the length of the longest cached prefix."""
+        assert self.tree.match("ash", ids(path)) == self.cached(path)
 
     @rule(path=PATHS, name=TREES)
     def lock(self, path: tuple[int, ...], name: str) -> None:
         """A sequence starts from what is cached: it locks and its search holds that path."""
         node, slots = self.tree.lock(name, ids(path))
+        assert slots.tolist() == [self.slot[path[:n]] for n in range(1, self.cached(path) + 1)]
         self.locks.append((path[: len(slots)], node))
         for n in range(1, len(slots) + 1):
             self.holders[path[:n]].add(name)

@@ -44,13 +44,14 @@ async def server(
 
 
 async def test_a_request_that_is_sent_once_more_has_an_id_of_its_own() -> None:
-    """SGLang refuses the id of a request that it has not given up yet."""
+    """SGLang refuses the id of a request that it has not given up yet, and once it notices that the
+    client has gone, stops whatever begins with that id."""
     async with server(lambda n: b"" if n == 1 else ANSWER) as (replica, heard):
         assert await replica.generate({"rid": "s1-01"}) == {"meta_info": {}}
         await replica.abort("s1-01")
     assert heard == [
         ("/generate", {"rid": "s1-01"}),
-        ("/generate", {"rid": "s1-01+"}),
+        ("/generate", {"rid": "+s1-01"}),
         ("/abort_request", {"rid": "s1-01"}),
     ]
 
@@ -65,7 +66,7 @@ async def test_an_abort_stops_what_was_sent_once_more() -> None:
         await asyncio.gather(asking, return_exceptions=True)
         await replica.abort("s1-01")
     aborts = [body["rid"] for path, body in heard if path == "/abort_request"]
-    assert aborts == ["s1-01", "s1-01+"]
+    assert aborts == ["s1-01", "+s1-01"]
 
 
 async def test_a_release_does_not_wait_for_an_answer_as_a_step_does() -> None:
