@@ -111,7 +111,8 @@ async def pools(yard: SharedServers) -> AsyncIterator[Pools]:
 @pytest.fixture
 def fronts(pools: Pools) -> Iterator[list[Server]]:
     """Two front ends."""
-    shared = {"engine": "sglang", "policy_urls": ",".join(one.url for one in pools.policies)}
+    policies = ",".join(one.url for one in pools.policies)
+    shared = {"engine": "sglang", "policy_urls": policies, "recovery_seconds": "2"}
     with front_ends(*(shared | {"reward_urls": one.url} for one in pools.rewards)) as running:
         yield running
 
