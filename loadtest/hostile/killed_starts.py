@@ -49,11 +49,11 @@ ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
 """What a stub of SGLang runs: it has a child, and one that has left its process group."""
 
 
-def stub_python(folder: Path) -> Path:
-    """A Python whose ``sglang.launch_server`` is the stub."""
+def python_that(folder: Path, code: str) -> Path:
+    """A Python whose ``sglang.launch_server`` is this code."""
     (folder / "sglang").mkdir()
     (folder / "sglang" / "__init__.py").touch()
-    (folder / "sglang" / "launch_server.py").write_text(SERVER)
+    (folder / "sglang" / "launch_server.py").write_text(code)
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -115,7 +115,7 @@ class Start:
 def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
     """Starts that are killed at random moments of the time that a whole one took, and a while after
     it; then a whole one. Without ``python`` of SGLang's environment a stub is started."""
-    python, dice = python or stub_python(folder), random.Random(0)
+    python, dice = python or python_that(folder, SERVER), random.Random(0)
     begun = time.monotonic()
     start = Start(python)
     failed = int(not start.ready.wait(UP_SECONDS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
@@ -45,19 +45,19 @@ async def generate_list(
     if len(lists) == 1:
         await lists[0].to_the_end(waits)
         return
-    tasks = [asyncio.ensure_future(items.to_the_end(waits)) for items in lists]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    await _together([items.to_the_end(waits) for items in lists])
 
 
 async def _one_by_one(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
     async def one(place: int, body: Json) -> None:
         take(place, await replica.generate(body))
 
-    tasks = [asyncio.ensure_future(one(place, body)) for place, body in enumerate(bodies)]
+    await _together([one(place, body) for place, body in enumerate(bodies)])
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All of them; when one fails, the others are given up."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -102,8 +102,10 @@ class _Items:
             try:
                 await self._stream(replica.schedule(self._left.values()))
             except CUT_OFF:
-                with replica.again(self._left.values()) as bodies:
-                    await self._stream(replica.schedule(bodies))
+                bodies = self._left.values()
+                with replica.again([body["rid"] for body in bodies]) as rids:
+                    anew = [{**b, "rid": rid} for b, rid in zip(bodies, rids, strict=True)]
+                    await self._stream(replica.schedule(anew))
         except httpx.HTTPError as error:
             raise replica.lose(error) from error
 

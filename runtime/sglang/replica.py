@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import (
     AsyncIterator,
-    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -162,12 +161,11 @@ class Replica(Liveness):
             yield response
 
     @contextlib.contextmanager
-    def again(self, bodies: Collection[Json]) -> Iterator[list[Json]]:
-        """The same under ids of their own, which ``abort`` knows of until all are answered."""
-        rids = {body["rid"] for body in bodies}
-        self._sent_again |= rids
-        yield [{**body, "rid": AGAIN + body["rid"]} for body in bodies]
-        self._sent_again -= rids
+    def again(self, rids: Sequence[str]) -> Iterator[list[str]]:
+        """Ids for the same requests once more, which ``abort`` knows of until all are answered."""
+        self._sent_again.update(rids)
+        yield [AGAIN + rid for rid in rids]
+        self._sent_again.difference_update(rids)
 
     async def tell(self, body: Json) -> None:
         """Ask ``/generate`` for nothing but to be heard, for as long as a sign of life may take.
@@ -340,17 +338,13 @@ class Replica(Liveness):
             raise self.lose(error) from error
 
     async def _again(self, path: str, body: Json) -> httpx.Response:
-        """Under an id of its own, which ``abort`` knows of until the answer is there."""
+        """Under an id of its own, or ids of a list's own."""
         rid = body.get("rid")
         if rid is None:
             return await self._client.post(path, json=body)
-        rids = [rid] if isinstance(rid, str) else rid
-        named = [AGAIN + one for one in rids]
-        self._sent_again.update(rids)
-        anew = {**body, "rid": named[0] if isinstance(rid, str) else named}
-        response = await self._client.post(path, json=anew)
-        self._sent_again.difference_update(rids)
-        return response
+        with self.again([rid] if isinstance(rid, str) else rid) as rids:
+            anew = {**body, "rid": rids[0] if isinstance(rid, str) else rids}
+            return await self._client.post(path, json=anew)
 
     async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
         """Once more on another connection where one ended without a word: a server that stood still

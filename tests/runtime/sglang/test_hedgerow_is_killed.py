@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.hostile.killed_starts import python_that
 from runtime.supervisor import LINUX
 from tests.processes import MarkedProcesses, marked
 from tests.runtime.sglang.support import LAUNCH, ROOT
-from tests.runtime.sglang.test_launched_server import python_that
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="reads /proc")
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.hostile.killed_starts import python_that
 from models.bundled import SPRIG_FOLDER
 from runtime.sglang import waiting
 from runtime.sglang.launched_server import (
@@ -110,17 +111,6 @@ def test_sglangs_own_parser_has_no_other_option_that_begins_one_of_these() -> No
     assert set(REFUSED) <= set(names)
     shorter = {name for name in names for refused in REFUSED if refused.startswith(name)}
     assert shorter == set(REFUSED)
-
-
-def python_that(folder: Path, code: str) -> Path:
-    """A Python whose ``sglang.launch_server`` is this code."""
-    (folder / "sglang").mkdir()
-    (folder / "sglang" / "__init__.py").touch()
-    (folder / "sglang" / "launch_server.py").write_text(code)
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return python
 
 
 @contextlib.contextmanager
