@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
+from cli.anatomy import TreeAnatomy, anatomy_of, anatomy_table, together
 from cli.custom_dataset import CustomDataset
 from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
@@ -82,6 +83,7 @@ class TrialScore:
     any_correct: bool
     stats: SearchStats
     digest: str
+    anatomy: TreeAnatomy
 
 
 async def evaluate(
@@ -151,7 +153,9 @@ async def _question(
             context_tokens=context_for(wanted.specs[i], engine.capabilities),
         )
         trial = judge(wanted.task, question, outcome)
-        scores[i] = TrialScore(trial.correct, trial.any_correct, outcome.stats, outcome.digest)
+        anatomy = anatomy_of(wanted.task, question, outcome)
+        right = trial.correct, trial.any_correct
+        scores[i] = TrialScore(*right, outcome.stats, outcome.digest, anatomy)
         done(trial)
     return [scores[i] for i in range(len(wanted.specs))]
 
@@ -172,20 +176,22 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> d
     With several seeds ``seed`` lists them, sums are over seeds too, and ``n`` still counts the
     questions. With shared draws a row's tokens, calls and FLOPs are those of its searches alone,
     its peak is that of the logical trees, and its seconds are of the shared run (``shared``).
-    ``fallbacks``: rounds that the policy planned by a simpler rule.
+    ``fallbacks``: rounds that the policy planned by a simpler rule. ``anatomy``: as ``together``.
     """
     stats = [score.stats for score in scores]
     held = [s.kv_tokens_peak if wanted.share else s.engine.kv_tokens_peak for s in stats]
     runs, n, seeds = len(scores), len(wanted.questions), wanted.seeds
+    accuracy = sum(score.correct for score in scores) / runs if runs else 0.0
+    pass_at_n = sum(score.any_correct for score in scores) / runs if runs else 0.0
     return {
         "task": wanted.task.name,
         "policy": spec.policy,
         "width": spec.width,
         "n": n,
         "seed": seeds[0] if len(seeds) == 1 else list(seeds),
-        "accuracy": sum(score.correct for score in scores) / runs if runs else 0.0,
+        "accuracy": accuracy,
         "accuracy_ci95": clustered95([score.correct for score in scores], n),
-        "pass_at_n": sum(score.any_correct for score in scores) / runs if runs else 0.0,
+        "pass_at_n": pass_at_n,
         "kv_tokens_total": sum(s.kv_tokens_total for s in stats),
         "kv_tokens_peak": max(held, default=0),
         "generated_tokens": sum(s.generated_tokens for s in stats),
@@ -198,6 +204,7 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> d
         "precise_goodput": math.fsum(s.precise_goodput for s in stats) / runs if runs else 0.0,
         "shared": wanted.share,
         "tree_digest": combined_digest(score.digest for score in scores),
+        "anatomy": together([score.anatomy for score in scores], accuracy, pass_at_n),
     }
 
 
@@ -279,6 +286,7 @@ async def run_evaluation(
             )
     if not as_json:
         Console().print(_table(wanted, rows))
+        Console().print(anatomy_table(rows))
     return rows
 
 

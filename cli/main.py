@@ -130,6 +130,7 @@ def evaluate(
     engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
     share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
+    plot_anatomy: Annotated[Path | None, typer.Option(help="Draw what loses, and where.")] = None,
     trees: Trees = None,
     as_json: Json = False,
 ) -> None:
@@ -141,11 +142,12 @@ def evaluate(
     """
     from cli.evaluation import Evaluation, run_evaluation
 
-    if plot is not None:
-        from cli.accuracy_plot import check_path
+    for switch, path in (("--plot ", plot), ("--plot-anatomy ", plot_anatomy)):
+        if path is not None:
+            from cli.accuracy_plot import check_path
 
-        with refused(ValueError, "--plot "):  # before hours of work, not after
-            check_path(plot)
+            with refused(ValueError, switch):  # before hours of work, not after
+                check_path(path)
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
     settings = models_ready(settings_of(context.obj), tell)
@@ -157,6 +159,10 @@ def evaluate(
         from cli.accuracy_plot import plot as draw
 
         draw(rows, plot)
+    if plot_anatomy is not None:
+        from cli.anatomy_plot import plot as draw_anatomy
+
+        draw_anatomy(rows, plot_anatomy)
     if as_json:
         print(json.dumps({"rows": rows}))
 

@@ -45,6 +45,11 @@ class Finish(StrEnum):
     LOOP = "loop"
     LIMIT = "limit"
 
+    @property
+    def dies_at_birth(self) -> bool:
+        """Whether nothing may be drawn below such a step, which is no end either."""
+        return self in (Finish.EMPTY, Finish.LOOP)
+
 
 @dataclass(slots=True)
 class Node:

@@ -224,7 +224,7 @@ class TreeBuilder:
         return Trajectory(node.id, tokens, texts, node_seed(self._seed, "judge", path))
 
     def _needs_reward(self, node: PendingNode) -> bool:
-        if node.finish in (Finish.EMPTY, Finish.LOOP):
+        if node.finish.dies_at_birth:
             return False
         if self._scores is Scores.FINISHED:
             return node.finish in (Finish.END, Finish.LIMIT)

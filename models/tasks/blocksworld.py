@@ -225,6 +225,19 @@ class Blocksworld:
             state = after
         return Verdict(False, (True,) * len(steps), "no answer line")
 
+    def first_illegal(self, question: str, text: str) -> int | None:
+        """The first step that is no move of this state, or an answer line before the goal."""
+        state, goal, _ = self._parse(question)
+        for i, step in enumerate(split_steps(text)):
+            if step.startswith(ANSWER_PREFIX):
+                return None if state == goal and step == f"{ANSWER_PREFIX}{i} moves." else i
+            action, _, shown = step.partition(": ")
+            after = dict(moves(state)).get(action)
+            if after is None or shown != show_state(after):
+                return i
+            state = after
+        return None
+
     def answer(self, text: str) -> str | None:
         """The sequence of moves."""
         claim = answer_step(text)

@@ -167,6 +167,18 @@ def check(numbers: Numbers, target: int, text: str) -> Verdict:
     return Verdict(False, (True,) * len(steps), "no answer line")
 
 
+def first_illegal(numbers: Numbers, target: int, text: str) -> int | None:
+    """The first step that breaks the rules, the target reachable or not; None if none does."""
+    for i, step in enumerate(split_steps(text)):
+        if len(numbers) == 1:
+            right = numbers[0] == target and step == f"{ANSWER_PREFIX}{target}."
+            return None if right else i
+        numbers, problem = replay_step(step, numbers)
+        if problem:
+            return i
+    return None
+
+
 def vote(text: str) -> str | None:
     """The set of equations, commutative operands sorted, in sorted order."""
     if answer_step(text) is None:
@@ -264,6 +276,10 @@ class NumberPuzzle:
     def check(self, question: str, text: str) -> Verdict:
         """Judge a whole reply."""
         return check(*self._parse(question), text)
+
+    def first_illegal(self, question: str, text: str) -> int | None:
+        """The first step that is no equation over what is left."""
+        return first_illegal(*self._parse(question), text)
 
     def answer(self, text: str) -> str | None:
         """The set of equations used."""

@@ -63,6 +63,14 @@ class Task(Protocol):
         """Judge a whole reply, step by step."""
         ...
 
+    def first_illegal(self, question: str, text: str) -> int | None:
+        """The first step, counted from 0, that does not follow from those before; None if all do.
+
+        A step that follows and leads nowhere is none: what comes after it is looked at all the
+        same.
+        """
+        ...
+
     def answer(self, text: str) -> str | None:
         """The class a reply votes for, read off its text alone; None without an answer line."""
         ...

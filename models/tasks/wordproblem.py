@@ -154,6 +154,21 @@ class WordProblem:
                 return fail(steps, i, f"step {i + 1}: no steps are left for the answer")
         return Verdict(False, (True,) * len(steps), "no answer line")
 
+    def first_illegal(self, question: str, text: str) -> int | None:
+        """The first step that is no conclusion from what is known by then."""
+        story = self._parse(question)
+        known = english.given(story)
+        for i, step in enumerate(split_steps(text)):
+            if step.startswith(ANSWER_PREFIX):
+                told = story.who in known and step == f"{ANSWER_PREFIX}{known[story.who]}."
+                return None if told else i
+            legal = {said: (who, n) for said, who, n in english.conclusions(story, known)}
+            if step not in legal:
+                return i
+            who, number = legal[step]
+            known[who] = number
+        return None
+
     def answer(self, text: str) -> str | None:
         """The number claimed."""
         claim = answer_step(text)

@@ -50,6 +50,7 @@ KEYS = {
     "precise_goodput",
     "shared",
     "tree_digest",
+    "anatomy",
 }
 
 
@@ -76,6 +77,11 @@ class Echo:
         """Right if the last line says the number."""
         right = answer_of(text) == question
         return Verdict(right, (right,), "" if right else "another number")
+
+    def first_illegal(self, question: str, text: str) -> int | None:
+        """Step ``bad`` breaks the rules."""
+        steps = text.strip().split("\n\n")
+        return steps.index("bad") if "bad" in steps else None
 
     def answer(self, text: str) -> str | None:
         """What the last line says."""

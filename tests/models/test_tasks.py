@@ -276,6 +276,49 @@ def test_detours_cost_steps_and_steps_are_limited() -> None:
     assert result.steps == (True,) * allowed + (False,) * (len(steps) - allowed)
 
 
+@EACH_TASK
+def test_a_derivation_breaks_no_rule_finished_or_not(task: Task) -> None:
+    question = task.questions("dev", 1)[0]
+    steps = task.solve(question, random.Random(7))
+    for end in range(1, len(steps) + 1):
+        assert task.first_illegal(question, STEP_BREAK.join(steps[:end])) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "steps", "place"),
+    [
+        # a legal step to a dead end, where the checker stops; then 130 / 9, which is not whole
+        (
+            "game24",
+            GAME,
+            [
+                "13 * 10 = 130 (left: 4 9 130)",
+                "130 / 9 = 14 (left: 4 14)",
+                "4 + 14 = 18 (left: 18)",
+            ],
+            1,
+        ),
+        (
+            "game24",
+            GAME,
+            [GAME_STEPS[0], "4 * 4 = 16 (left: 10 16)", "16 + 10 = 26 (left: 26)"],
+            None,
+        ),
+        ("game24", GAME, [*GAME_STEPS[:-1], "The answer is 25."], 3),
+        ("blocksworld", BLOCKS, [BLOCKS_STEPS[0], "stack a on c: b d c a"], None),
+        ("blocksworld", BLOCKS, [BLOCKS_STEPS[0], "stack a on c: b d c a", "pick up d: b"], 2),
+        ("blocksworld", BLOCKS, [*BLOCKS_STEPS[:-1], "The answer is 7 moves."], 6),
+        ("wordproblem", STORY, [STORY_STEPS[0], "Next, Ben has 3 apples."], 1),
+        ("wordproblem", STORY, [*STORY_STEPS[:-1], "The answer is 17."], 3),
+    ],
+)
+def test_the_first_step_that_breaks_a_rule(
+    name: str, question: str, steps: list[str], place: int | None
+) -> None:
+    """A step that follows and leads nowhere is legal, and what comes after it is judged."""
+    assert TASKS[name].first_illegal(question, STEP_BREAK.join(steps)) == place
+
+
 def test_votes_read_the_text_and_do_not_verify_it() -> None:
     game, blocks, words = TASKS["game24"], TASKS["blocksworld"], TASKS["wordproblem"]
     one = "9 + 4 = 13 (left: 1 13)\n\n2 * 3 = 7 (left: 7)\n\nThe answer is 24."
