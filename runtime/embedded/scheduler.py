@@ -282,9 +282,11 @@ class Scheduler:
     def _finish_of(self, seq: BranchSequence) -> Finish | None:
         """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
         ends: nothing follows, and nothing is cached."""
-        with self.errors.at(seq.tree):
+        try:
             return self.steps.finish(seq)
-        return Finish.END
+        except Exception as error:  # noqa: BLE001  # as in errors.at, which is slow for every token
+            self.errors.note(CallError(seq.tree, None, error))
+            return Finish.END
 
     def _record(self, seq: BranchSequence, verified: VerifiedTokens) -> None:
         """Count what a branch was given; end the step if it is complete."""

@@ -74,7 +74,7 @@ class CallErrors:
 
 
 class _At:
-    """See ``CallErrors.at``; entered for every token, so it is no generator."""
+    """See ``CallErrors.at``."""
 
     __slots__ = ("_call", "_errors", "_tree")
 

@@ -74,15 +74,26 @@ def test_a_pass_that_is_held_up_gives_the_core_away():
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     passes.run(64, 100)
     free, passes.seconds = passes.seconds, lambda threads, rows: rows * (9 if threads > 1 else 1)
-    assert passes.run(64, 20) == [2] + [1] * 19
+    assert passes.run(64, 20) == [2] + [1] * 12 + [2] + [1] * 6
     passes.seconds = free
     assert set(passes.run(64, 2 * LATEST)[-20:]) == {2}
 
 
 def test_a_trial_ends_where_it_is_held_up():
-    """Who tries a second thread while somebody else has the core does so for one pass."""
+    """Who tries a second thread while somebody else has the core does so for one pass, and waits
+    for twice as many passes each time: 8, 16."""
     passes = Passes((1, 2), lambda threads, rows: rows * (9 if threads > 1 else 1))
-    assert passes.run(64, 36) == [1] * 4 + [2] + [1] * 31
+    assert passes.run(64, 36) == [1] * 4 + [2] + [1] * (8 + 4) + [2] + [1] * 18
+
+
+def test_one_slow_pass_is_soon_forgiven():
+    """However steady the choice was: eight passes with one thread, and a trial, half of it so."""
+    passes = Passes((1, 2), lambda threads, rows: rows / threads)
+    passes.run(64, 5000)
+    steady, passes.seconds = passes.seconds, lambda threads, rows: 9 * rows
+    passes.run(64, 1)
+    passes.seconds = steady
+    assert passes.run(64, 60).count(1) == 8 + 8
 
 
 def test_longer_passes_keep_their_threads():

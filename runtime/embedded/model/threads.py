@@ -22,8 +22,9 @@ TURN_PASSES = 4
 """Passes in a row with one number of threads; the first wakes them and is not counted."""
 TURNS = 2
 """Of each number in a trial, in turns: load that comes and goes meets all of them."""
-SOONEST, LATEST = 64, 512
-"""Passes until the next trial, doubled each time that nothing has changed."""
+RETRY, SOONEST, LATEST = 8, 64, 512
+"""Passes until the next trial, after a choice of fewer threads and of more, doubled each time that
+nothing has changed: one slow pass is soon forgiven, a core that stays taken is not."""
 LEAST_SPEEDUP = 1.05
 """How much faster more threads must be: what does not need a processor leaves it to others."""
 HELD_UP = 2.0
@@ -110,8 +111,8 @@ class _Size:
             self._tried(count, seconds_a_row)
         elif count in self.cost:
             self.cost[count] += WEIGHT * (seconds_a_row - self.cost[count])
-            if (chosen := self._cheapest()) != self.chosen:
-                self.chosen, self.wait = chosen, self.pause
+            if self._cheapest() != self.chosen:
+                self._choose()
 
     def _tried(self, count: int, seconds_a_row: float) -> None:
         """A pass of a trial, which ends with the last, or with one that is held up."""
@@ -127,12 +128,19 @@ class _Size:
             self._settle(statistics.median)
 
     def _settle(self, middle: Callable[[list[float]], float]) -> None:
-        """Choose, and wait for longer if nothing has changed."""
+        """End the trial and choose by it."""
         self.cost = {count: middle(times) for count, times in self.measured.items()}
-        chosen = self._cheapest()
-        self.pause = min(2 * self.pause, LATEST) if chosen == self.chosen else SOONEST
-        self.chosen, self.wait = chosen, self.pause
+        self._choose()
         self.measured.clear()
+
+    def _choose(self) -> None:
+        """What is cheapest by now, until the next trial."""
+        chosen = self._cheapest()
+        if chosen == self.chosen:
+            self.pause = min(2 * self.pause, LATEST)
+        else:
+            self.pause = RETRY if chosen < self.chosen else SOONEST
+        self.chosen, self.wait = chosen, self.pause
 
     def _cheapest(self) -> int:
         best = min(self.cost.values())
