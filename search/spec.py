@@ -20,6 +20,7 @@ PolicyName = Literal[
     "best_first",
     "mcts",
     "tot_bfs",
+    "adaptive",
 ]
 VoteName = Literal[
     "weighted_majority", "majority", "lineages", "best_last", "best_min", "best_prod", "best_mean"
@@ -98,14 +99,14 @@ class SearchSpec(BaseModel):
         default=1.0,
         ge=0.0,
         le=1.0,
-        description="rebase: the power to which it counts how often a step was drawn; 1 "
+        description="rebase, adaptive: the power to which it counts how often a step was drawn; 1 "
         "is the paper's, at 0 equal steps count once",
     )
     floor_levels: int = Field(
         default=0,
         ge=0,
         le=200,
-        description="rebase, dora: down to this depth no distinct step is given up while "
+        description="rebase, dora, adaptive: down to this depth no distinct step is given up while "
         "there is a child for it",
     )
     similarity_temperature: float = Field(
@@ -126,6 +127,19 @@ class SearchSpec(BaseModel):
         default=False,
         description="particle_filter: softens the odds by particles / effective sample size, ever "
         "less from level to level",
+    )
+    chains: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="adaptive: chains drawn first, at most the width; default: the rounded-up root "
+        "of width",
+    )
+    agreement: float = Field(
+        default=1.0,
+        gt=0.5,
+        le=1.0,
+        description="adaptive: the share of the chains that settles the answer",
     )
     beam_width: int | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """When a search is over, and why: whichever of these is met first.
 
 ``answered``: as many trajectories as the width says have ended by themselves, or as many as a
-policy finds enough. ``depth``: nothing is left to expand,
+policy finds enough, as ``adaptive`` does whose chains agree. ``depth``: nothing is left to expand,
 and a trajectory was cut at ``max_depth``. ``width_spent``: nothing is left to expand, and
 trajectories were cut by their token or context limit, or their last branches died empty or looping;
 or a backtracking search has spent its ``expansions``, which bound its breadth as the width does.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from search.policies.adaptive import Adaptive
 from search.policies.beam import Beam
 from search.policies.best_first import BestFirst
 from search.policies.best_of_n import BestOfN
@@ -31,4 +32,5 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
     "best_first": BestFirst.from_spec,
     "mcts": Mcts.from_spec,
     "tot_bfs": TotBfs.from_spec,
+    "adaptive": Adaptive.from_spec,
 }
