@@ -5,7 +5,7 @@ The same search with and without its deciding: the difference in time is what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from search.spec import SearchSpec
 from search.tree import Node, NodeState, Tree
 
 PolicyOf = Callable[[SearchSpec], Policy]
+Answers = Mapping[str, Sequence[Node]]
 
 
 @dataclass(slots=True)
@@ -29,7 +30,8 @@ class Decisions:
 def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]) -> PolicyOf:
     """Makes the same policy, whose plans are noted in ``decisions``.
 
-    One that compares embeddings (``to_embed``, ``uncompared``, ``suited_to``) goes on doing so.
+    One that compares embeddings (``to_embed``, ``uncompared``, ``suited_to``) or looks at answers
+    (``plan_knowing``) goes on doing so.
     """
 
     def noted(made: Callable[[Tree], Round | None], tree: Tree) -> Round | None:
@@ -58,6 +60,12 @@ def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]
             def suited_to(self, embeds: str | None) -> Policy:
                 return watched(policy.suited_to(embeds))
 
+        class NotingKnowing(Noting):
+            def plan_knowing(self, tree: Tree, answers: Answers) -> Round | None:
+                return noted(lambda tree: policy.plan_knowing(tree, answers), tree)
+
+        if hasattr(policy, "plan_knowing"):
+            return NotingKnowing()
         return NotingComparing() if hasattr(policy, "to_embed") else Noting()
 
     return lambda spec: watched(policy_of(spec))

@@ -1,12 +1,14 @@
-"""Steps that mean the same: average-linkage clusters by cosine distance."""
+"""Steps that mean the same, by cosine distance: average-linkage clusters, or soft shares."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 
 UNITS = 10_000
 """Embeddings have unit length and whole numbers of 1/UNITS as entries."""
@@ -57,6 +59,20 @@ def cluster(embeddings: Sequence[tuple[float, ...]], threshold: float) -> list[i
     labels = fcluster(linkage(distances, "average"), threshold, criterion="distance")
     numbers: dict[int, int] = {}
     return [numbers.setdefault(int(labels[place]), len(numbers)) for place in point]
+
+
+def uniqueness(embeddings: Sequence[tuple[float, ...]], temperature: float) -> list[float]:
+    """How little company each embedding has: its own share, in (0, 1], of the softmax of its cosine
+    similarities to all of them, itself included. k equal ones far from all others have 1/k each.
+
+    The embeddings are ``rounded``; equal ones, and vectors of zeros too, are at similarity 1.
+    """
+    count = Counter(embeddings)
+    points = list(count)
+    place = {point: i for i, point in enumerate(points)}
+    distances = squareform(_cosine_distances(np.array(points)))
+    company = np.exp(-distances / temperature) @ np.array([count[point] for point in points])
+    return [1.0 / float(company[place[embedding]]) for embedding in embeddings]
 
 
 def _cosine_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:

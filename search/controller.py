@@ -26,6 +26,7 @@ from search.events import Answered, Event, Started
 from search.outcome import Outcome
 from search.outcome_rewards import outcome_refusal
 from search.policies.policy import (
+    AnswerPolicy,
     BacktrackingPolicy,
     EmbeddingPolicy,
     Policy,
@@ -288,11 +289,15 @@ class _SearchLoop:
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
         policy, tree = self.policy, self.builder.tree
+        knows = isinstance(policy, AnswerPolicy)
+        answers = await self.answers(self.until.left()) if knows else {}
         before, fell_back = self.until.clock(), False
         if self.embeddings is not None and isinstance(policy, EmbeddingPolicy):
             fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
             planned = policy.uncompared if fell_back else policy.plan
             plan = await asyncio.to_thread(planned, tree)
+        elif isinstance(policy, AnswerPolicy):
+            plan = policy.plan_knowing(tree, answers)
         else:
             plan = policy.plan(tree)
         self.tally.policy_seconds += self.until.clock() - before

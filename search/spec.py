@@ -14,14 +14,16 @@ PolicyName = Literal[
     "dvts",
     "particle_filter",
     "rebase",
+    "dora",
     "ets",
     "ets_kv",
     "best_first",
     "mcts",
     "tot_bfs",
+    "adaptive",
 ]
 VoteName = Literal[
-    "weighted_majority", "majority", "best_last", "best_min", "best_prod", "best_mean"
+    "weighted_majority", "majority", "lineages", "best_last", "best_min", "best_prod", "best_mean"
 ]
 AnswerRule = Literal["auto", "text", "maths"]
 CostName = Literal["nodes", "tokens"]
@@ -92,6 +94,52 @@ class SearchSpec(BaseModel):
     )
     reward_temperature: float = Field(
         default=0.2, gt=0.0, le=10.0, description="T_R of REBASE's softmax over rewards"
+    )
+    mass: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=1.0,
+        description="rebase, adaptive: the power to which it counts how often a step was drawn; 1 "
+        "is the paper's, at 0 equal steps count once",
+    )
+    floor_levels: int = Field(
+        default=0,
+        ge=0,
+        le=200,
+        description="rebase, dora, adaptive: down to this depth no distinct step is given up while "
+        "there is a child for it",
+    )
+    similarity_temperature: float = Field(
+        default=0.01,
+        gt=0.0,
+        le=10.0,
+        description="dora: of the softmax over steps' similarities; the larger, the more steps are "
+        "one direction",
+    )
+    ess_threshold: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="particle_filter: draws again where the effective sample size is at most this "
+        "share of the particles; 1: at every level",
+    )
+    soft_start: bool = Field(
+        default=False,
+        description="particle_filter: softens the odds by particles / effective sample size, ever "
+        "less from level to level",
+    )
+    chains: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="adaptive: chains drawn first, at most the width; default: the rounded-up root "
+        "of width",
+    )
+    agreement: float = Field(
+        default=1.0,
+        gt=0.5,
+        le=1.0,
+        description="adaptive: the share of the chains that settles the answer",
     )
     beam_width: int | None = Field(
         default=None,
@@ -174,6 +222,6 @@ class SearchSpec(BaseModel):
             raise ValueError("must be 'certain' or a number between 0.5 and 1, both excluded")
         if str(others.data.get("vote")).startswith("best_"):
             raise ValueError(
-                "a probability goes with votes that count: majority, weighted_majority"
+                "a probability goes with votes that count: majority, weighted_majority, lineages"
             )
         return value

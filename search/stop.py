@@ -1,14 +1,15 @@
 """When a search is over, and why: whichever of these is met first.
 
 ``answered``: as many trajectories as the width says have ended by themselves, or as many as a
-policy finds enough. ``depth``: nothing is left to expand, and a trajectory was cut at
-``max_depth``. ``width_spent``: nothing is left to expand, and trajectories were cut by their token
-or context limit, or their last branches died empty or looping; or a backtracking search has spent
-its ``expansions``, which bound its breadth as the width does. ``max_tokens``: the next child does
-not fit into ``max_tokens`` generated tokens. ``kv``: the paths of the nodes that may still grow
-hold more than ``max_kv_tokens``, equal prefixes counted once. ``deadline``: the time is up; the
-round under way is dropped. ``consensus``: the answer is settled, as ``consensus_met`` says.
-``cancelled``: said by whoever cancelled the search; a cancelled one has no outcome of its own.
+policy finds enough, as ``adaptive`` does whose chains agree. ``depth``: nothing is left to expand,
+and a trajectory was cut at ``max_depth``. ``width_spent``: nothing is left to expand, and
+trajectories were cut by their token or context limit, or their last branches died empty or looping;
+or a backtracking search has spent its ``expansions``, which bound its breadth as the width does.
+``max_tokens``: the next child does not fit into ``max_tokens`` generated tokens. ``kv``: the paths
+of the nodes that may still grow hold more than ``max_kv_tokens``, equal prefixes counted once.
+``deadline``: the time is up; the round under way is dropped. ``consensus``: the answer is settled,
+as ``consensus_met`` says. ``cancelled``: said by whoever cancelled the search; a cancelled one has
+no outcome of its own.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _joined(rival: Standing, rule: VoteName, out: int, best: Fraction) -> Standi
     count = rival.members + out
     if rule == "majority":
         return Standing(Fraction(count), count, rival.age)
-    if rule == "weighted_majority":
+    if rule in ("weighted_majority", "lineages"):
         return Standing(rival.weight + out, count, rival.age)
     return Standing(max(rival.weight, best), count, rival.age)
 

@@ -21,6 +21,7 @@ from search.tree import UNITS, Finish, Node, NodeState, Tree
 VOTE_SCORES: Mapping[VoteName, Scores] = {
     "weighted_majority": Scores.FINISHED,
     "majority": Scores.NONE,
+    "lineages": Scores.FINISHED,
     "best_last": Scores.FINISHED,
     "best_min": Scores.ALL,
     "best_prod": Scores.ALL,
@@ -101,14 +102,15 @@ class AnswerClasses:
 def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]]) -> Ballot:
     """Vote among the finished trajectories that have an answer.
 
-    ``classes``: as ``AnswerClasses`` sorts them. A class weighs the sum of its
-    members' last rewards (weighted majority), their number (majority) or its best member's score
-    (``best_*``). Equal weights: the class with more members, then the one with the lowest node id.
-    The reply is the member with the highest last reward (``best_*``: the highest score), then the
-    lowest id. If no reply has an answer, the best reply by last reward is taken, by mean
-    log-probability where there are no rewards, and the ballot's rule says so; trajectories that
-    ended by themselves come before those that were cut. If every branch died empty or looping, what
-    the last of them had said before is the reply.
+    ``classes``: as ``AnswerClasses`` sorts them. A class weighs the sum of its members' last
+    rewards (weighted majority), their number (majority), the sum over lineages of the last reward
+    of its best member there (lineages), or its best member's score (``best_*``). Equal weights: the
+    class with more members, then the one with the lowest node id. The reply is the member with the
+    highest last reward (``best_*``: the highest score), then the lowest id. If no reply has an
+    answer, the best reply by last reward is taken, by mean log-probability where there are no
+    rewards, and the ballot's rule says so; trajectories that ended by themselves come before those
+    that were cut. If every branch died empty or looping, what the last of them had said before is
+    the reply.
 
     Raises RewardMissing if the rule needs a reward that is not there.
     """
@@ -128,7 +130,22 @@ def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Fractio
         return Fraction(len(members))
     if rule == "weighted_majority":
         return Fraction(sum(_units(node, rule) for node in members), UNITS)
+    if rule == "lineages":
+        return Fraction(sum(_by_lineage(rule, members).values()), UNITS)
     return max(path_score(tree, rule, node) for node in members)
+
+
+def _by_lineage(rule: VoteName, members: Sequence[Node]) -> dict[int, int]:
+    """The last reward of the best member of each lineage, in 1/UNITS.
+
+    A lineage is a child of the root and what grew below it. Its trajectories share steps, and so
+    errors: as often as it came to an answer it is one voice. Of chains that share nothing this is
+    the weighted majority.
+    """
+    best: dict[int, int] = {}
+    for node in members:
+        best[node.path[0]] = max(best.get(node.path[0], 0), _units(node, rule))
+    return best
 
 
 def path_score(tree: Tree, rule: VoteName, node: Node) -> Fraction:

@@ -11,8 +11,9 @@ from typing import Any
 from search.engine import Capabilities
 from search.events import Event, Expanded
 from search.outcome import Outcome
-from search.policies.policy import BacktrackingPolicy, Scores
+from search.policies.policy import Scores
 from search.policies.registry import POLICIES
+from search.policies.visit_counts import ExpansionBudget
 from search.spec import SearchSpec
 from search.vote import VOTE_SCORES, vote_name
 from server.api_errors import NO_RETRY, ApiError, bad_value
@@ -156,11 +157,12 @@ def most_tokens(spec: SearchSpec) -> int:
     """The most that a tree can come to: every round as wide as may be, every step as long.
 
     No round draws more children than the width. A policy that goes level by level has a round a
-    level; one that goes back has more of them, but draws no more than its expansions come to.
+    level; one with expansions has more of them, but draws no more than these come to. Chains and
+    the tree that they seed share the width.
     """
     step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
-    goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
-    nodes = spec.expansions * spec.branch if goes_back else spec.width * spec.max_depth
+    by_expansions = isinstance(POLICIES[spec.policy](spec), ExpansionBudget)
+    nodes = spec.expansions * spec.branch if by_expansions else spec.width * spec.max_depth
     most = nodes * step
     return most if spec.max_tokens is None else min(most, spec.max_tokens)
 

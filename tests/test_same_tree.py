@@ -300,6 +300,10 @@ LEVELS = (
     SearchSpec(policy="dvts", width=6, seed=6, beam_width=2),
     SearchSpec(policy="particle_filter", width=6, seed=7),
     SearchSpec(policy="rebase", width=6, seed=8, vote="majority", consensus="certain"),
+    SearchSpec(policy="particle_filter", width=6, seed=9, ess_threshold=0.5, soft_start=True),
+    SearchSpec(policy="rebase", width=6, seed=10, mass=0.5, floor_levels=2, vote="lineages"),
+    SearchSpec(policy="dora", width=6, seed=11),
+    SearchSpec(policy="adaptive", width=6, seed=12),
 )
 
 

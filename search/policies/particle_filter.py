@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import ceil
+from math import ceil, exp, fsum, log
 from typing import ClassVar
 
 from search.policies.policy import LevelPolicy, Round, Scores, rewards_of
 from search.spec import SearchSpec
-from search.tree import UNITS, Node, Tree, node_seed
+from search.tree import ROOT, UNITS, Node, NodeState, Tree, node_seed
 
 SURE = 0.5 / UNITS
 """Rewards are taken to lie this far within (0, 1): half of what rounding hides."""
@@ -25,23 +25,88 @@ class ParticleFilter(LevelPolicy):
     over the places that are left. (The published method resamples ended ones too, so that copies
     of one take the places of others.) The offset follows from the search's seed and the level, so
     a tree has one plan. Leaves are laid out by id; there are no other ties.
+
+    Two dials, off by default. ``ess_threshold`` below 1: a level is resampled only where the
+    effective sample size, (sum of w)^2 / sum of w^2, is at most that share of its leaves, or where
+    leaves and places are not equally many; else each leaf has one child, which inherits its weight:
+    the weights of a path multiply from one resampling to the next, as in any sequential Monte Carlo
+    method. ``soft_start``: a level is resampled by w^(1/t) with t = N / ESS * (1 - depth /
+    ``max_depth``), never below 1: reward models are overconfident early, which shows as a small
+    sample size [our reading of entropic particle filtering, arXiv 2510.05825].
     """
 
     width: int
     seed: int
+    ess_threshold: float = 1.0
+    soft_start: bool = False
+    max_depth: int = 25
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> ParticleFilter:
         """The policy as the spec sets it; a search always has a seed, a mere question has 0."""
-        return cls(spec.width, spec.seed or 0)
+        dials = spec.ess_threshold, spec.soft_start, spec.max_depth
+        return cls(spec.width, spec.seed or 0, *dials)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """As many children a leaf as it is drawn."""
-        odds = [odds_of(reward) for reward in rewards_of(leaves, "particle_filter")]
-        copies = systematic(odds, spend, offset(self.seed, leaves[0].depth))
+        depth, weights = leaves[0].depth, self.weights(tree, leaves)
+        if not self._resamples(weights, spend):
+            return Round({leaf.id: 1 for leaf in leaves})
+        if self.soft_start:
+            weights = softened(weights, 1 - depth / self.max_depth)
+        copies = systematic(weights, spend, offset(self.seed, depth))
         expand = {leaf.id: n for leaf, n in zip(leaves, copies, strict=True) if n}
         return Round(expand, tuple(leaf.id for leaf in leaves if leaf.id not in expand))
+
+    def weights(self, tree: Tree, leaves: list[Node]) -> list[float]:
+        """The leaves' odds, times those of the steps above since the last resampling.
+
+        Up to a common factor, since only their shares count.
+        """
+        odds = [odds_of(reward) for reward in rewards_of(leaves, "particle_filter")]
+        if self.ess_threshold == 1.0:
+            return odds
+        inherited = self._inherited(tree, leaves[0].depth)
+        logs = [log(o) + inherited[leaf.parent] for o, leaf in zip(odds, leaves, strict=True)]
+        return [exp(value - max(logs)) for value in logs]
+
+    def _inherited(self, tree: Tree, depth: int) -> dict[int, float]:
+        """What the leaves at ``depth`` have from their parents: the logarithm of a weight.
+
+        Every level above is looked at as it was when it was planned.
+        """
+        inherited = {ROOT: 0.0}
+        for level in range(1, depth):
+            here = [n for n in tree.nodes if n.depth == level and n.state is not NodeState.FINISHED]
+            leaves = [node for node in here if not node.finish.dies_at_birth]
+            ended = sum(node.depth <= level for node in tree.finished())
+            logs = {n.id: log(odds_of(n.reward or 0.0)) + inherited[n.parent] for n in leaves}
+            top = max(logs.values())
+            weights = [exp(value - top) for value in logs.values()]
+            drawn = self._resamples(weights, self.width - ended)
+            inherited = {node: 0.0 if drawn else value for node, value in logs.items()}
+        return inherited
+
+    def _resamples(self, weights: Sequence[float], places: int) -> bool:
+        """Whether a level with these weights is drawn again, for so many places."""
+        if self.ess_threshold == 1.0 or len(weights) != places:
+            return True
+        return effective_size(weights) <= self.ess_threshold * places
+
+
+def effective_size(weights: Sequence[float]) -> float:
+    """(sum of w)^2 / sum of w^2: how many equal weights would tell as much; from 1 to their number.
+
+    Rounded to 1e-9, so that equal weights come to a whole number.
+    """
+    return round(fsum(weights) ** 2 / fsum(weight * weight for weight in weights), 9)
+
+
+def softened(weights: Sequence[float], left: float) -> list[float]:
+    """The weights to the power 1/t, t = max(1, N / ESS * left); ``left``: in [0, 1]."""
+    temperature = max(1.0, len(weights) / effective_size(weights) * left)
+    return [weight ** (1 / temperature) for weight in weights]
 
 
 def odds_of(reward: float) -> float:

@@ -86,6 +86,18 @@ class BacktrackingPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class AnswerPolicy(Policy, Protocol):
+    """A policy that looks at what the finished trajectories answer.
+
+    ``plan`` is then what it would do if it knew none of the answers.
+    """
+
+    def plan_knowing(self, tree: Tree, answers: Mapping[str, Sequence[Node]]) -> Round | None:
+        """The next round, as ``plan``; ``answers``: the finished trajectories by answer."""
+        ...
+
+
+@runtime_checkable
 class OrderedPolicy(Policy, Protocol):
     """A policy that knows what it would expand next if no reward changed."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, exp
 from typing import ClassVar
 
+from search.policies.floor import with_floor
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.spec import SearchSpec
 from search.tree import Node, Tree
@@ -19,25 +21,43 @@ class Rebase(LevelPolicy):
 
     Leaves are served by falling reward, equal rewards by rising id, so that a remainder goes to the
     lower id. A leaf that gets no child is pruned.
+
+    Two dials are ours, and off by default. ``mass`` below 1: leaves with the same steps from the
+    root are one, which weighs the power ``mass`` of how many they are times exp(R/T); its children
+    are drawn at the lowest id, and leaves are served by falling weight. At 0 a step that was drawn
+    often weighs no more than one that was drawn once. ``floor_levels``: down to that depth no
+    distinct leaf is given up while there is a child for it (``with_floor``).
     """
 
     width: int
     temperature: float
+    mass: float = 1.0
+    floor_levels: int = 0
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Rebase:
         """The policy as the spec sets it."""
-        return cls(spec.width, spec.reward_temperature)
+        return cls(spec.width, spec.reward_temperature, spec.mass, spec.floor_levels)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
-        shares = children_by_node(ranked, spend, self.temperature)
-        return Round(
-            {node: n for node, n in shares.items() if n},
-            tuple(sorted(node for node, n in shares.items() if not n)),
-        )
+        if self.mass < 1.0:
+            shares = children_by_mass(ranked, spend, self.temperature, self.mass)
+        else:
+            shares = children_by_node(ranked, spend, self.temperature)
+        if leaves[0].depth <= self.floor_levels:
+            shares = with_floor(ranked, shares)
+        return round_of(shares)
+
+
+def round_of(shares: Mapping[int, int]) -> Round:
+    """The round that gives each leaf its share, and gives up those whose share is 0."""
+    return Round(
+        {node: n for node, n in shares.items() if n},
+        tuple(sorted(node for node, n in shares.items() if not n)),
+    )
 
 
 def children_by_node(ranked: Sequence[Node], total: int, temperature: float) -> dict[int, int]:
@@ -46,14 +66,38 @@ def children_by_node(ranked: Sequence[Node], total: int, temperature: float) -> 
     return {node.id: share for node, share in zip(ranked, shares, strict=True)}
 
 
+def children_by_mass(
+    ranked: Sequence[Node], total: int, temperature: float, mass: float
+) -> dict[int, int]:
+    """As ``children_by_node``, twins taken together: all of a path's children at its lowest id."""
+    drawn = Counter(node.first for node in ranked)
+    lowest = {node.first: node for node in reversed(ranked)}
+    top = ranked[0].reward or 0.0
+    weights = {
+        node.id: drawn[first] ** mass * exp(((node.reward or 0.0) - top) / temperature)
+        for first, node in lowest.items()
+    }
+    order = sorted(weights, key=lambda node: (-weights[node], node))
+    shares = dict(zip(order, deal([weights[node] for node in order], total), strict=True))
+    return {node.id: shares.get(node.id, 0) for node in ranked}
+
+
 def allocate(rewards: Sequence[float], total: int, temperature: float) -> list[int]:
     """Children for each reward (sorted, highest first), adding up to ``total`` exactly.
 
     ETS equation (1): W_i = ceil(N_i * exp(R_i/T) / sum over the not yet served k of exp(R_k/T)),
-    N_i being what is left to give. In float64; 1e-9 is taken off before rounding up, so that an
-    integer share with rounding noise on it stays that integer.
+    N_i being what is left to give.
     """
-    weights = [exp((reward - rewards[0]) / temperature) for reward in rewards]
+    return deal([exp((reward - rewards[0]) / temperature) for reward in rewards], total)
+
+
+def deal(weights: Sequence[float], total: int) -> list[int]:
+    """``total`` children by weight, in the order given: each has its share of what is left, rounded
+    up.
+
+    In float64; 1e-9 is taken off before rounding up, so that an integer share with rounding noise
+    on it stays that integer.
+    """
     unserved = list(accumulate(reversed(weights)))[::-1]
     shares = []
     for weight, rest in zip(weights, unserved, strict=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from search.policies.adaptive import Adaptive
 from search.policies.beam import Beam
 from search.policies.best_first import BestFirst
 from search.policies.best_of_n import BestOfN
+from search.policies.dora import Dora
 from search.policies.dvts import Dvts
 from search.policies.ets import Ets
 from search.policies.mcts import Mcts
@@ -24,9 +26,11 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
     "dvts": Dvts.from_spec,
     "particle_filter": ParticleFilter.from_spec,
     "rebase": Rebase.from_spec,
+    "dora": Dora.from_spec,
     "ets": Ets.from_spec,
     "ets_kv": Ets.without_clusters,
     "best_first": BestFirst.from_spec,
     "mcts": Mcts.from_spec,
     "tot_bfs": TotBfs.from_spec,
+    "adaptive": Adaptive.from_spec,
 }

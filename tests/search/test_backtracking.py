@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from search.engine import Branch
 from search.events import Event, Expanded, Pruned, Selected
 from search.outcome import Outcome
-from search.policies.policy import BacktrackingPolicy, frontier_of
+from search.policies.policy import frontier_of
 from search.policies.registry import POLICIES
-from search.policies.visit_counts import expansions, expansions_below
+from search.policies.visit_counts import ExpansionBudget, expansions, expansions_below
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT
 from search.tree_json import from_json, to_json
@@ -21,7 +21,7 @@ from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.test_width import rough
 
 BACKTRACKING = [
-    n for n in POLICIES if isinstance(POLICIES[n](SearchSpec(policy=n)), BacktrackingPolicy)
+    n for n in POLICIES if isinstance(POLICIES[n](SearchSpec(policy=n)), ExpansionBudget)
 ]
 BOTH = pytest.mark.parametrize("policy", BACKTRACKING)
 

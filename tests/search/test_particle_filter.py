@@ -8,10 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.engine import RewardMissing
-from search.policies.particle_filter import ParticleFilter, odds_of, offset, systematic
+from search.engine import Branch, RewardMissing
+from search.policies.particle_filter import (
+    ParticleFilter,
+    effective_size,
+    odds_of,
+    offset,
+    softened,
+    systematic,
+)
 from search.policies.policy import Round
 from search.spec import SearchSpec
+from search.tree import Finish, Tree
+from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.trees import END, STEP, drawn, row
 
 
@@ -139,6 +148,107 @@ def test_the_seed_is_the_searchs() -> None:
     """As the spec has it, 0 included, which is also that of a mere question."""
     spec = SearchSpec(policy="particle_filter", width=8, seed=5)
     assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 5)
+    dials = {"ess_threshold": 0.5, "soft_start": True, "max_depth": 9}
+    other = ParticleFilter.from_spec(spec.model_copy(update=dials))
+    assert other == ParticleFilter(8, 5, 0.5, True, 9)
     for seed in (0, None):
         spec = SearchSpec(policy="particle_filter", width=8, seed=seed)
         assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"),
+    [([1, 1, 1, 1], 4.0), ([3, 1], 1.6), ([1, 0, 0], 1.0), ([0.1] * 10, 10.0)],
+)
+def test_effective_sizes_by_hand(weights: list[float], size: float) -> None:
+    """(3 + 1)^2 / (9 + 1) = 1.6."""
+    assert effective_size(weights) == size
+
+
+def test_it_is_resampled_where_few_count() -> None:
+    """Odds 3 : 1, ESS 1.6 of 2 = .8: above a threshold of .5 each goes on once, at .8 it is drawn.
+
+    Odds 9999 : 1 / 9999: ESS hardly above 1 of 2, drawn at .6 too.
+    """
+    assert ParticleFilter(2, 3, 0.5).plan(row(0.75, 0.5)) == Round({1: 1, 2: 1})
+    drawn_again = ParticleFilter(2, 3).plan(row(0.75, 0.5))
+    assert ParticleFilter(2, 3, 0.8).plan(row(0.75, 0.5)) == drawn_again
+    assert ParticleFilter(2, 3, 0.6).plan(row(0.9999, 0.0001)) == Round({1: 2}, (2,))
+
+
+def test_free_places_are_always_drawn() -> None:
+    """One of three died at birth: two leaves for three places are no level to leave as it is."""
+    tree = drawn((0, "a", STEP, 0.5), (0, "", Finish.EMPTY, None), (0, "b", STEP, 0.5))
+    plan = ParticleFilter(3, 3, 0.1).plan(tree)
+    assert plan is not None
+    assert sum(plan.expand.values()) == 3
+
+
+def two_levels(second: tuple[float, float]) -> Tree:
+    """Two particles of odds 3 : 1, each with one child."""
+    return drawn(
+        (0, "a", STEP, 0.75),
+        (0, "b", STEP, 0.5),
+        (1, "c", STEP, second[0]),
+        (2, "d", STEP, second[1]),
+    )
+
+
+def test_weights_multiply_until_they_are_drawn_by() -> None:
+    """Not resampled at .5, the children weigh 3 * 3 : 1 * 1; resampled (at .8), 3 : 1."""
+    tree = two_levels((0.75, 0.5))
+    leaves = list(tree.leaves())
+    kept = ParticleFilter(2, 3, 0.5).weights(tree, leaves)
+    assert kept == pytest.approx([1, 1 / 9])
+    fresh = ParticleFilter(2, 3, 0.8).weights(tree, leaves)
+    assert fresh == pytest.approx([1, 1 / 3])
+    # 9 : 1 has an ESS of 100/82 = 1.22 of 2: at .65 this level is drawn, the first (1.6) is not
+    assert ParticleFilter(2, 3, 0.5).plan(tree) == Round({3: 1, 4: 1})
+    assert effective_size([9, 1]) == pytest.approx(100 / 82)
+    assert ParticleFilter(2, 4, 0.65).plan(tree) == Round({3: 2}, (4,))
+
+
+def test_weights_that_even_out_are_left_alone() -> None:
+    """3 * 1 : 1 * 3 is even: nothing is drawn at any threshold below 1."""
+    tree = two_levels((0.5, 0.75))
+    policy = ParticleFilter(2, 3, 0.7)
+    assert policy.weights(tree, list(tree.leaves())) == pytest.approx([1, 1])
+    assert policy.plan(tree) == Round({3: 1, 4: 1})
+
+
+def test_a_soft_start_by_hand() -> None:
+    """9 : 1, ESS 100/82, N/ESS = 1.64; nothing of the way done: 9^(1/1.64) = 3.82 : 1.
+
+    Half of it done, .82 is below 1: the odds stand. Equal weights stay equal.
+    """
+    assert softened([9, 1], 1.0) == pytest.approx([9 ** (1 / 1.64), 1])
+    assert softened([9, 1], 0.5) == [9, 1]
+    assert softened([2, 2], 1.0) == [2, 2]
+
+
+def test_a_soft_start_keeps_more_particles_early() -> None:
+    """Odds 99 : 1 three times over: 8 places at depth 1 of 10, softened by 4 / 1.02 * .9 = 3.5."""
+    tree = row(0.99, 0.5, 0.5, 0.5)
+    hard, soft = (ParticleFilter(8, 1, 1.0, s, 10).plan(tree) for s in (False, True))
+    assert hard is not None
+    assert soft is not None
+    assert len(hard.expand) < len(soft.expand)
+
+
+def say(branch: Branch) -> str:
+    """Steps that are no loops, then an answer."""
+    return "The answer is 1." if branch.seed % 4 == 0 else f"s{len(branch.tokens)}\n\n"
+
+
+@given(st.integers(1, 30), st.integers(0, 2**32), st.sampled_from([0.2, 0.5, 0.9]), st.booleans())
+async def test_every_round_spends_the_width_at_any_threshold(
+    width: int, seed: int, threshold: float, soft: bool
+) -> None:
+    """As with the default; and a tree has one plan."""
+    dials = {"ess_threshold": threshold, "soft_start": soft, "max_depth": 6}
+    fields = {"policy": "particle_filter", "width": width, "seed": seed, **dials}
+    spec = SearchSpec.model_validate(fields)
+    outcome = await grow(ScriptedEngine(say), spec)
+    assert len(outcome.tree.finished()) == width
+    again = await grow(ScriptedEngine(say), spec)
+    assert again.digest == outcome.digest

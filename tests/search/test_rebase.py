@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from search.engine import RewardMissing
 from search.policies.policy import Round
 from search.policies.rebase import Rebase, allocate
+from search.tree import Tree
 from tests.search.trees import END, STEP, drawn, row
 
 
@@ -128,3 +129,70 @@ def test_a_missing_reward_is_an_error() -> None:
     """A node without a reward is never dropped silently: the error names node and policy."""
     with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy rebase"):
         Rebase(4, 0.2).plan(row(0.5, None))
+
+
+def crowd() -> Tree:
+    """Four twins ``a`` (1 to 4) and one ``b`` (5), all of reward .5."""
+    return drawn(*[(0, "a", STEP, 0.5)] * 4, (0, "b", STEP, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("mass", "plan"),
+    [
+        # the paper's: five equal leaves share 10
+        pytest.param(1.0, Round({1: 2, 2: 2, 3: 2, 4: 2, 5: 2}), id="every leaf"),
+        # 4^.5 : 1 = 2 : 1 of 10: ceil(6.67) = 7, and 3
+        pytest.param(0.5, Round({1: 7, 5: 3}, (2, 3, 4)), id="the root of it"),
+        pytest.param(0.0, Round({1: 5, 5: 5}, (2, 3, 4)), id="distinct steps"),
+    ],
+)
+def test_mass_by_hand(mass: float, plan: Round) -> None:
+    """Below 1 twins are one leaf, whose children are drawn at the lowest id."""
+    assert Rebase(10, 0.2, mass).plan(crowd()) == plan
+
+
+def test_mass_and_reward_multiply() -> None:
+    """Four of .5 against one of .7 at T = .2: 4^.5 e^-1 = .7358 to 1; 10/1.7358 = 5.76 -> 6."""
+    tree = drawn(*[(0, "a", STEP, 0.5)] * 4, (0, "b", STEP, 0.7))
+    assert Rebase(10, 0.2, 0.5).plan(tree) == Round({5: 6, 1: 4}, (2, 3, 4))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 40), st.floats(0, 0.9))
+def test_mass_spends_the_width(steps: list[int], width: int, mass: float) -> None:
+    """Whatever is equal: exactly the width, and never to two twins."""
+    tree = drawn(*((0, f"{step}", STEP, step / 4) for step in steps))
+    plan = Rebase(width, 0.2, mass).plan(tree)
+    assert plan is not None
+    assert sum(plan.expand.values()) == width
+    assert len({tree[node].tokens for node in plan.expand}) == len(plan.expand)
+    assert sorted([*plan.expand, *plan.prune]) == [node.id for node in tree.leaves()]
+
+
+def test_the_floor_by_hand() -> None:
+    """14, 2, 0 becomes 13, 2, 1 down to the floor; below it nothing changes."""
+    assert Rebase(16, 0.2, floor_levels=1).plan(row(0.9, 0.5, 0.1)) == Round({1: 13, 2: 2, 3: 1})
+    below = drawn(
+        (0, "r", STEP, 0.5), *((1, s, STEP, r) for s, r in zip("abc", (0.9, 0.5, 0.1), strict=True))
+    )
+    assert Rebase(16, 0.2, floor_levels=1).plan(below) == Round({2: 14, 3: 2}, (4,))
+
+
+def test_the_floor_is_for_paths_not_for_leaves() -> None:
+    """Of two twins one has a child: the path needs no other. 4 e^0 : e^-4 gives a, a 2 each."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
+    assert Rebase(4, 0.2).plan(tree) == Round({1: 2, 2: 2}, (3,))
+    assert Rebase(4, 0.2, floor_levels=1).plan(tree) == Round({1: 2, 2: 1, 3: 1})
+
+
+def test_a_floor_that_is_too_dear_is_for_the_best() -> None:
+    """Two children for three paths: the better two have them."""
+    assert Rebase(2, 0.2, floor_levels=1).plan(row(0.1, 0.9, 0.0)) == Round({2: 1, 1: 1}, (3,))
+
+
+@given(rewards_of_a_level, st.integers(1, 60))
+def test_with_a_floor_nobody_is_given_up_who_need_not_be(rewards: list[float], width: int) -> None:
+    """As many distinct leaves live as there are, or children; the width is spent."""
+    plan = Rebase(width, 0.05, floor_levels=1).plan(row(*rewards))
+    assert plan is not None
+    assert len(plan.expand) == min(width, len(rewards))
+    assert sum(plan.expand.values()) == width

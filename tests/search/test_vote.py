@@ -14,6 +14,7 @@ from search.outcome import AnswerClass
 from search.spec import SearchSpec, VoteName
 from search.tree import Finish, Tree
 from search.vote import AnswerClasses, Ballot, hold_vote, vote_name
+from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.trees import END, LIMIT, STEP, drawn
 
 
@@ -289,3 +290,44 @@ def test_a_class_is_called_by_its_first_members_answer() -> None:
     ballot = hold_vote(tree, "weighted_majority", AnswerClasses(last_letter, near).of(tree))
     assert ballot.answers == (AnswerClass("1", 1.3, 2, 3), AnswerClass("5", 0.9, 1, 2))
     assert (ballot.answer, ballot.chosen) == ("1", 3)
+
+
+def test_lineages_count_once_for_an_answer_by_hand() -> None:
+    """Below ``a`` three times 1 (.9, .8, .7), below ``b`` and ``c`` once 2 each (.6, .5).
+
+    Weighted majority: 2.4 to 1.1. By lineages: .9 to 1.1. A lineage may speak for two answers.
+    """
+    tree = drawn(
+        (0, "a", STEP, 0.5),
+        (0, "b", STEP, 0.5),
+        (0, "c", STEP, 0.5),
+        (1, "1", END, 0.9),
+        (1, "1", END, 0.8),
+        (1, "1", END, 0.7),
+        (2, "2", END, 0.6),
+        (3, "2", END, 0.5),
+        (3, "1", END, 0.1),
+    )
+    classes = AnswerClasses(last_letter).of(tree)
+    by_weight = hold_vote(tree, "weighted_majority", classes)
+    assert (by_weight.answer, by_weight.answers[0].weight) == ("1", 2.5)
+    ballot = hold_vote(tree, "lineages", classes)
+    assert [(c.answer, c.weight, c.count) for c in ballot.answers] == [("2", 1.1, 2), ("1", 1.0, 4)]
+    assert ballot.chosen == 7
+
+
+def test_the_best_of_a_lineage_wherever_it_stands() -> None:
+    """.2 then .7 below one child of the root; nothing below another is worth nothing."""
+    tree = drawn((0, "a", STEP, 0.5), (0, "1", END, 0.0), (1, "1", END, 0.2), (1, "1", END, 0.7))
+    (answer,) = hold_vote(tree, "lineages", AnswerClasses(last_letter).of(tree)).answers
+    assert (answer.weight, answer.count, answer.reply) == (0.7, 3, 4)
+
+
+async def test_of_chains_the_lineages_are_the_weighted_majority() -> None:
+    """They share no step: same answer, same weights."""
+    for seed in range(10):
+        spec = SearchSpec(policy="best_of_n", width=9, seed=seed, max_depth=8)
+        plain = await grow(ScriptedEngine(), spec)
+        by_lineage = await grow(ScriptedEngine(), spec.model_copy(update={"vote": "lineages"}))
+        assert by_lineage.answers == plain.answers
+        assert by_lineage.vote == "lineages"

@@ -27,7 +27,7 @@ def engine() -> ScriptedEngine:
         (
             {"policy": "best_of_n", "vote": "best_min"},
             "search.vote",
-            "'best_min' needs.*one of weighted_majority, majority, best_last is needed",
+            "'best_min' needs.*one of weighted_majority, majority, lineages, best_last is needed",
         ),
     ],
 )

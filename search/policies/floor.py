@@ -1,0 +1,34 @@
+"""A floor below every distinct step: soft pruning where rewards are still unsure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from search.tree import Node
+
+
+def with_floor(ranked: Sequence[Node], shares: Mapping[int, int]) -> dict[int, int]:
+    """Shares by node id, changed so that each distinct path has a child, as far as they go.
+
+    ``ranked``: the leaves, best first. What a path lacks is given to its best leaf and taken, one
+    child at a time, from the largest share, of equal ones from the lower leaf; no path gives its
+    last child. Where there are fewer children than paths, the better ones have them.
+    """
+    dealt = dict(shares)
+    children = Counter[int]()
+    for leaf in ranked:
+        children[leaf.first] += dealt[leaf.id]
+    lowest_first = ranked[::-1]
+    for leaf in ranked:
+        if children[leaf.first]:
+            continue
+        givers = [giver for giver in lowest_first if children[giver.first] > 1]
+        if not givers:
+            break
+        giver = max(givers, key=lambda giver: dealt[giver.id])
+        dealt[giver.id] -= 1
+        children[giver.first] -= 1
+        dealt[leaf.id] += 1
+        children[leaf.first] += 1
+    return dealt
