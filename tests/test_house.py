@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
     return iter(sections)
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     """A file's own name; a module's identifiers, flags and metrics; a document's code."""
     names = {file.stem}
@@ -148,7 +150,8 @@ def names_in(file: Path) -> set[str]:
 
 def words_of(name: str) -> set[str]:
     """The words of an identifier in any case: ``DraftTree.row_of`` has draft, tree, row, of."""
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name.replace("NotFound", ""))  # other people's
+    named = re.sub("NotFound|NOT_FOUND", "", name)  # other people's
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", named)
     return set(re.findall(r"[a-z]+", apart.lower()))
 
 
