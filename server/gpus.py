@@ -19,10 +19,8 @@ class Gpu:
     memory: float
 
 
-MIB = (1 << 20) / 1e9
-"""GB. ``nvidia-smi`` tells MiB: less than a data sheet's GiB where some hold error codes."""
 GPUS: Mapping[str, Gpu] = {
-    name: Gpu(name, teraflops, bandwidth, mebibytes * MIB)
+    name: Gpu(name, teraflops, bandwidth, (mebibytes << 20) / 1e9)
     for name, teraflops, bandwidth, mebibytes in (
         ("b200", 2250, 8000, 183359),
         ("h200", 989, 4800, 143771),
@@ -38,6 +36,7 @@ GPUS: Mapping[str, Gpu] = {
         ("3090", 71, 936, 24576),
     )
 }
+"""``nvidia-smi`` tells MiB: less than a data sheet's GB of 2**30 bytes where some hold codes."""
 
 
 def local_gpu() -> Gpu | None:

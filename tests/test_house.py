@@ -93,7 +93,7 @@ def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
     for file in files:
         file.write_text(probe.format(str(file.with_suffix(".seed"))))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *files]
-    environ = {**os.environ, "CI": "true"}
+    environ = {**os.environ, "CI": "true", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
