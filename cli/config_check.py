@@ -1,7 +1,9 @@
-"""``hedgerow config check``: everything a start would refuse, without starting anything."""
+"""``hedgerow config check``: everything a start would refuse, without starting a server or engine.
+A named verifier is imported, in a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pydantic import SecretStr
@@ -18,7 +20,13 @@ def check(settings: Settings) -> dict[str, Any]:
 
     Raises SettingsError naming the first that a server could not be started with.
     """
-    from server.assemble import engine_options, model_flops, server_options, sglang_options
+    from server.assemble import (
+        check_verifier,
+        engine_options,
+        model_flops,
+        server_options,
+        sglang_options,
+    )
 
     keys = ApiKeys.load(settings)
     try:
@@ -30,6 +38,7 @@ def check(settings: Settings) -> dict[str, Any]:
             else:
                 sglang_options(model)
             model_flops(model)
+            asyncio.run(check_verifier(model))
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
     names = sorted(Settings.model_fields)

@@ -12,6 +12,7 @@ from runtime.verifiers.python_verifier import PythonVerifier
 from runtime.verifiers.verifier import URLS, Judged, Verifier, VerifierOptions
 from runtime.verifiers.verifier_endpoint import VerifierEndpoint
 from search.engine import Capabilities, Engine, Trajectory, Usage, VerifierFailed
+from search.tree import round_reward
 
 
 async def start_verifier(options: VerifierOptions) -> Verifier:
@@ -62,13 +63,13 @@ class VerifiedEngine(EngineWrapper):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward in [0, 1] a trajectory. Raises VerifierFailed, too."""
+        """One reward in [0, 1] a trajectory, rounded as rewards are. Raises VerifierFailed, too."""
         judged = self._judge(question, trajectories)
         if self._alone:
             return await judged
         own = super().score(tree, prompt, question, trajectories)
         rewards, factors = await asyncio.gather(own, judged)
-        return [reward * factor for reward, factor in zip(rewards, factors, strict=True)]
+        return [round_reward(r * f) for r, f in zip(rewards, factors, strict=True)]
 
     async def usage(self) -> Usage:
         """The engine's, and what the verifier was asked."""

@@ -168,18 +168,31 @@ def verified_alone(settings: Settings) -> bool:
     return form.reads == "logprob" or (form.needs_model and settings.reward_model is None)
 
 
-async def _verifier(settings: Settings, started: AsyncExitStack) -> Verifier | None:
-    """What judges steps too, where one is named; ``started`` ends it. Raises ValueError."""
+def verifier_options(settings: Settings) -> VerifierOptions | None:
+    """What judges steps too, where one is named."""
     if settings.verifier is None:
         return None
     key = settings.verifier_key
-    options = VerifierOptions(
+    return VerifierOptions(
         settings.verifier,
         settings.verifier_seconds,
         settings.verifier_processes,
         settings.verifier_pure,
         None if key is None else key.get_secret_value(),
     )
+
+
+async def check_verifier(settings: Settings) -> None:
+    """Have a named function imported, in a process of its own. Raises ValueError if it cannot be;
+    a URL is not asked."""
+    if (options := verifier_options(settings)) is not None:
+        await (await start_verifier(options)).close()
+
+
+async def _verifier(settings: Settings, started: AsyncExitStack) -> Verifier | None:
+    """It runs; ``started`` ends it. Raises ValueError."""
+    if (options := verifier_options(settings)) is None:
+        return None
     verifier = await start_verifier(options)
     started.push_async_callback(verifier.close)
     log.info(

@@ -1,4 +1,4 @@
-"""GPUs by name, as their makers' data sheets have them."""
+"""GPUs by name: peaks as their makers' data sheets have them, memory as their driver tells it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server import machine
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """TFLOP/s of dense bfloat16, GB/s of its memory, and GB of that."""
+    """TFLOP/s of dense bfloat16, GB/s of its memory, and GB (of 1e9 bytes) of that."""
 
     name: str
     teraflops: float
@@ -20,22 +20,23 @@ class Gpu:
 
 
 GPUS: Mapping[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("b200", 2250, 8000, 180),
-        Gpu("h200", 989, 4800, 141),
-        Gpu("h100", 989, 3350, 80),
-        Gpu("h100-pcie", 756, 2000, 80),
-        Gpu("a100", 312, 2039, 80),
-        Gpu("a100-40gb", 312, 1555, 40),
-        Gpu("l40s", 362, 864, 48),
-        Gpu("l4", 121, 300, 24),
-        Gpu("a10g", 70, 600, 24),
-        Gpu("5090", 209, 1792, 32),
-        Gpu("4090", 165, 1008, 24),
-        Gpu("3090", 71, 936, 24),
+    name: Gpu(name, teraflops, bandwidth, (mebibytes << 20) / 1e9)
+    for name, teraflops, bandwidth, mebibytes in (
+        ("b200", 2250, 8000, 183359),
+        ("h200", 989, 4800, 143771),
+        ("h100", 989, 3350, 81559),
+        ("h100-pcie", 756, 2000, 81559),
+        ("a100", 312, 2039, 81920),
+        ("a100-40gb", 312, 1555, 40960),
+        ("l40s", 362, 864, 46068),
+        ("l4", 121, 300, 23034),
+        ("a10g", 70, 600, 23028),
+        ("5090", 209, 1792, 32607),
+        ("4090", 165, 1008, 24564),
+        ("3090", 71, 936, 24576),
     )
 }
+"""``nvidia-smi`` tells MiB: less than a data sheet's GB of 2**30 bytes where some hold codes."""
 
 
 def local_gpu() -> Gpu | None:

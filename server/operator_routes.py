@@ -8,10 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from models.catalog import hub_name
+from runtime.verifiers.verifier import URLS
 from search.engine import EngineDown, EngineError, Usage
 from server.api_errors import shutting_down
 from server.request_parsing import model_names, resolve_model
 from server.service import Service
+from server.settings import Settings
 
 OWNER = "hedgerow"
 EPOCH = 1_767_225_600
@@ -24,13 +27,14 @@ def ops_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        listed = [_model(name) for each in service.models for name in _names(each)]
+        listed = [_model(name, each.settings) for each in service.models for name in _names(each)]
         return JSONResponse({"object": "list", "data": listed})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        resolve_model(name, service.serving(name).settings)
-        return JSONResponse(_model(name))
+        settings = service.serving(name).settings
+        resolve_model(name, settings)
+        return JSONResponse(_model(name, settings))
 
     @router.get("/v1/usage")
     async def own_usage(request: Request) -> Response:
@@ -83,5 +87,14 @@ async def _usage_of(service: Service) -> Usage | None:
         return None
 
 
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": EPOCH, "owned_by": OWNER}
+def _model(name: str, settings: Settings) -> dict[str, object]:
+    """OpenAI's description, and what judges its steps; where the operator has that is not told."""
+    prm, verifier = settings.reward_model, settings.verifier
+    return {
+        "id": name,
+        "object": "model",
+        "created": EPOCH,
+        "owned_by": OWNER,
+        "reward_model": prm and (hub_name(prm) or "/".join(prm.parts[-2:])),
+        "verifier": "endpoint" if (verifier or "").startswith(URLS) else verifier,
+    }

@@ -7,11 +7,15 @@ example takes fails none.
 
 from __future__ import annotations
 
+import multiprocessing
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from runtime.embedded import pipe
 
 LONGEST = (
     "tests/test_same_tree.py",
@@ -66,3 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, the others as they were."""
     places = {file: place for place, file in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engines_are_forked() -> Iterator[None]:
+    """Engine processes that tests start are forks of one that has loaded torch, which takes two
+    seconds. Those of servers in processes of their own are spawned, as everywhere else."""
+    multiprocessing.set_forkserver_preload(["tests.loaded_engine"])
+    pipe.START_METHOD, spawn = "forkserver", pipe.START_METHOD
+    yield
+    pipe.START_METHOD = spawn

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
     for file in files:
         file.write_text(probe.format(str(file.with_suffix(".seed"))))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *files]
-    environ = {**os.environ, "CI": "true"}
+    environ = {**os.environ, "CI": "true", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
@@ -131,6 +132,7 @@ def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
     return iter(sections)
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     """A file's own name; a module's identifiers, flags and metrics; a document's code."""
     names = {file.stem}
@@ -148,7 +150,8 @@ def names_in(file: Path) -> set[str]:
 
 def words_of(name: str) -> set[str]:
     """The words of an identifier in any case: ``DraftTree.row_of`` has draft, tree, row, of."""
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name.replace("NotFound", ""))  # other people's
+    named = re.sub("NotFound|NOT_FOUND", "", name)  # other people's
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", named)
     return set(re.findall(r"[a-z]+", apart.lower()))
 
 

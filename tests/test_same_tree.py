@@ -187,9 +187,13 @@ SLOW = {
     "two candidates a draft",
     "two candidates a draft, deduplicated, in a small pool",
     "drafts one after another",
+    "speculative expansion",
     "speculative expansion in a small pool",
+    "two threads",
+    "beside seven others",
+    "drafts, deduplicated",
 }
-"""Changes that take a while and whose like is among the others."""
+"""Changes that take a while and whose like is among the others, or in everything."""
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def tokens_of(trajectory: Trajectory) -> int:
 
 
 STOP_SECONDS = 5.0
+START_METHOD = "spawn"
+"""How an engine's process starts, as ``multiprocessing`` names it: with a Python of its own."""
 
 _FORM = logging.Formatter()
 log = logging.getLogger(__name__)
@@ -283,9 +285,9 @@ class ClientEnd:
     def __init__(
         self, work: Callable[[Connection], None], receive: Callable[[FromEngine | None], None]
     ) -> None:
-        """Spawns the process, which does ``work`` with its end. Must be made in a running event
+        """Starts the process, which does ``work`` with its end. Must be made in a running event
         loop."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self._pipe, engine_end = context.Pipe()
         self.process = context.Process(
             target=work, args=(engine_end,), name="hedgerow-engine", daemon=True

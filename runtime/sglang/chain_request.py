@@ -59,8 +59,8 @@ def chain_body(
     assert ahead is not None, "it is a chain"
     seeds = tuple(map(sampling_seed, (request.branch.seed, *ahead.chain_seeds())))
     chain = StepChain(seeds, request.sampling.max_step_tokens, ends.name)
-    told = note.get("custom_params", {}) | chain.param() | (ends.param() if first else {})
-    body = request.body(top, {"custom_params": told})
+    custom = note.get("custom_params", {}) | chain.param() | (ends.param() if first else {})
+    body = request.body(top, {"custom_params": custom})
     params = body["sampling_params"] | {
         "max_new_tokens": min(ahead.room, max(most, request.branch.limit))
     }
@@ -82,7 +82,7 @@ def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequ
         if last.finish in (None, Finish.END) or used >= min(drawn, ahead.room):
             break
         branch = Branch(-1, 0, last.path, seed, min(most, ahead.room - used), -1)
-        last = StepRequest(branch, request.sampling, request.stops, request.eos, told=True)
+        last = StepRequest(branch, request.sampling, request.stops, request.eos, acknowledged=True)
         used = last.take(answer, used)
         steps.append(last)
     return steps

@@ -124,29 +124,29 @@ class ExpectedServer:
         """The ids of ``PROBE`` that a server's tokenizer is to give, too."""
         return self.text.encode(PROBE)
 
-    def asks_tokenizer(self, told: ServerInfo) -> bool:
+    def asks_tokenizer(self, info: ServerInfo) -> bool:
         """Whether its tokenizer's files do not tell if it is ours."""
-        theirs = told.tokenizer
-        if told.server.get("skip_tokenizer_init"):
+        served = info.tokenizer
+        if info.server.get("skip_tokenizer_init"):
             return False
-        return theirs is None or self._own.same_tokenizer(theirs) is None
+        return served is None or self._own.same_tokenizer(served) is None
 
-    def compare(self, told: ServerInfo) -> Comparison:
+    def compare(self, info: ServerInfo) -> Comparison:
         """A server with what is needed. Reads files."""
-        wrong = [*self._kind(told), *self._options(told)]
-        differences, unknown = self._model(told)
+        wrong = [*self._kind(info), *self._options(info)]
+        differences, unknown = self._model(info)
         if differences:
             wrong.append(
-                f"it serves another model ({told.model_path}) than {self.setting} "
+                f"it serves another model ({info.model_path}) than {self.setting} "
                 f"{self.text.checkpoint}: {', '.join(differences)}; start it with --model-path "
                 f"{self.text.checkpoint}, or name the served model's folder by {self.setting}"
             )
-        if self.classifies and told.embeds is not False:
-            outputs, architecture = self._outputs(told)
+        if self.classifies and info.embeds is not False:
+            outputs, architecture = self._outputs(info)
             wrong += self.head_faults(outputs, architecture)
             if outputs is None:
                 unknown.append("the head's outputs")
-        return Comparison(tuple(wrong), tuple(unknown), tuple(self._notes(told)))
+        return Comparison(tuple(wrong), tuple(unknown), tuple(self._notes(info)))
 
     def head_faults(self, outputs: int | None, architecture: str | None) -> Iterator[str]:
         """What is wrong with a head of so many outputs; nothing where that is not known."""
@@ -175,8 +175,8 @@ class ExpectedServer:
     def _own(self) -> Checkpoint:
         return Checkpoint.of(self.text.checkpoint)
 
-    def _kind(self, told: ServerInfo) -> Iterator[str]:
-        if told.embeds is None or told.embeds == self.classifies:
+    def _kind(self, info: ServerInfo) -> Iterator[str]:
+        if info.embeds is None or info.embeds == self.classifies:
             return
         name = self.form.name if self.form else ""
         if self.classifies:
@@ -194,9 +194,9 @@ class ExpectedServer:
         else:
             yield "it is an embedding server, which draws nothing; start it without --is-embedding"
 
-    def _options(self, told: ServerInfo) -> Iterator[str]:
+    def _options(self, info: ServerInfo) -> Iterator[str]:
         """What it was started with that would change or end what is drawn there."""
-        server = told.server
+        server = info.server
         if server.get("disaggregation_mode") not in (None, "null"):
             yield (
                 f"it does {server['disaggregation_mode']} alone; start it without "
@@ -210,59 +210,59 @@ class ExpectedServer:
                 "start it without --preferred-sampling-params"
             )
 
-    def _notes(self, told: ServerInfo) -> Iterator[str]:
-        most, context = told.server.get("max_req_input_len"), self.text.context
+    def _notes(self, info: ServerInfo) -> Iterator[str]:
+        most, context = info.server.get("max_req_input_len"), self.text.context
         if most and most + KEPT_TOKENS < context:
             yield f"it takes {most} tokens of the model's context of {context}; searches end there"
-        if told.server.get("enable_custom_logit_processor"):
+        if info.server.get("enable_custom_logit_processor"):
             yield "it runs code that requests bring (--enable-custom-logit-processor)"
-        if told.server.get("disable_radix_cache"):
+        if info.server.get("disable_radix_cache"):
             yield "it reads every prefix again (--disable-radix-cache)"
 
-    def _model(self, told: ServerInfo) -> tuple[list[str], list[str]]:
+    def _model(self, info: ServerInfo) -> tuple[list[str], list[str]]:
         """How its model differs from ours, and what of that is not known."""
-        ours, theirs = self._own, told.checkpoint
+        ours, served = self._own, info.checkpoint
         different, unknown = [], []
-        if told.architecture is None:
+        if info.architecture is None:
             unknown.append("the class")
-        elif told.architecture != ours.architecture:
-            different.append(f"class {told.architecture} instead of {ours.architecture}")
-        if theirs is None:
-            unknown.append(f"sizes, vocabulary, weights ({told.model_path} is not readable here)")
-        elif not theirs.folder.samefile(ours.folder):
+        elif info.architecture != ours.architecture:
+            different.append(f"class {info.architecture} instead of {ours.architecture}")
+        if served is None:
+            unknown.append(f"sizes, vocabulary, weights ({info.model_path} is not readable here)")
+        elif not served.folder.samefile(ours.folder):
             different += [
-                f"{name} {theirs.config.get(name)} instead of {ours.config.get(name)}"
+                f"{name} {served.config.get(name)} instead of {ours.config.get(name)}"
                 for name in COMPARED
-                if theirs.config.get(name) != ours.config.get(name)
+                if served.config.get(name) != ours.config.get(name)
             ]
-            if not different and ours.same_weights(theirs) is False:
+            if not different and ours.same_weights(served) is False:
                 different.append("other weights")
-        same = self._same_tokenizer(told)
+        same = self._same_tokenizer(info)
         if same is None:
             unknown.append("the tokenizer")
         elif not same:
             different.append("another tokenizer")
         return different, unknown
 
-    def _same_tokenizer(self, told: ServerInfo) -> bool | None:
-        theirs = told.tokenizer
-        same = None if theirs is None else self._own.same_tokenizer(theirs)
-        if same is not None or told.ids is None:
+    def _same_tokenizer(self, info: ServerInfo) -> bool | None:
+        served = info.tokenizer
+        same = None if served is None else self._own.same_tokenizer(served)
+        if same is not None or info.ids is None:
             return same
         ours = self.spelt()
         last = int(PROBED * len(ours))
-        return list(told.ids)[-last:] == ours[-last:]
+        return list(info.ids)[-last:] == ours[-last:]
 
-    def _outputs(self, told: ServerInfo) -> tuple[int | None, str | None]:
+    def _outputs(self, info: ServerInfo) -> tuple[int | None, str | None]:
         """Outputs of its head, and the class that has it, as far as it is known."""
-        theirs = told.checkpoint
-        if theirs is not None:
-            return theirs.head_outputs(), told.architecture or theirs.architecture
-        if told.architecture is None:
+        served = info.checkpoint
+        if served is not None:
+            return served.head_outputs(), info.architecture or served.architecture
+        if info.architecture is None:
             return None, None
-        if told.architecture == self._own.architecture:
-            return self._own.head_outputs(), told.architecture
-        return outputs_of_class(told.architecture, {}), told.architecture
+        if info.architecture == self._own.architecture:
+            return self._own.head_outputs(), info.architecture
+        return outputs_of_class(info.architecture, {}), info.architecture
 
 
 def changes(before: Json, now: Json) -> Iterator[str]:

@@ -174,8 +174,10 @@ async def wait_for(replica: Replica, what: str, seconds: float) -> None:
             await asyncio.sleep(LOOK_SECONDS)
 
     def say(waited: float) -> None:
-        said = why or f"{replica.url} has not answered yet"
-        log.warning("waiting for a %s server, %.0f of up to %g s: %s", what, waited, seconds, said)
+        reason = why or f"{replica.url} has not answered yet"
+        log.warning(
+            "waiting for a %s server, %.0f of up to %g s: %s", what, waited, seconds, reason
+        )
 
     try:
         async with asyncio.timeout(seconds):

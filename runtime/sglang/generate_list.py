@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import httpx
 
-from runtime.sglang.replica import FULL_WAITS, Json, Replica
+from runtime.sglang.replica import Json, Replica
 from runtime.sglang.server_errors import CUT_OFF, FULL
 from search.engine import EngineDown, EngineError
 
@@ -26,14 +27,18 @@ Take = Callable[[int, Json], None]
 
 
 async def generate_list(
-    replica: Replica, bodies: Sequence[Json], take: Take, waits: Sequence[float] = FULL_WAITS
+    replica: Replica,
+    bodies: Sequence[Json],
+    take: Take,
+    full_waits: Callable[[], Iterable[float]] | None = None,
 ) -> None:
     """Have ``/generate`` answer ``bodies`` in one request, or one for each priority among them.
 
     ``take`` gets each one's place and its answer, in the order in which they are done; each body
-    has an id. Items that a full server refuses are sent again after ``waits``. Raises as
-    ``Replica.generate`` does, for the first item that fails; the others are given up then. A router
-    takes no lists with parameters for each item: it gets one request for each.
+    has an id. Items that a full server refuses are sent again after ``full_waits``, if not given
+    the replica's. Raises as ``Replica.generate`` does, for the first item that fails; the others
+    are given up then. A router takes no lists with parameters for each item: it gets one request
+    for each.
     """
     if replica.routed:
         await _one_by_one(replica, bodies, take)
@@ -42,10 +47,11 @@ async def generate_list(
     for place, body in enumerate(bodies):
         by_priority.setdefault(body.get("priority", 0), {})[place] = body
     lists = [_Items(replica, items, take) for _, items in sorted(by_priority.items(), reverse=True)]
+    waits = full_waits or replica.full_waits
     if len(lists) == 1:
-        await lists[0].to_the_end(waits)
+        await lists[0].to_the_end(waits())
         return
-    await _together([items.to_the_end(waits) for items in lists])
+    await _together([items.to_the_end(waits()) for items in lists])
 
 
 async def _one_by_one(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
@@ -80,34 +86,40 @@ class _Items:
         self._replica = replica
         self._left = left
         self._take = take
+        self._sent = 0
 
-    async def to_the_end(self, waits: Sequence[float]) -> None:
+    async def to_the_end(self, waits: Iterable[float]) -> None:
         """Until every item is answered."""
         self._replica.under_way += len(self._left)
         try:
-            for wait in (*waits, None):
+            for wait in chain(waits, [None]):
                 await self._send()
                 if not self._left:
                     return
                 if wait is not None:
-                    await asyncio.sleep(wait)
+                    await self._replica.wait_full(wait)
             raise EngineDown(f"{self._replica.url} is full")
         finally:
             self._replica.under_way -= len(self._left)
 
     async def _send(self) -> None:
         """Once, and what is left once more where the connection ends without a word."""
-        replica = self._replica
         try:
             try:
-                await self._stream(replica.schedule(self._left.values()))
+                await self._send_left()
             except CUT_OFF:
-                bodies = self._left.values()
-                with replica.again([body["rid"] for body in bodies]) as rids:
-                    anew = [{**b, "rid": rid} for b, rid in zip(bodies, rids, strict=True)]
-                    await self._stream(replica.schedule(anew))
+                await self._send_left()
         except httpx.HTTPError as error:
-            raise replica.lose(error) from error
+            raise self._replica.lose(error) from error
+
+    async def _send_left(self) -> None:
+        """Each time under ids of their own: two seconds after a list's answer SGLang stops what is
+        at work under an id of that list."""
+        replica, bodies = self._replica, self._left.values()
+        with replica.sent_again.under([body["rid"] for body in bodies], self._sent) as rids:
+            self._sent += 1
+            anew = [{**body, "rid": rid} for body, rid in zip(bodies, rids, strict=True)]
+            await self._stream(replica.schedule(anew))
 
     async def _stream(self, bodies: Sequence[Json]) -> None:
         """Take what comes; what is left afterwards was refused by a full server."""
@@ -116,7 +128,7 @@ class _Items:
             if response.status_code in FULL:
                 return
             async for answer in _answers(response):
-                self._replica.heard()
+                self._replica.mark_alive()
                 if "error" in answer:
                     raise EngineError(f"SGLang refused a request: {answer['error']['message']}")
                 finish = answer["meta_info"].get("finish_reason")
@@ -149,6 +161,6 @@ async def _answers(response: httpx.Response) -> AsyncIterator[Json]:
     async for piece in response.aiter_bytes():
         *events, rest = (rest + piece).split(b"\n\n")
         for event in events:
-            said = event.removeprefix(b"data: ")
-            if NO_END not in said and said != b"[DONE]":
-                yield json.loads(said)
+            content = event.removeprefix(b"data: ")
+            if NO_END not in content and content != b"[DONE]":
+                yield json.loads(content)

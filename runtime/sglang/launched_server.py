@@ -93,8 +93,8 @@ class LaunchOptions:
             raise ValueError(f"memory: {self.memory}; a share between 0 and 1 is needed")
         if not Path(self.python).is_file():
             raise ValueError(f"python: '{self.python}': there is no such file; see make sglang-env")
-        for given in self.args:
-            name = given.partition("=")[0]
+        for arg in self.args:
+            name = arg.partition("=")[0]
             meant = next((one for one in sorted(REFUSED) if one.startswith(name)), None)
             if name.startswith("--") and meant is not None:
                 short = "" if meant == name else f" (short for {meant})"
@@ -216,12 +216,12 @@ class LaunchedServer:
             async with asyncio.timeout(seconds):
                 await report_while(self._answers(), say)
         except TimeoutError:
-            said = f"; it last said: {self._said()}" if self._said() else ""
+            last_line = f"; it last said: {self._last_line()}" if self._last_line() else ""
             raise EngineDown(
-                f"the SGLang server of {model} did not come up in {seconds:g} s{said}"
+                f"the SGLang server of {model} did not come up in {seconds:g} s{last_line}"
             ) from None
-        took = time.monotonic() - begun
-        log.info("SGLang is ready with %s on %s, after %.0f s", model, self.url, took)
+        elapsed = time.monotonic() - begun
+        log.info("SGLang is ready with %s on %s, after %.0f s", model, self.url, elapsed)
 
     async def _answers(self) -> None:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
@@ -235,11 +235,13 @@ class LaunchedServer:
 
     def end(self) -> str:
         """How it ended, in words, its own last ones included."""
-        said = f": {self._said()}" if self._said() else ""
+        last_line = f": {self._last_line()}" if self._last_line() else ""
         killed = " (killed, as by the system when memory is short)" if self.ended == KILLED else ""
-        return f"the SGLang server of {self.options.model} ended with {self.ended}{killed}{said}"
+        return (
+            f"the SGLang server of {self.options.model} ended with {self.ended}{killed}{last_line}"
+        )
 
-    def _said(self) -> str:
+    def _last_line(self) -> str:
         return "" if self._output is None else self._output.error()
 
 

@@ -40,7 +40,7 @@ class Liveness:
         """How often it was lost."""
         self._up = asyncio.Event()
         self._up.set()
-        self._said = ""
+        self._reason = ""
         self._gone = 0
         self._asked_at: float | None = None
         self._at_work: set[asyncio.Task[Any]] = set()
@@ -101,9 +101,9 @@ class Liveness:
         """An answer begins; that of a look at its health says itself whether it is one of life."""
         path = response.request.url.path
         if path not in FRONT_END and not (path == "/health" and response.is_error):
-            self.heard()
+            self.mark_alive()
 
-    def heard(self) -> None:
+    def mark_alive(self) -> None:
         """Something has come from the server."""
         self._asked_at = None
 
@@ -111,9 +111,9 @@ class Liveness:
         """Open the breaker. ``reason``: what went wrong on the way, which ends all that waits for
         the server; or what the server itself answered, which the others may still get otherwise."""
         gone = not isinstance(reason, str)
-        self._said = reason_of(reason) if isinstance(reason, httpx.HTTPError) else reason
+        self._reason = reason_of(reason) if isinstance(reason, httpx.HTTPError) else reason
         if self.up:
-            log.error("%s does not answer (%s)", self.url, self._said)
+            log.error("%s does not answer (%s)", self.url, self._reason)
             self.up = False
             self.failures += 1
             if not self._closed:
@@ -136,7 +136,7 @@ class Liveness:
             task.cancel()
 
     def _lost(self, *, answered: bool = False) -> ReplicaLost:
-        return ReplicaLost(f"{self.url} does not answer ({self._said})", answered=answered)
+        return ReplicaLost(f"{self.url} does not answer ({self._reason})", answered=answered)
 
     async def _revive(self) -> None:
         """Close the breaker when the server works again, and is the one it was."""

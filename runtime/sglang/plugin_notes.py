@@ -23,7 +23,7 @@ class PluginNotes:
     tree: str
     _hints: list[Hint] = field(default_factory=list)
     _values: dict[int, float] = field(default_factory=dict)
-    _told: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _turns: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """By server and life: the turn up to which it had heard all before this one, and this one."""
 
     @property
@@ -72,10 +72,10 @@ class PluginNotes:
         if not self._hints:
             return None
         life = server.url, server.failures
-        before, now = self._told.get(life, (0, 0))
+        before, now = self._turns.get(life, (0, 0))
         if now < self.turn:
             before, now = now, self.turn
-            self._told[life] = before, now
+            self._turns[life] = before, now
         elif server.schedulers == 1:
             return None
         last = self._hints[-1]

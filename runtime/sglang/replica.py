@@ -8,11 +8,11 @@ import logging
 from collections.abc import (
     AsyncIterator,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -28,6 +28,7 @@ from runtime.sglang.expected_server import (
 from runtime.sglang.liveness import Liveness
 from runtime.sglang.request_priority import EARLY_PRIORITY
 from runtime.sglang.routing import unsigned
+from runtime.sglang.sent_again import SentAgain
 from runtime.sglang.server_errors import (
     CUT_OFF,
     FULL,
@@ -37,20 +38,15 @@ from runtime.sglang.server_errors import (
     ReplicaLost,
     refusal_message,
 )
-from runtime.sglang.waiting import reason_of, speaks_otherwise
+from runtime.sglang.waiting import full_waits, reason_of, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
 
-FULL_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
-AGAIN = "+"
-"""Begins the id of a request that is sent once more: SGLang refuses an id that it has under way. It
-may not have noticed yet that the first one's connection is gone; when it does, it stops whatever
-begins with the first one's id."""
 
 Json = Mapping[str, Any]
 
@@ -93,6 +89,7 @@ class Replica(Liveness):
         self.schedulers = 1
         self.kv_tokens = 0
         self.under_way = 0
+        self.full_waits = partial(full_waits, answer)
         self._probe = probe
         self._trial = trial
         self.routed = routed
@@ -107,7 +104,7 @@ class Replica(Liveness):
                 "response": [self.on_answer],
             },
         )
-        self._sent_again: set[str] = set()
+        self.sent_again = SentAgain()
 
     def learn(self, info: Json) -> None:
         """Take what ``/server_info`` says."""
@@ -136,7 +133,7 @@ class Replica(Liveness):
             body = {**body, "priority": EARLY_PRIORITY}
         self.under_way += not early
         try:
-            answer = await self._post("/generate", body, () if early else FULL_WAITS)
+            answer = await self._post("/generate", body, () if early else None)
         finally:
             self.under_way -= not early
         finish = answer["meta_info"].get("finish_reason") or {}
@@ -160,12 +157,11 @@ class Replica(Liveness):
                 self._refuse(response)
             yield response
 
-    @contextlib.contextmanager
-    def again(self, rids: Sequence[str]) -> Iterator[list[str]]:
-        """Ids for the same requests once more, which ``abort`` knows of until all are answered."""
-        self._sent_again.update(rids)
-        yield [AGAIN + rid for rid in rids]
-        self._sent_again.difference_update(rids)
+    async def wait_full(self, seconds: float) -> None:
+        """Before the next attempt. Raises ReplicaLost where the server was lost meanwhile."""
+        await asyncio.sleep(seconds)
+        if not self.up:
+            raise self._lost()
 
     async def tell(self, body: Json) -> None:
         """Ask ``/generate`` for nothing but to be heard, for as long as a sign of life may take.
@@ -186,7 +182,7 @@ class Replica(Liveness):
     async def abort(self, rid: str) -> None:
         """Stop a request; nothing if it is over, or the server is gone."""
         try:
-            for name in (rid, AGAIN + rid) if rid in self._sent_again else (rid,):
+            for name in self.sent_again.names(rid):
                 named = {"rid": name}
                 await self._request("POST", "/abort_request", json=named, timeout=self._probe)
         except httpx.HTTPError as error:
@@ -201,10 +197,10 @@ class Replica(Liveness):
         info = await self.info()
         wrong = tuple(changes(self.details, info))
         if self.expected is not None:
-            told = ServerInfo(info, await self._model_info())
-            if await asyncio.to_thread(self.expected.asks_tokenizer, told):
-                told = replace(told, ids=await self._tokenized(PROBE))
-            compared = await asyncio.to_thread(self.expected.compare, told)
+            served = ServerInfo(info, await self._model_info())
+            if await asyncio.to_thread(self.expected.asks_tokenizer, served):
+                served = replace(served, ids=await self._tokenized(PROBE))
+            compared = await asyncio.to_thread(self.expected.compare, served)
             wrong += compared.wrong
             if not self.details and not wrong:
                 for note in compared.notes:
@@ -308,13 +304,13 @@ class Replica(Liveness):
                 raise NotSglang(f"{self.url}: no SGLang server: {reason_of(error)}") from error
             raise self.lose(error) from error
 
-    async def _post(self, path: str, body: Json, waits: Sequence[float] = FULL_WAITS) -> Json:
+    async def _post(self, path: str, body: Json, waits: Iterable[float] | None = None) -> Json:
         """Send a request, again while the server is full and so has not begun it."""
         response = await self._send(path, body)
-        for wait in waits:
+        for wait in self.full_waits() if waits is None else waits:
             if response.status_code not in FULL:
                 break
-            await asyncio.sleep(wait)
+            await self.wait_full(wait)
             response = await self._send(path, body)
         if response.status_code in FULL:
             raise EngineDown(f"{self.url} is full")
@@ -342,7 +338,7 @@ class Replica(Liveness):
         rid = body.get("rid")
         if rid is None:
             return await self._client.post(path, json=body)
-        with self.again([rid] if isinstance(rid, str) else rid) as rids:
+        with self.sent_again.under([rid] if isinstance(rid, str) else rid) as rids:
             anew = {**body, "rid": rids[0] if isinstance(rid, str) else rids}
             return await self._client.post(path, json=anew)
 
@@ -363,7 +359,7 @@ class Replica(Liveness):
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
         """As any; what was sent again is not known there any more."""
         if self.up:
-            self._sent_again.clear()
+            self.sent_again.clear()
         return super().lose(reason)
 
     async def works(self) -> bool:

@@ -44,7 +44,7 @@ class RoundGate:
         finally:
             del self._waiting[tree]
 
-    def drew(self, tokens: int, steps: int) -> None:
+    def add_steps(self, tokens: int, steps: int) -> None:
         """A round has been drawn."""
         self._drawn += tokens
         self._steps += steps
@@ -91,10 +91,10 @@ class RoundGates:
         self._at[tree] = gate
         return gate
 
-    def drew(self, tree: str, steps: Sequence[Step]) -> None:
+    def add_steps(self, tree: str, steps: Sequence[Step]) -> None:
         """A search's round has been drawn."""
         if tree in self._at:
-            self._at[tree].drew(sum(len(step.tokens) for step in steps), len(steps))
+            self._at[tree].add_steps(sum(len(step.tokens) for step in steps), len(steps))
 
     def hold(self, tree: str, tokens: int) -> None:
         """What a search holds has changed."""

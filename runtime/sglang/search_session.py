@@ -22,6 +22,9 @@ from search.counters import Counters
 from search.engine import EngineError
 
 Path = tuple[int, ...]
+MORE = "."
+"""What the id of a list's next item has behind that of the one before: SGLang stops every request
+whose id begins with the one that is named, so that a list is stopped by its first one at work."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class RequestCosts:
         self.counters.rehydrations += again > 0
         self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)
 
-    def drew(self, prefix: int, tokens: int) -> None:
+    def add_decoded(self, prefix: int, tokens: int) -> None:
         """So many tokens were drawn after a prefix that was read."""
         self.counters.decoded_tokens += tokens
         self.counters.flops += self.flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
@@ -85,11 +88,11 @@ _NUMBERS = count(1)
 class SearchSession:
     """What is known of one search.
 
-    ``name`` begins its requests' ids: of one length for all, since SGLang stops every request whose
-    id begins with the one that is named. ``read``: the paths that its policy server has had in its
-    cache, ``fresh`` those of the last round; ``logprobs``: of each path the last step's sum and
-    number of tokens; ``scored``: by what steps a node is reached; ``following``:
-    complete steps of chains, by their prefixes and seeds, until a round asks for them.
+    ``name`` begins its requests' ids: of one length for all but a list's further items. ``read``:
+    the paths that its policy server has had in its cache, ``fresh`` those of the last round;
+    ``logprobs``: of each path the last step's sum and number of tokens; ``scored``: by what steps a
+    node is reached; ``following``: complete steps of chains, by their prefixes and seeds, until a
+    round asks for them.
     """
 
     tree: str
@@ -146,18 +149,23 @@ class SearchSession:
     def count_step(self, prefix: Path, answer: Json, tokens: int) -> None:
         """What one has cost that drew so many tokens after a prefix."""
         self.count_prefix(prefix, answer)
-        self.costs.drew(len(prefix), tokens)
+        self.costs.add_decoded(len(prefix), tokens)
 
     @contextmanager
     def request(self, replica: Replica) -> Iterator[str]:
         """An id for a request, kept while the server may be at work on it."""
-        with self.request_list(replica, 1) as (rid,):
+        with self.request_list(replica, [0]) as (rid,):
             yield rid
 
     @contextmanager
-    def request_list(self, replica: Replica, many: int) -> Iterator[list[str]]:
-        """Ids for so many requests, each kept until ``answered``, or until all are over."""
-        rids = [f"{self.name}{next(_NUMBERS):012x}" for _ in range(many)]
+    def request_list(self, replica: Replica, lists: Sequence[int]) -> Iterator[list[str]]:
+        """An id for each of several requests, by which of ``lists`` it goes in, kept until
+        ``answered``, or until all are over."""
+        following: dict[int, str] = {}
+        rids: list[str] = []
+        for of in lists:
+            rids.append(following.get(of) or f"{self.name}{next(_NUMBERS):012x}")
+            following[of] = rids[-1] + MORE
         self.requests.update(dict.fromkeys(rids, replica))
         try:
             yield rids
@@ -177,7 +185,9 @@ class SearchSession:
         self, replica: Replica, bodies: Sequence[dict[str, Any]], take: Take
     ) -> None:
         """Have a server answer all of these in one request; ``take`` as in ``generate_list``."""
-        with self.request_list(replica, len(bodies)) as rids:
+        by_priority = [body.get("priority", 0) for body in bodies]
+        lists = range(len(bodies)) if replica.routed else by_priority
+        with self.request_list(replica, lists) as rids:
 
             def answered(place: int, answer: Json) -> None:
                 self.answered(rids[place])
@@ -206,11 +216,14 @@ class SearchSession:
             self._tasks.difference_update(tasks)
 
     async def stop(self) -> None:
-        """Give up what is under way, here and on the servers."""
+        """Give up what is under way, here and on the servers; a list by one request."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        at_work = [(rid, replica) for rid, replica in self.requests.items() if replica.up]
+        first_of_list: dict[str, tuple[str, Replica]] = {}
+        for rid, replica in self.requests.items():
+            first_of_list.setdefault(rid.rstrip(MORE), (rid, replica))
         self.requests.clear()
-        await asyncio.gather(*(replica.abort(rid) for rid, replica in at_work))
+        at_work = first_of_list.values()
+        await asyncio.gather(*(replica.abort(rid) for rid, replica in at_work if replica.up))

@@ -34,9 +34,9 @@ class ServerOutput:
     def error(self) -> str:
         """Its last line that reads as an error, else its last line; empty if it said nothing."""
         self._thread.join(LAST_WORDS_SECONDS)  # what it has started may keep the pipe open
-        said = [line.strip() for line in self._lines if line.strip()]
-        errors = [line for line in said if _ERROR.match(line) and not _ECHO.match(line)]
-        line = (errors or said or [b""])[-1]
+        lines = [line.strip() for line in self._lines if line.strip()]
+        errors = [line for line in lines if _ERROR.match(line) and not _ECHO.match(line)]
+        line = (errors or lines or [b""])[-1]
         return line[:MESSAGE_LETTERS].decode(errors="replace")
 
     def _pass_on(self) -> None:

@@ -65,6 +65,7 @@ class SglangEngine:
         self._form = reward_format(options.reward_format)
         self._text = Text(options.policy)
         self._flops = known_flops(self._text.checkpoint)
+        self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
@@ -231,8 +232,8 @@ class SglangEngine:
             self._past += search.costs.counters
             self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
             farewells = [self._policy.release(tree), self._rewards.release(tree)]
-            heard = [self._going_on(farewell) for farewell in farewells]
-            await asyncio.wait(heard, timeout=FAREWELL_SECONDS)
+            tasks = [self._going_on(farewell) for farewell in farewells]
+            await asyncio.wait(tasks, timeout=FAREWELL_SECONDS)
 
     def _going_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """It comes to its end though nobody waits for it."""
@@ -346,8 +347,8 @@ class SglangEngine:
             log.info("%s: %s %s; %s reads less again", replica.url, BY_PREFIX[0], by, BY_PREFIX[-1])
 
     def _make_scorer(self) -> PrmScorer | PolicyJudge | LikelihoodScorer:
-        if self._form.reads == "judge":
-            return PolicyJudge(self._sampler, Judge(self._form, self._text))
+        if self._judge is not None:
+            return PolicyJudge(self._sampler, self._judge)
         if self._prm is None or self._reward_request is None:
             return LikelihoodScorer(self._sampler)
         return PrmScorer(
@@ -360,8 +361,8 @@ class SglangEngine:
     def _overhead(self) -> tuple[int, int]:
         if self._reward_request is not None:
             return overhead_of(self._reward_request.paths)
-        if self._form.reads == "judge":
-            return Judge(self._form, self._text).overhead()
+        if self._judge is not None:
+            return self._judge.overhead()
         return 0, 0
 
     def _context(self, fleet: Fleet, text: Text) -> int:

@@ -160,7 +160,7 @@ class PrmScorer:
     async def _classify(
         search: SearchSession, replica: Replica, paths: Sequence[Path]
     ) -> list[Json]:
-        with search.request_list(replica, len(paths)) as rids:
+        with search.request_list(replica, [0] * len(paths)) as rids:
             return await replica.classify({"rid": rids, "input_ids": list(map(list, paths))})
 
 
@@ -218,15 +218,15 @@ class LikelihoodScorer:
         del question
         search.prompt = search.prompt or prompt
         paths = [_path(prompt, trajectory.steps) for trajectory in trajectories]
-        found: dict[Path, tuple[float, int]] = {}
+        sums: dict[Path, tuple[float, int]] = {}
         for path, trajectory in zip(paths, trajectories, strict=True):
             known = _known(search, prompt, trajectory.steps)
-            found |= {} if known is None else {path: known}
-        unknown = [path for path in paths if path not in found]
+            sums |= {} if known is None else {path: known}
+        unknown = [path for path in paths if path not in sums]
         reads = [PathRead(path, len(prompt) - 1) for path in unknown]
         (answers,) = await search.together([self._sampler.read(search, reads)])
-        found |= zip(unknown, map(_sum_of, answers), strict=True)
-        return [math.exp(total / tokens) for total, tokens in map(found.__getitem__, paths)]
+        sums |= zip(unknown, map(_sum_of, answers), strict=True)
+        return [math.exp(total / tokens) for total, tokens in map(sums.__getitem__, paths)]
 
 
 def _path(prompt: Path, steps: Sequence[Path]) -> Path:

@@ -35,7 +35,7 @@ class StepRequest:
     logprob: float = 0.0
     entropy: float = 0.0
     finish: Finish | None = None
-    told: bool = False
+    acknowledged: bool = False
     """The server knows that the step is complete, or is not to hear of it."""
 
     @property
@@ -46,7 +46,11 @@ class StepRequest:
     def continue_from(self, early: StepRequest) -> None:
         """Take what was drawn early of the same step."""
         self.tokens, self.logprob = early.tokens, early.logprob
-        self.entropy, self.finish, self.told = early.entropy, early.finish, early.told
+        self.entropy, self.finish, self.acknowledged = (
+            early.entropy,
+            early.finish,
+            early.acknowledged,
+        )
 
     def body(self, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``note``: more sampling parameters."""

@@ -61,7 +61,7 @@ class StepSampler:
         search.fresh.clear()
         steps = [self._finish_step(search, request) for request in requests]
         search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
-        self.gates.drew(search.tree, steps)
+        self.gates.add_steps(search.tree, steps)
         self.gates.hold(search.tree, search.costs.held)
         return steps
 
@@ -119,7 +119,7 @@ class StepSampler:
         early = [
             PathRead(request.path, -1, request.branch.parent, request.branch.step)
             for request in requests
-            if request.finish not in (None, Finish.END) and not request.told
+            if request.finish not in (None, Finish.END) and not request.acknowledged
         ]
 
         async def ask(replica: Replica) -> None:
@@ -160,7 +160,7 @@ class StepSampler:
 
         chains = {r for r in requests if replica.chains and is_chain(r)}
         ends = await self._ends_of(requests[0].sampling.stop) if chains else None
-        unsaid = True
+        first = True
 
         def take(place: int, answer: Json) -> None:
             if place >= len(requests):
@@ -184,8 +184,8 @@ class StepSampler:
             if ends is not None and request in chains:
                 note = search.notes.on(replica, len(search.prompt), None)
                 most = self._chain_lengths.most
-                body = chain_body(request, self._top, note, ends, most=most, first=unsaid)
-                unsaid = False
+                body = chain_body(request, self._top, note, ends, most=most, first=first)
+                first = False
             else:
                 body = request.body(self._top, self._note(search, replica, request.branch))
             bodies.append(body | search.notes.priority(replica, request.branch.parent))

@@ -16,6 +16,18 @@ FIRST_SECONDS = 0.5
 """What is there already answers sooner: nothing is said of it."""
 REPORT_SECONDS = 10.0
 """Between two lines of one wait."""
+FIRST_WAIT, LONGEST_WAIT = 0.1, 3.2
+"""Until a server that is full is asked again."""
+
+
+def full_waits(seconds: float) -> Iterator[float]:
+    """Between attempts at a server that is full, ever longer, ``seconds`` in all. A search whose
+    deadline is sooner does not wait for the last."""
+    wait = FIRST_WAIT
+    while seconds > 0:
+        yield min(wait, seconds)
+        seconds -= wait
+        wait = min(2 * wait, LONGEST_WAIT)
 
 
 async def report_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:

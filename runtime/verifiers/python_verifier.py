@@ -129,7 +129,7 @@ class PythonVerifier:
         call = asyncio.create_task(self._call(batch))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        call.add_done_callback(_heard)
+        call.add_done_callback(_retrieve)
         return await asyncio.shield(call)
 
     async def close(self) -> None:
@@ -173,7 +173,7 @@ def _function(options: VerifierOptions) -> str:
     return BUNDLED_VERIFIERS.get(options.name, options.name)
 
 
-def _heard(call: asyncio.Task[list[float]]) -> None:
+def _retrieve(call: asyncio.Task[list[float]]) -> None:
     """An error that nobody waits for any more is no news."""
     if not call.cancelled():
         call.exception()

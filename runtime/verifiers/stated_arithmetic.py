@@ -191,12 +191,12 @@ def _differ(left: list[Token], right: list[Token]) -> bool:
     if not any(token.kind == "o" for side in (left, right) for token in side[1:]):
         return False
     try:
-        ours, theirs = _value(left), _value(right)
+        first, second = _value(left), _value(right)
     except Unreadable:
         return False
     except ZeroDivisionError:
         return True
-    return ours != theirs and not (_rounds(ours, right) or _rounds(theirs, left))
+    return first != second and not (_rounds(first, right) or _rounds(second, left))
 
 
 def _rounds(value: Fraction, stated: list[Token]) -> bool:

@@ -59,14 +59,14 @@ def loaded(name: str) -> tuple[Callable[[Any], Any], dict[str, Any]]:
 
 def main(name: str, paths: str) -> None:
     """Answer until the input ends."""
-    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path[:] = [*json.loads(paths), os.getcwd()]
 
     def tell(content: Any) -> None:
-        told.write(frame(content))
-        told.flush()
+        answers.write(frame(content))
+        answers.flush()
 
     try:
         function, about = loaded(name)
@@ -75,17 +75,17 @@ def main(name: str, paths: str) -> None:
         tell({"error": f"{type(error).__name__}: {error}"})
         return
     batches: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_receive, args=(asked, batches), daemon=True).start()
+    threading.Thread(target=_receive, args=(requests, batches), daemon=True).start()
     tell(about)
     while True:
         tell(_answer(function, batches.get()))
 
 
-def _receive(asked: BinaryIO, batches: SimpleQueue[Any]) -> None:
+def _receive(requests: BinaryIO, batches: SimpleQueue[Any]) -> None:
     """Nobody is left to answer to where the input ends, however long a call still takes."""
     try:
         while True:
-            batches.put(read_frame(asked))
+            batches.put(read_frame(requests))
     except EOFError:
         os._exit(0)
 

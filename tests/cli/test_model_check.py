@@ -179,7 +179,7 @@ def test_as_a_table(tmp_path: Path) -> None:
     """For people; and one line where there is nothing to check."""
     ran = CliRunner().invoke(app, ["check", "sprig", "--gpu", "h100"])
     assert ran.exit_code == 0
-    for part in ("reward format", "h100, 80 GB", "serve: hedgerow serve sprig --engine sglang"):
+    for part in ("reward format", "h100, 86 GB", "serve: hedgerow serve sprig --engine sglang"):
         assert part in ran.stdout
     assert f"--model-path {SPRIG_FOLDER / 'policy'} " in ran.stdout
     ran = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])

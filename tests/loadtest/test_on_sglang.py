@@ -23,6 +23,7 @@ from loadtest.watched import WatchedEngine
 from search.engine import Engine, EngineDown, Sampling, Usage
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
+from tests.loadtest.command import refused
 from tests.search.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parent.parent.parent
@@ -140,14 +141,6 @@ async def test_a_watched_engine_is_the_same_engine(looks: bool) -> None:
     assert engine.looks == 2 * looks
 
 
-def refused(main: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a benchmark ends with."""
-    monkeypatch.setattr(sys, "argv", ["benchmark", "--engine", "sglang", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return str(ended.value.code)
-
-
 @pytest.mark.parametrize(
     ("main", "words", "said"),
     [
@@ -163,7 +156,7 @@ def test_what_is_the_embedded_engines_alone_is_refused(
     main: Any, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line that names the switch, before any server is started."""
-    assert said in refused(main, words, monkeypatch)
+    assert said in refused(main, ["--engine", "sglang", *words], monkeypatch)
 
 
 def test_the_plans_there() -> None:

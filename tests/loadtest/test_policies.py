@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest import policies
 from loadtest.cluster_threshold import SWEEP, best
 from tests.loadtest.command import refused, run
 from tests.loadtest.test_policy_rows import KEYS
@@ -27,9 +28,22 @@ from tests.loadtest.test_policy_rows import KEYS
         (["--timed", "0", "--plot", "times.png"], "--timed must be at least 1"),
     ],
 )
-def test_a_wrong_switch_is_one_line(words: list[str], said: str) -> None:
+def test_a_wrong_switch_is_one_line(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The switch, its value and what is allowed; nothing on stdout."""
-    assert said in refused("policies", *words)
+    assert said in refused(policies.main, words, monkeypatch)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_refusal_is_a_line_on_stderr() -> None:
+    """As people see it: in a process of its own."""
+    done = run("policies", "--limit", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == ["loadtest.policies: --limit 0: must be at least 1"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -347,6 +349,7 @@ async def test_an_endpoint_is_asked_for_all_texts_at_once() -> None:
     [
         (httpx.Response(503), "answered with status 503"),
         (httpx.ConnectError("no route to vectors.test"), "does not answer: ConnectError"),
+        (httpx.ReadTimeout("vectors.test"), "gave no answer within 30 s"),
         (httpx.Response(200, json={"data": []}), "0 embeddings for 1 texts"),
         (httpx.Response(200, json={"rows": []}), "with no embeddings"),
         (httpx.Response(200, text="hello"), "with no embeddings"),
@@ -362,3 +365,26 @@ async def test_an_endpoint_that_fails_leaves_embeddings_missing(
         await made.embed_texts(["a"])
     assert "vectors.test" not in str(caught.value)
     await made.close()
+
+
+async def test_an_answer_that_drips_is_given_up_in_time() -> None:
+    """Though each byte of it comes soon after the one before."""
+    left = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        while not reader.at_eof():
+            writer.write(b" ")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await reader.read()
+        writer.close()
+        left.set()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as serving:
+        url = f"http://127.0.0.1:{serving.sockets[0].getsockname()[1]}"
+        made = Endpoint(EndpointOptions(url, "minilm", seconds=0.3))
+        with pytest.raises(EmbeddingMissing, match=r"gave no answer within 0\.3 s"):
+            await made.embed_texts(["a"])
+        await made.close()
+        await left.wait()

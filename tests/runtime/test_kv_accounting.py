@@ -135,22 +135,29 @@ class RandomSearches:
         return self.calls
 
 
-@pytest.mark.parametrize("kv_policy", [pytest.param("lru", marks=pytest.mark.slow), "arborkv"])
-def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(kv_policy: KvPolicy) -> None:
+SLOW = [(p, t) for p in ("lru", "arborkv") for t in (6000, 150) if (p, t) != ("arborkv", 150)]
+
+
+@pytest.mark.parametrize(
+    ("kv_policy", "kv_tokens"),
+    [("arborkv", 150), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)],
+)
+def test_two_hundred_trees_half_of_them_aborted_leave_only_prompts(
+    kv_policy: KvPolicy, kv_tokens: int
+) -> None:
     """With room and without: nothing is held or runs, prompts are cached, every slot is found."""
-    for kv_tokens in (6000, 150):
-        searches = RandomSearches(seed=kv_tokens, kv_tokens=kv_tokens, kv_policy=kv_policy)
-        searches.run()
-        assert searches.aborted > TREES // 4
-        for cache in (searches.policy.cache, searches.prm.cache):
-            cache.check()
-            assert not cache.sequences
-            assert cache.active_tokens == 0
-            assert not any(node.steps for node in cache.radix.nodes())
-            known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
-            assert 0 < cache.cached_tokens <= len(known)
-            assert cache.pool.available + cache.cached_tokens == kv_tokens
-            assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
-        assert (searches.policy.running, searches.policy.waiting) == (0, 0)
-        assert not searches.policy.searches
-        assert not searches.of_call
+    searches = RandomSearches(seed=kv_tokens, kv_tokens=kv_tokens, kv_policy=kv_policy)
+    searches.run()
+    assert searches.aborted > TREES // 4
+    for cache in (searches.policy.cache, searches.prm.cache):
+        cache.check()
+        assert not cache.sequences
+        assert cache.active_tokens == 0
+        assert not any(node.steps for node in cache.radix.nodes())
+        known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
+        assert 0 < cache.cached_tokens <= len(known)
+        assert cache.pool.available + cache.cached_tokens == kv_tokens
+        assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
+    assert (searches.policy.running, searches.policy.waiting) == (0, 0)
+    assert not searches.policy.searches
+    assert not searches.of_call

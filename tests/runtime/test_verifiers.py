@@ -18,6 +18,7 @@ from runtime.verified_engine import VerifiedEngine, start_verifier
 from runtime.verifiers.python_verifier import PythonVerifier
 from runtime.verifiers.verifier import Judged, Verifier, VerifierOptions, must_be_scores
 from search.engine import Trajectory, VerifierFailed
+from search.tree import round_reward
 from tests.search.scripted_engine import ScriptedEngine, encode, judge
 
 EXAMPLES = "tests.runtime.verifier_examples"
@@ -186,7 +187,7 @@ async def test_alone_or_as_a_factor() -> None:
     steps = ("one\n\n", "9 / 4 = 3\n\n"), ("one\n\n", "8 / 4 = 2\n\n")
     paths = [Trajectory(i, tuple(map(encode, texts)), texts) for i, texts in enumerate(steps)]
     own = [judge(texts) for texts in steps]
-    for alone, expected in ((True, [0.0, 1.0]), (False, [0.0, own[1]])):
+    for alone, expected in ((True, [0.0, 1.0]), (False, [0.0, round_reward(own[1])])):
         scripted = ScriptedEngine()
         engine = VerifiedEngine(
             scripted, await start_verifier(VerifierOptions("arithmetic")), alone=alone
@@ -201,6 +202,23 @@ async def test_alone_or_as_a_factor() -> None:
         assert (able.exact, able.reproducible) == (True, "exact")
         assert able.fingerprint.startswith("scripted-1/verifier-")
         assert (usage.totals.verifier_calls, usage.totals.verifier_failures) == (1, 0)
+
+
+async def test_a_product_is_rounded_as_rewards_are() -> None:
+    """Who asks for scores alone gets what a tree would hold: 0.3333 of 1 / 3."""
+
+    class OneThird(ScriptedEngine):
+        async def score(self, tree: str, *args: object) -> list[float]:
+            return [1 / 3]
+
+    engine = VerifiedEngine(
+        OneThird(), await start_verifier(VerifierOptions("arithmetic")), alone=False
+    )
+    try:
+        paths = [Trajectory(1, ((1,),), ("8 / 4 = 2\n\n",))]
+        assert await engine.score("oak", (1,), "?", paths) == [0.3333]
+    finally:
+        await engine.close()
 
 
 async def test_what_may_answer_otherwise_is_outside_the_promise() -> None:

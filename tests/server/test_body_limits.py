@@ -213,8 +213,9 @@ async def test_half_bodies_by_the_hundred_keep_nobody_out(app: FastAPI) -> None:
 async def test_half_a_body_is_told_why_and_cut(app: FastAPI) -> None:
     """In OpenAI's shape; the connection is closed though the body is still to come."""
     async with serving(app) as port:
-        reader, _ = await opened(port, head() + BODY[:9])
+        reader, writer = await opened(port, head() + BODY[:9])
         said, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
     assert said.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in said
     assert json.loads(body)["error"]["code"] == "request_timeout"
@@ -233,8 +234,9 @@ async def test_a_body_in_crumbs_is_refused(app: FastAPI) -> None:
     async with serving(app) as port:
         answer = b"too small"  # a reset may overtake it
         with suppress(ConnectionError):
-            crumbs, _ = await opened(port, start + chunks(1))
+            crumbs, ended = await opened(port, start + chunks(1))
             answer = await crumbs.read()
+            ended.close()
         assert b"too small" in answer
         whole, writer = await opened(port, start + chunks(64))
         assert (await whole.readline()).startswith(b"HTTP/1.1 200 ")
@@ -263,8 +265,9 @@ async def test_a_head_that_does_not_come_is_not_waited_for(app: FastAPI) -> None
         again, half = await opened(port, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         await again.readuntil(b"}")
         half.write(b"GET /health HT")
-        silent, _ = await opened(port, b"")
-        halves = [silent, again, (await opened(port, head()[:40]))[0]]
-        assert await asyncio.gather(*(reader.read() for reader in halves)) == [b""] * 3
+        halves = [(again, half), await opened(port, b""), await opened(port, head()[:40])]
+        assert await asyncio.gather(*(reader.read() for reader, _ in halves)) == [b""] * 3
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert (await kept.read()).startswith(b"HTTP/1.1 200 ")
+        for _, one in [*halves, (kept, writer)]:
+            one.close()

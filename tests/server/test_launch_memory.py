@@ -79,7 +79,7 @@ def test_what_is_planned_is_checked_and_launched(
 ) -> None:
     """Of one GPU ``hedgerow plan``, ``hedgerow check`` and a start say the same."""
     monkeypatch.setattr(
-        machine, "cuda_devices", lambda: (CudaDevice("NVIDIA H100 PCIe", 80 * 10**9),)
+        machine, "cuda_devices", lambda: (CudaDevice("NVIDIA H100 PCIe", 81559 << 20),)
     )
     pair["reward_format"] = "qwen2.5-math-prm"
     settings, gpu = load_settings({}, **pair), GPUS["h100-pcie"]
@@ -95,7 +95,7 @@ def test_what_is_planned_is_checked_and_launched(
     assert launched == tuple(checked["shares"].values())
     assert checked["kv_tokens"]["policy"] == planned["roofline"]["kv_tokens"]
     embedding = QWEN_7B["vocab_size"] * QWEN_7B["hidden_size"] * 2
-    assert planned["budget_bytes"] < (1 - PASSES_SHARE) * 80e9 - 14.1e9 - embedding - 3e9
+    assert planned["budget_bytes"] < (1 - PASSES_SHARE) * (81559 << 20) - 14.1e9 - embedding - 3e9
 
 
 def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ def in_flight(http: httpx2.Client) -> bool:
     return 'hedgerow_searches_in_flight{policy="rebase"} 1.0' in http.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_the_first_signal_drains() -> None:
     """What runs is finished, what comes is told to go elsewhere, readiness is red, health is not;
     then the server leaves with status 0. Its log is JSON, every line of a request with its id, and
@@ -65,6 +66,7 @@ def test_the_first_signal_drains() -> None:
     assert QUESTION not in "".join(server.log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twice", [True, False])
 def test_nobody_is_left_without_an_end(twice: bool) -> None:
     """A second signal ends the server at once, and its engine with it. Where a drain takes too
@@ -188,6 +190,10 @@ async def test_a_proxy_may_strip_the_root_path_or_not(
         ({"HEDGEROW_REWARD_FORMAT": "stars"}, 2, "stars"),
         ({"HEDGEROW_API_KEYS": "hush"}, 2, "HEDGEROW_API_KEYS"),
         ({"HEDGEROW_PORT": "x"}, 2, "HEDGEROW_PORT"),
+        ({"HEDGEROW_VERIFIER": "json:dumps"}, 0, "json:dumps"),
+        ({"HEDGEROW_VERIFIER": "json:dump_it"}, 2, "'json:dump_it' does not start: AttributeError"),
+        ({"HEDGEROW_VERIFIER": "no.such:one"}, 2, "does not start: ModuleNotFoundError"),
+        ({"HEDGEROW_VERIFIER": "http://127.0.0.1:9/"}, 0, "http://127.0.0.1:9/"),
     ],
 )
 def test_config_check_says_what_a_start_would(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -107,6 +108,24 @@ async def test_metrics_survive_an_engine_that_is_down(
     monkeypatch.setattr(engine, "usage", engine.health)
     found = await samples(http)
     assert found["hedgerow_engine_up", (SERVED,)] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reward_model", "verifier"),
+    [
+        ({}, "sprig/prm", None),
+        ({"reward_model": None, "verifier": "arithmetic"}, None, "arithmetic"),
+        ({"reward_model": Path("own/er")}, "own/er", None),
+        ({"verifier": "https://secret.test/judge"}, "sprig/prm", "endpoint"),
+    ],
+    indirect=["settings"],
+)
+async def test_a_model_says_what_its_steps_are_judged_by(
+    http: httpx2.AsyncClient, reward_model: str | None, verifier: str | None
+) -> None:
+    """By the hub's name or the folder's; an address is the operator's own business."""
+    for model in (await http.get("/v1/models")).json()["data"]:
+        assert (model["reward_model"], model["verifier"]) == (reward_model, verifier)
 
 
 async def test_a_model_is_described_alone_and_in_the_list(http: httpx2.AsyncClient) -> None:

@@ -73,6 +73,8 @@ class Server:
         """The exit status; every line of the log has been read by then."""
         status = self.process.wait(timeout=120)
         self._reader.shutdown()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
         return status
 
 

@@ -164,7 +164,8 @@ def test_the_store_is_bounded_in_number_bytes_and_age(
     """Four documents of 600 bytes, a second apart: the oldest go first, running ones never."""
     now = 0.0
     store = SearchStore(Settings(**limits), lambda: now)
-    running: Any = asyncio.Future(loop=asyncio.new_event_loop())
+    loop = asyncio.new_event_loop()
+    running: Any = asyncio.Future(loop=loop)
     store.begin("running", "me", 0, running)
     for name in "abcd":
         store.begin(name, "me", 0, None)
@@ -173,6 +174,7 @@ def test_the_store_is_bounded_in_number_bytes_and_age(
     assert [name for name in "abcd" if store.get(name, "me")] == kept
     assert store.get("running", "me") is not None
     assert store.get("running", "you") is None
+    loop.close()
 
 
 async def test_a_background_search_goes_on_without_its_client(

@@ -64,7 +64,7 @@ def test_an_answer_is_cut_into_steps() -> None:
         ([0, 1, 0], Finish.LENGTH),
         ([1, END], Finish.END),
     ]
-    assert all(step.told for step in later)
+    assert all(step.acknowledged for step in later)
     asked = Branch(5, 0, (9, 9, 0, 3), step_seed(7, (2, 0)), 3, 6)
     assert later[0].branch.draws_as(asked)
     assert later[1].key == ((9, 9, 0, 3, 0, 1, 0), step_seed(7, (2, 0, 0)))

@@ -69,7 +69,7 @@ def bodies(many: int, **more: Any) -> list[dict[str, Any]]:
 async def sent(replica: Replica, asked: list[dict[str, Any]], waits: int = 1) -> list[int]:
     """The places answered, in the order in which they were."""
     places: list[int] = []
-    await generate_list(replica, asked, lambda place, _: places.append(place), (0.0,) * waits)
+    await generate_list(replica, asked, lambda at, _: places.append(at), lambda: (0.0,) * waits)
     return places
 
 
@@ -92,12 +92,14 @@ async def test_items_are_answered_as_they_are_done() -> None:
 
 
 async def test_what_a_full_server_refuses_is_sent_again() -> None:
-    """The whole list, and later one item of it alone."""
+    """The whole list, and later one item of it alone: each time under ids of their own, since two
+    seconds after a list's answer SGLang stops what is at work under an id of it."""
     full = item(1, type="abort", status_code=503, message="The request queue is full.")
     answers = {1: BUSY, 2: HEAD + done(0) + full, 3: HEAD + done(0)}
     async with serving(answers.__getitem__) as (replica, asked):
         assert await sent(replica, bodies(2), waits=2) == [0, 1]
-        assert [body["rid"] for body in asked] == [["s-0", "s-1"], ["s-0", "s-1"], ["s-1"]]
+        again = [["s-0", "s-1"], ["+s-0", "+s-1"], ["++s-1"]]
+        assert [body["rid"] for body in asked] == again
     async with serving(lambda _: BUSY) as (replica, asked):
         with pytest.raises(EngineDown, match="is full"):
             await sent(replica, bodies(1))
@@ -154,3 +156,28 @@ async def test_an_item_that_is_answered_is_not_stopped() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert left.startswith("t-")
+
+
+async def test_a_list_is_stopped_by_one_request() -> None:
+    """By the first of its items that has no answer yet, with whose id the others' begin; of items
+    by two priorities, which are two lists, each by its own, and behind a router each by itself."""
+    search = SearchSession("t", "t-", PluginNotes("t"))
+    stopped: list[str] = []
+
+    class Listening(Replica):
+        async def abort(self, rid: str) -> None:
+            stopped.append(rid)
+
+    replica = Listening("http://127.0.0.1:9", connect=1, answer=1, probe=1, stall=1)
+    with search.request_list(replica, [0, 7, 0, 7, 0]) as rids, search.request(replica) as alone:
+        search.answered(rids[0])
+        await search.stop()
+    assert stopped == [rids[1], rids[2], alone]
+    assert rids[4].startswith(rids[2])
+    assert rids[3].startswith(rids[1])
+    assert not any(rid.startswith((rids[0], rids[1])) for rid in (alone,))
+    assert not rids[0].startswith(rids[1])
+    assert not rids[1].startswith(rids[0])
+    with search.request_list(replica, range(3)) as rids:
+        assert len({rid.rstrip(".") for rid in rids}) == 3
+    await replica.close()

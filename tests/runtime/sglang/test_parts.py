@@ -158,7 +158,7 @@ def test_request_costs_by_hand() -> None:
     costs.hold(0, prompt, 10)
     for node, path, own in ((1, one, 5), (2, other, 3), (3, other, 3)):
         costs.read(10, 9, known=True)
-        costs.drew(10, own)
+        costs.add_decoded(10, own)
         costs.hold(node, path, own)
     costs.mark_dead([2])
     assert costs.counters.kv_tokens_peak == 18

@@ -68,7 +68,7 @@ def test_steps_are_expected_to_be_as_long_as_those_before() -> None:
     gate = pool(300)
     branches = [Branch(0, n, (1, 2), n, limit, n + 1) for n, limit in enumerate((256, 8))]
     assert gate.expected(branches) == 64 + 8
-    gate.drew(tokens=25, steps=2)
+    gate.add_steps(tokens=25, steps=2)
     assert gate.expected(branches) == 13 + 8
 
 
@@ -82,7 +82,7 @@ async def test_a_search_stands_at_one_gate() -> None:
     assert await waits(stays)
     await gates.of(there, "mover").enter("mover", 300)
     assert not await waits(stays)
-    gates.drew("mover", [Step((1,), "a", Finish.STEP, 0.0, 0.0)])
+    gates.add_steps("mover", [Step((1,), "a", Finish.STEP, 0.0, 0.0)])
     gates.hold("mover", 10)
     gates.leave("mover")
     gates.leave("nobody")

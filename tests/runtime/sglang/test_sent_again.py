@@ -8,11 +8,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
+from runtime.sglang import waiting
 from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Replica
+from runtime.sglang.server_errors import ReplicaLost
+from runtime.sglang.waiting import full_waits
 
 Heard = list[tuple[str, dict[str, Any]]]
 """What came in: paths and bodies."""
+FULL = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n" + b'{"meta_info":{}}'
 
 
@@ -67,6 +73,28 @@ async def test_an_abort_stops_what_was_sent_once_more() -> None:
         await replica.abort("s1-01")
     aborts = [body["rid"] for path, body in heard if path == "/abort_request"]
     assert aborts == ["s1-01", "+s1-01"]
+
+
+def test_the_waits_for_a_server_that_is_full() -> None:
+    """Ever longer, and as long in all as an answer may take."""
+    assert list(full_waits(7.0)) == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 0.7])
+    assert sum(full_waits(600.0)) == pytest.approx(600.0)
+    assert max(full_waits(600.0)) == 3.2
+
+
+async def test_who_finds_a_server_full_waits_until_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often it is refused; one that was lost meanwhile is not waited for."""
+    monkeypatch.setattr(waiting, "LONGEST_WAIT", 0.001)
+    monkeypatch.setattr(waiting, "FIRST_WAIT", 0.001)
+    async with server(lambda n: FULL if n < 30 else ANSWER) as (replica, heard):
+        assert await replica.generate({"rid": "s1-01"}) == {"meta_info": {}}
+        assert len(heard) == 30
+    async with server(lambda _: FULL) as (replica, heard):
+        replica.up = False
+        with pytest.raises(ReplicaLost):
+            await replica.generate({"rid": "s1-01"})
 
 
 async def test_a_release_does_not_wait_for_an_answer_as_a_step_does() -> None:

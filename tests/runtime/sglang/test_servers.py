@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -23,9 +22,13 @@ from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
+from runtime.verified_engine import VerifiedEngine, start_verifier
+from runtime.verifiers.stated_arithmetic import states_a_wrong_one
+from runtime.verifiers.verifier import VerifierOptions
 from search.controller import Problem, search
 from search.engine import (
     Branch,
+    Engine,
     EngineDown,
     EngineError,
     Hint,
@@ -37,8 +40,7 @@ from search.engine import (
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish, node_seed
-from tests.runtime.sglang.support import KV_TOKENS, ROOT, START_SECONDS, SharedServers, stock
-from tests.runtime.test_reward_models import CASES, QUESTION, trajectory
+from tests.runtime.sglang.support import KV_TOKENS, ROOT, SharedServers
 
 pytestmark = [
     pytest.mark.slow,
@@ -87,9 +89,7 @@ async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
     await made.close()
 
 
-async def grown(
-    engine: SglangEngine | EmbeddedEngine, question: str, tree: str = "", **spec: object
-) -> Outcome:
+async def grown(engine: Engine, question: str, tree: str = "", **spec: object) -> Outcome:
     """A search of its own."""
     wanted = SearchSpec.model_validate({"policy": "rebase", "width": 4, "seed": 3} | spec)
     return await search(
@@ -332,29 +332,32 @@ async def test_rewards_without_a_reward_model(yard: SharedServers) -> None:
         await judging.close()
 
 
-@pytest.mark.parametrize("form", ["qwen2.5-math-prm", "skywork"])
-async def test_public_reward_models_give_their_own_rewards(
-    form: str, yard: SharedServers, tmp_path: Path
-) -> None:
-    """Checkpoints of classes that SGLang lacks, by the classes that we bring along: what their own
-    code computes of the whole conversation, read a step at a time beside another tokenizer."""
-    case = CASES[form]
-    prm = case.make(tmp_path)
-    (policy,) = await yard.have("policy")
-    reward = LaunchedServer(replace(stock(), model=prm, classifies=True, kv_tokens=2_000))
+async def test_a_verifier_judges_what_servers_draw(engine: SglangEngine) -> None:
+    """As a factor of the reward model's: a step with a wrong sum has none left, others keep what
+    the same server says of them alone. A search asks it once a round."""
+    verifier = await start_verifier(VerifierOptions("arithmetic"))
+    checked = VerifiedEngine(engine, verifier, alone=False)
+    prompt, wrong = prompt_of(QUESTIONS[0]), "13 - 9 = 5 (left: 4 5 10)\n\n"
     try:
-        reward.start()
-        await reward.ready(START_SECONDS)
-        changes = {"prm": prm, "reward_format": form}
-        ours = await SglangEngine.start(options([policy], [reward], **changes))
-        rewards = await ours.score(
-            "oak", prompt_of(QUESTION), QUESTION, [trajectory(n) for n in (1, 2, 3)]
+        steps = await checked.expand("oak", fork(prompt, 4), Sampling(stop=("\n\n",)))
+        drawn = [(step.tokens, step.text) for step in steps] + [(tuple(TEXT.encode(wrong)), wrong)]
+        paths = [Trajectory(i + 1, (ids,), (text,)) for i, (ids, text) in enumerate(drawn)]
+        own = await engine.score("elm", prompt, QUESTIONS[0], paths)
+        rewards = await checked.score("oak", prompt, QUESTIONS[0], paths)
+        factors = [0.0 if states_a_wrong_one(text) else 1.0 for _, text in drawn]
+        assert factors[-1] == rewards[-1] == 0.0 < own[-1]
+        assert 1.0 in factors
+        products = [reward * factor for reward, factor in zip(own, factors, strict=True)]
+        assert rewards == pytest.approx(products, abs=2e-4)
+        outcome = await grown(checked, QUESTIONS[1])
+        assert all(
+            node.reward == 0.0 for node in outcome.tree.nodes[1:] if states_a_wrong_one(node.text)
         )
-        await ours.close()
+        usage = await checked.usage()
+        assert usage.totals.verifier_calls == 1 + outcome.stats.rounds
+        assert usage.totals.verifier_failures == 0
     finally:
-        await asyncio.to_thread(reward.stop)
-    assert rewards == pytest.approx(case.expected(prm), rel=2e-3)
-    assert len({f"{reward:.1g}" for reward in rewards}) > 1
+        await verifier.close()
 
 
 async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
