@@ -55,7 +55,14 @@ def test_what_is_at_work_at_once_is_held_at_once() -> None:
     """Two requests with prefixes of 2 and steps of 1, then the first prefix's step is gone on from:
     one after the other 4 tokens do, at once they need all 6."""
     before = [Begun(0, (1, 1)), Drawn(0, (3,)), Over(0)]
-    together = [Begun(1, (2, 2)), Begun(2, (4, 4)), Drawn(1, (5,)), Drawn(2, (6,)), Over(1), Over(2)]
+    together = [
+        Begun(1, (2, 2)),
+        Begun(2, (4, 4)),
+        Drawn(1, (5,)),
+        Drawn(2, (6,)),
+        Over(1),
+        Over(2),
+    ]
     after = [Begun(3, (1, 1, 3))]
     assert least_read_again([*before, *together, *after], 9) == 0
     assert least_read_again([*before, *together, *after], 8) == 1
@@ -108,7 +115,9 @@ def traces(draw: st.DrawFn, requests: int = 6) -> Trace:
     for request in range(requests):
         trace.begin(request, draw(st.sampled_from(trace.done)))
         for other in draw(st.permutations(sorted(trace.at_work)))[: draw(st.integers(0, 2))]:
-            trace.draw(other, tuple(draw(st.lists(st.sampled_from((1, 2)), min_size=1, max_size=2))))
+            trace.draw(
+                other, tuple(draw(st.lists(st.sampled_from((1, 2)), min_size=1, max_size=2)))
+            )
         over = draw(st.permutations(sorted(trace.at_work)))
         least = max(0, len(over) - 2)
         for other in over[: draw(st.integers(least, len(over)))]:
