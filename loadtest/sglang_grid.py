@@ -49,14 +49,16 @@ FREE = {"evicts": True, "queue": "dfs-weight", "gated": False}
 LINE_BYTES = 1 << 20
 
 Mode = Mapping[str, Any]
-Done = Mapping[str, Any]
+Done = dict[str, Any]
 
 
 def spec_of(policy: str) -> SearchSpec:
     """ArborKV's scaling test, one leaf a round, for a search that goes back; else width 64."""
     if policy == "best_first":
         return scaled(CONFIG_L, TASK, parallel=1)
-    return SearchSpec(policy=policy, width=64, max_step_tokens=STEP_TOKENS[TASK])
+    return SearchSpec.model_validate(
+        {"policy": policy, "width": 64, "max_step_tokens": STEP_TOKENS[TASK]}
+    )
 
 
 def cells(*, quick: bool) -> list[tuple[int, int]]:
@@ -160,7 +162,7 @@ async def grid(python: Path, *, quick: bool, keep: Path | None = None) -> list[d
         if missing:
             searches = await recorded(policy, max(mode["searches"] for mode in missing))
             async for mode, found in served(python, searches, missing):
-                lines.put(key(mode), dict(found))
+                lines.put(key(mode), found)
                 done[key(mode)] = found
                 say(f"{policy} {key(mode)}: {found['again']} again")
         rows += [measured(policy, *cell, done) for cell in cells(quick=quick)]

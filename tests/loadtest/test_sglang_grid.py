@@ -33,6 +33,7 @@ async def test_a_recording_has_every_step_once() -> None:
     for prefix, step, limit, note in draws:
         said = parse_note(note)
         assert said.node is not None
+        assert said.parent is not None
         assert tuple(prefix) == tree.tokens(said.parent)
         assert tuple(step) == tree[said.node].tokens
         assert len(step) <= limit
