@@ -2,7 +2,8 @@
 
 Room is made leaf by leaf from the tips: first what no search holds, by age, then in kvpolicy's
 exact order. A leaf that need not go whole keeps its head. What has died goes when the note that
-says so arrives. SGLang's own prefill brings back what is asked for again.
+says so arrives. SGLang's own prefill brings back what is asked for again. The order is kept up when
+a hint arrives, a step is complete or a leaf becomes free, so that making room takes from its front.
 
 Built on the classic ``RadixCache``, which has changed least from 0.5.16 to 0.5.23: its counts,
 locks and matching are SGLang's.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import heapq
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (  # pyright: ignore[reportMissingImports]
@@ -25,14 +26,13 @@ from sglang.srt.mem_cache.radix_cache import (  # pyright: ignore[reportMissingI
     RadixKey,
 )
 
+from hedgerow_sglang.held_nodes import Block, HeldNodes
 from hedgerow_sglang.plugin_protocol import NAME, Note, parse_note
 from hedgerow_sglang.search_registry import CacheNamespace, DeadPath, SearchRegistry, Tokens
-from kvpolicy.block_table import EvictionKey
 
-MARGIN = 0.02
-"""Share of the pool that making room frees beyond what is wanted, of what no search is about to
-read: so that it happens seldom, since all that is held is looked at each time."""
 UNHELD, HELD, NEXT = range(3)
+STALE = 4
+"""Entries of the order for each leaf that it holds: with more, those that say nothing go."""
 
 Place = tuple[Any, int]
 """A node of the radix tree and how many tokens lead to its end."""
@@ -43,6 +43,10 @@ class SearchCache(RadixCache):
 
     def __init__(self, params: Any) -> None:
         self.searches = SearchRegistry()
+        self._held = HeldNodes()
+        self._turns: list[tuple[tuple[Any, ...], int, Any]] = []
+        """A heap of leaves by their turn to go. An entry counts if its leaf may still go and its
+        turn is still that; whatever makes a turn come earlier adds an entry."""
         self.evicted_tokens = 0
         self.split_evicted_tokens = 0
         self.freed_tokens = 0
@@ -55,17 +59,34 @@ class SearchCache(RadixCache):
         """Forget all that is cached."""
         super().reset()
         self.searches.clear()
+        self._held.clear()
+        self._turns.clear()
 
     def take_note(self, note: Note) -> None:
         """A request has brought a note: free at once what died by it."""
         start = time.perf_counter()
         dead_paths = self.searches.take_note(note)
-        if not dead_paths:
-            return
-        held = self.ranks()
-        freed = sum(self._free_dead_path(path, held) for path in dead_paths)
-        self.freed_tokens += freed
-        self.update_eviction_metrics(freed, start)
+        self._line_up([node for path in dead_paths for node in self._held.let_go(path.block)])
+        if note.hints:
+            self._rank_again(self.searches.blocks(note.tree))
+        freed = sum(self._free_dead_path(path) for path in dead_paths if not path.silent)
+        if freed:
+            self.freed_tokens += freed
+            self.update_eviction_metrics(freed, start)
+
+    def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
+        """The step that a request was for is complete, and cached as far as it is."""
+        for block in self.searches.complete_step(note, tokens, namespace):
+            self._find(block, (self.root_node, 0))
+        if note.parent is not None:
+            self._rank_again(self.searches.chain((note.tree, note.parent)))
+
+    def insert(self, params: Any, *args: Any, **how: Any) -> Any:
+        """As SGLang does; what blocks had lost of it they hold again."""
+        result = super().insert(params, *args, **how)
+        if not self._held.whole:
+            self._find_again(params.key.page_aligned(self.page_size))
+        return result
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Free at least as many tokens as are wanted, or all that may go."""
@@ -75,22 +96,6 @@ class SearchCache(RadixCache):
         self.update_eviction_metrics(freed, start)
         return EvictResult(num_tokens_evicted=freed)
 
-    def ranks(self) -> dict[int, EvictionKey]:
-        """What each radix node that a search holds is worth, by node id: the most of its blocks.
-
-        A block that is cached in part is worth something in that part; edges are split where a
-        held path leaves them, as a match would.
-        """
-        ranks: dict[int, EvictionKey] = {}
-        places: dict[tuple[str, int], Place] = {}
-        for namespace, block in self.searches.held(self._waiting()):
-            start = places.get((block.tree, block.parent), (self.root_node, 0))
-            path = list(self._walk(self._key(block.tokens, namespace), start, ranks))
-            for node, _ in path:
-                ranks[node.id] = max(ranks.get(node.id, block.rank), block.rank)
-            places[block.tree, block.node] = path[-1] if path else start
-        return ranks
-
     def _waiting(self) -> list[Note]:
         """The notes of requests that wait, the next one first."""
         brought = (request.sampling_params.custom_params or {} for request in self.queue())
@@ -98,10 +103,10 @@ class SearchCache(RadixCache):
 
     def state(self) -> dict[str, int]:
         """What ``plugin_protocol.plugin_counts`` reads."""
-        held = self.ranks()
+        held = (node for node in self._nodes() if self._held.holders(node))
         return {
             "evicts": 1,
-            "held_tokens": sum(len(node.key) for node in self._nodes() if node.id in held),
+            "held_tokens": sum(len(node.key) for node in held),
             "cached_tokens": self.evictable_size() + self.protected_size(),
             "evicted_tokens": self.evicted_tokens,
             "split_evicted_tokens": self.split_evicted_tokens,
@@ -138,24 +143,81 @@ class SearchCache(RadixCache):
         self.recomputed_tokens += max(0, known - req.cached_tokens)
         tokens = prefix + array("q", req.output_ids_through_stop)
         salt = getattr(req, "cache_salt", None)
-        self.searches.complete_step(note, tokens, CacheNamespace(req.extra_key, salt or None))
+        self.complete_step(note, tokens, CacheNamespace(req.extra_key, salt or None))
 
     def _evict_tokens(self, wanted: int) -> int:
-        margin = int(MARGIN * self.token_to_kv_pool_allocator.size)
-        ranks = self.ranks()
-        heap = [(_order(leaf, ranks), leaf.id, leaf) for leaf in self.evictable_leaves]
-        heapq.heapify(heap)
+        """What no request that waits reads goes first, in the order as it stands."""
+        freed, readers = 0, None
+        read_soon: list[tuple[tuple[Any, ...], int, Any]] = []
+        while freed < wanted and self._turns:
+            turn, _, leaf = heapq.heappop(self._turns)
+            if leaf not in self.evictable_leaves:
+                continue
+            now = self._turn(leaf)
+            if now != turn:
+                heapq.heappush(self._turns, (now, leaf.id, leaf))
+                continue
+            if turn[0] == NEXT:
+                readers = self.searches.readers(self._waiting()) if readers is None else readers
+                if not readers.keys().isdisjoint(self._held.holders(leaf)):
+                    read_soon.append((self._turn(leaf, readers), leaf.id, leaf))
+                    continue
+            freed += self._evict_leaf(leaf, wanted - freed)
+        if readers:
+            freed += self._evict_read_soon(wanted - freed, read_soon, readers)
+        return freed
+
+    def _evict_read_soon(
+        self,
+        wanted: int,
+        leaves: list[tuple[tuple[Any, ...], int, Any]],
+        readers: Mapping[Block, int],
+    ) -> int:
+        """Of what requests that wait read, what is read last goes first."""
         freed = 0
-        while heap:
-            (tier, *_), _, leaf = heapq.heappop(heap)
-            left = wanted - freed + (margin if tier < NEXT else 0)
-            if left <= 0:
-                break
-            freed += self._evict_leaf(leaf, left)
+        heapq.heapify(leaves)
+        while freed < wanted and leaves:
+            _, _, leaf = heapq.heappop(leaves)
+            if leaf not in self.evictable_leaves:
+                continue
+            freed += self._evict_leaf(leaf, wanted - freed)
             above = leaf.parent
             if above in self.evictable_leaves:
-                heapq.heappush(heap, (_order(above, ranks), above.id, above))
+                heapq.heappush(leaves, (self._turn(above, readers), above.id, above))
+        self._line_up(leaf for _, _, leaf in leaves)
         return freed
+
+    def _turn(self, leaf: Any, readers: Mapping[Block, int] | None = None) -> tuple[Any, ...]:
+        """A leaf's turn to go, lowest first."""
+        blocks = self._held.holders(leaf)
+        if not blocks:
+            return UNHELD, leaf.last_access_time
+        on_path, *rest = max(self.searches.rank(block, readers) for block in blocks)
+        return (NEXT if on_path else HELD, *rest)
+
+    def _line_up(self, nodes: Iterable[Any]) -> None:
+        """Those of these that are leaves have the turn that they have now."""
+        for node in nodes:
+            if node in self.evictable_leaves:
+                heapq.heappush(self._turns, (self._turn(node), node.id, node))
+        if len(self._turns) > STALE * (len(self.evictable_leaves) + 16):
+            self._turns = [(self._turn(leaf), leaf.id, leaf) for leaf in self.evictable_leaves]
+            heapq.heapify(self._turns)
+
+    def _rank_again(self, blocks: Iterable[Block]) -> None:
+        """What these are worth may have changed."""
+        self._line_up({node for block in blocks for node in self._held.nodes(block)})
+
+    def _update_leaf_status(self, node: Any) -> None:
+        """As SGLang does; a leaf that may go now gets its turn."""
+        super()._update_leaf_status(node)
+        self._line_up((node,))
+
+    def _split_node(self, key: RadixKey, child: Any, split_len: int) -> Any:
+        """As SGLang does; whoever holds a node holds both its parts."""
+        upper = super()._split_node(key, child, split_len)
+        self._held.split(upper, child)
+        return upper
 
     def _evict_leaf(self, leaf: Any, wanted: int) -> int:
         """Free a leaf's last tokens, at least as many as are wanted, or all of it."""
@@ -165,15 +227,15 @@ class SearchCache(RadixCache):
             self.split_evicted_tokens += len(leaf.key)
         return self._free(leaf)
 
-    def _free_dead_path(self, dead: DeadPath, held: dict[int, EvictionKey]) -> int:
+    def _free_dead_path(self, dead: DeadPath) -> int:
         """Free what is cached of a path, beyond its prompt and from where nobody holds it on."""
         key = self._key(dead.tokens, dead.namespace)
         kept = self._key(dead.tokens[: dead.keep], dead.namespace)
-        prompt = [(self.root_node, 0), *self._walk(kept, (self.root_node, 0), held)]
+        prompt = [(self.root_node, 0), *self._walk(kept, (self.root_node, 0))]
         if prompt[-1][1] < len(kept):
             return 0
-        path = self._walk(key, prompt[-1], held)
-        top = next((node for node, _ in path if node.id not in held), None)
+        path = self._walk(key, prompt[-1])
+        top = next((node for node, _ in path if not self._held.holders(node)), None)
         if top is None:
             return 0
         below = list(self._nodes(top))
@@ -183,14 +245,44 @@ class SearchCache(RadixCache):
         """Free an unlocked leaf."""
         tokens = len(leaf.key)
         _free_slots(self.token_to_kv_pool_allocator, leaf.value)
+        self._held.remove(leaf, leaf.key.child_key(self.page_size))
         self._delete_leaf(leaf)
         _record_removal(self, leaf)
         return tokens
 
-    def _walk(self, key: RadixKey, place: Place, ranks: dict[int, EvictionKey]) -> Iterator[Place]:
+    def _find(self, block: Block, place: Place) -> None:
+        """The block holds what is cached of its own tokens; ``place``: how far its path is known to
+        be cached. Edges are split where it leaves them, as a match would."""
+        namespace, tokens, above = self.searches.path(block)
+        key = self._key(tokens, namespace)
+        start = self._key(tokens[:above], namespace)
+        path = [place, *self._walk(start, place)]
+        if path[-1][1] >= len(start):
+            own = list(self._walk(key, path[-1]))
+            for node, _ in own:
+                self._held.hold(block, node)
+            self._line_up(node for node, _ in own)
+            path += own
+        last, at = path[-1]
+        if at < len(key):
+            self._held.ends_at(block, last, key[at:].child_key(self.page_size))
+
+    def _find_again(self, key: RadixKey) -> None:
+        """Tokens were put into the tree: whose path had ended on the way goes on."""
+        node, at = self.root_node, 0
+        while at < len(key):
+            step = key[at:].child_key(self.page_size)
+            for block in self._held.go_on(node, step):
+                self._find(block, (node, at))
+            child = node.children.get(step)
+            if child is None:
+                return
+            node, at = child, at + len(child.key)
+
+    def _walk(self, key: RadixKey, place: Place) -> Iterator[Place]:
         """The nodes that hold ``key`` from a place on, the last one split where the key leaves it.
 
-        Both parts of what is split have its rank. Touches no time of access.
+        Touches no time of access.
         """
         node, at = place
         while at < len(key):
@@ -202,8 +294,6 @@ class SearchCache(RadixCache):
             node = child
             if shared < len(child.key):
                 node = self._split_node(child.key, child, shared)
-                if child.id in ranks:
-                    ranks[node.id] = ranks[child.id]
             at += shared
             yield node, at
 
@@ -220,15 +310,6 @@ class SearchCache(RadixCache):
         if namespace.cache_salt is not None:
             key.cache_salt = namespace.cache_salt
         return key.page_aligned(self.page_size)
-
-
-def _order(leaf: Any, ranks: dict[int, EvictionKey]) -> tuple[Any, ...]:
-    """A leaf's turn to go, lowest first."""
-    rank = ranks.get(leaf.id)
-    if rank is None:
-        return UNHELD, leaf.last_access_time
-    on_path, *rest = rank
-    return (NEXT if on_path else HELD, *rest)
 
 
 def _free_slots(allocator: Any, slots: Any) -> None:

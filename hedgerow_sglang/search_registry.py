@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hedgerow_sglang.held_nodes import Block
 from hedgerow_sglang.plugin_protocol import Note
 from kvpolicy.block_table import BlockTable, EvictionKey
 from kvpolicy.eviction_order import SERVING_PARAMS
@@ -31,26 +32,27 @@ class CacheNamespace(NamedTuple):
     cache_salt: str | None = None
 
 
-class HeldBlock(NamedTuple):
-    """A block that its search may come back to.
+class HeldPath(NamedTuple):
+    """The path of a block that its search may come back to.
 
-    ``tokens``: int64 ids from the prompt's start to the block's end; ``parent``: the block above,
-    whose tokens are the first of these.
+    ``tokens``: int64 ids from the prompt's start to the block's end, of which the first ``above``
+    are those of the block above.
     """
-
-    tree: str
-    node: int
-    parent: int
-    tokens: Tokens
-    rank: EvictionKey
-
-
-class DeadPath(NamedTuple):
-    """A path that nobody comes back to; ``keep``: its prompt's tokens, which may stay cached."""
 
     namespace: CacheNamespace
     tokens: Tokens
+    above: int
+
+
+class DeadPath(NamedTuple):
+    """A block's path that nobody comes back to; ``keep``: its prompt's tokens, which may stay
+    cached. One that is ``silent`` has only not been heard of for long: all of it may."""
+
+    block: Block
+    namespace: CacheNamespace
+    tokens: Tokens
     keep: int
+    silent: bool = False
 
 
 @dataclass(slots=True)
@@ -93,8 +95,8 @@ class SearchRegistry:
             search.turn = note.turn
             hint = note.values, note.active, note.dead, note.outlook
             self.block_table.transition(note.tree, *hint)
-            dead_paths += self._remove(search, note.dead)
-            self._forget_silent()
+            dead_paths += self._remove(note.tree, search, note.dead)
+            dead_paths += self._forget_silent()
         search.last_turn = self._turns
         return dead_paths
 
@@ -111,18 +113,20 @@ class SearchRegistry:
         known = [search.paths[node] for node in nodes if search.closed[node] < note.turn]
         return max((len(path) - 1 for path in known if prefix[: len(path)] == path), default=0)
 
-    def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
+    def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> list[Block]:
         """The step that a request was for is complete; ``tokens``: from the prompt to its end.
 
-        Nothing for one whose node or search has died meanwhile.
+        The blocks that are new by it. None for one whose node or search has died meanwhile.
         """
         search = self._searches.get(note.tree)
         if search is None or note.node is None or note.parent is None:
-            return
+            return []
         search.namespace = namespace
+        new: list[Block] = []
         if ROOT not in search.paths:
             search.prompt = min(search.prompt, len(tokens))
             self._add(search, ROOT, -1, tokens[: search.prompt], note.turn)
+            new.append((note.tree, ROOT))
         above = note.parent
         path = search.paths.get(above)
         if path is None or tokens[: len(path)] != path:
@@ -132,35 +136,51 @@ class SearchRegistry:
         self.block_table.boundary(note.tree, note.node, above, own)
         if blocks.alive(note.node) and note.node not in search.paths:
             self._add(search, note.node, above, tokens, note.turn)
+            new.append((note.tree, note.node))
+        return new
 
-    def held(self, waiting: Sequence[Note] = ()) -> Iterator[tuple[CacheNamespace, HeldBlock]]:
-        """Every block that may be visited again, of each search parents first.
+    def blocks(self, tree: str) -> list[Block]:
+        """The blocks that a search may come back to, parents first."""
+        search = self._searches.get(tree)
+        return [] if search is None else [(tree, node) for node in search.paths]
 
-        ``waiting``: the notes of requests that have not begun, the next one first. What a round
-        reads stays the longer the sooner one of them reads it.
+    def chain(self, block: Block) -> list[Block]:
+        """A block and those above it."""
+        tree, node = block
+        search, chain = self._searches.get(tree), []
+        while search is not None and node in search.paths:
+            chain.append((tree, node))
+            node = search.parents[node]
+        return chain
+
+    def path(self, block: Block) -> HeldPath:
+        """Where a block's tokens are in the cache."""
+        tree, node = block
+        search = self._searches[tree]
+        above = search.paths.get(search.parents[node])
+        tokens = search.paths[node]
+        return HeldPath(search.namespace, tokens, 0 if above is None else len(above))
+
+    def rank(self, block: Block, readers: Mapping[Block, int] | None = None) -> EvictionKey:
+        """What a block is worth; the lowest goes first.
+
+        ``readers``: as that method has it; what a round reads stays the longer the sooner a request
+        that waits reads it. A step that was drawn in the round under way is not scored yet: it is
+        kept as what the round reads.
         """
-        readers = self._readers(waiting)
-        for tree, search in self._searches.items():
-            for node, tokens in search.paths.items():
-                above = search.parents[node]
-                rank = self._rank(search, tree, node, readers)
-                yield search.namespace, HeldBlock(tree, node, above, tokens, rank)
-
-    def _rank(
-        self, search: _Search, tree: str, node: int, readers: Mapping[tuple[str, int], int]
-    ) -> EvictionKey:
-        """A step that was drawn in the round under way is not scored yet: it is kept as what the
-        round reads."""
+        tree, node = block
+        search = self._searches[tree]
         on_path, weight, later, lower = self.block_table.eviction_key(tree, node)
         if search.closed[node] >= search.turn > 0:
             on_path, weight = True, 0.0
         if on_path and readers:
-            weight = -float(readers.get((tree, node), math.inf))
+            weight = -float(readers.get(block, math.inf))
         return on_path, weight, later, lower
 
-    def _readers(self, waiting: Sequence[Note]) -> dict[tuple[str, int], int]:
-        """For each block that one of these reads, the place of the first that does."""
-        readers: dict[tuple[str, int], int] = {}
+    def readers(self, waiting: Sequence[Note]) -> dict[Block, int]:
+        """For each block that one of these reads, the place of the first that does; ``waiting``:
+        the notes of requests that have not begun, the next one first."""
+        readers: dict[Block, int] = {}
         for place, note in enumerate(waiting):
             search, node = self._searches.get(note.tree), note.parent
             while search is not None and node in search.paths and (note.tree, node) not in readers:
@@ -181,22 +201,27 @@ class SearchRegistry:
         search.parents[node] = above
         search.closed[node] = turn
 
-    def _remove(self, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
+    def _remove(self, tree: str, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
         dead_paths = []
         for node in nodes:
             tokens = search.paths.pop(node, None)
             if tokens is not None:
                 del search.parents[node], search.closed[node]
-                dead_paths.append(DeadPath(search.namespace, tokens, search.prompt))
+                dead = DeadPath((tree, node), search.namespace, tokens, search.prompt)
+                dead_paths.append(dead)
         return dead_paths
 
     def _end_search(self, tree: str) -> list[DeadPath]:
         search = self._searches.pop(tree, None)
         self.block_table.remove_tree(tree)
-        return [] if search is None else self._remove(search, list(search.paths))
+        return [] if search is None else self._remove(tree, search, list(search.paths))
 
-    def _forget_silent(self) -> None:
-        """Searches that have long said nothing hold nothing more; their KV goes by age."""
-        for tree, search in list(self._searches.items()):
-            if self._turns - search.last_turn > SILENT_TURNS:
-                self._end_search(tree)
+    def _forget_silent(self) -> list[DeadPath]:
+        """Searches that have long said nothing hold nothing more."""
+        silent = [
+            tree
+            for tree, search in self._searches.items()
+            if self._turns - search.last_turn > SILENT_TURNS
+        ]
+        dead = [path for tree in silent for path in self._end_search(tree)]
+        return [path._replace(silent=True) for path in dead]

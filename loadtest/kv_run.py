@@ -20,7 +20,7 @@ from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.kept import KeptLines, code_of
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, KvPlan
 from loadtest.kv_rows import KvRun
-from loadtest.least_read import Draw, draws_of, least_read_again
+from loadtest.least_read import Draw, draws_of, least_read_again, one_by_one
 from loadtest.searches import SPRIG, Item, Method, grow
 from loadtest.token_eviction.token_eviction_engine import TokenEvictionModel
 from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
@@ -128,7 +128,9 @@ class KvSearches:
             policy_seconds=cache.evictor.seconds,
             seconds=seconds,
             longest=engine.longest,
-            least_tokens=least_read_again(_as_cached(draws_of([outcome])), cache.active_peak),
+            least_tokens=least_read_again(
+                one_by_one(_as_cached(draws_of(outcome))), cache.active_peak
+            ),
         )
         return run, seen
 

@@ -1,27 +1,56 @@
-"""The least that any cache of a given size would have read again: Belady's order, in hindsight.
+"""The least that any cache of a given size has to read again: Belady's order, in hindsight.
 
-Searches are gone through once more, draw by draw: a draw needs its whole prefix cached, reads what
-is missing of it, and leaves its step behind. What goes is what is needed again latest or never, a
-token at a time from the tips; what a draw needs stays, beside nothing else if it alone is more than
-the pool. Draws are taken one after the other, and searches in turn, fork by fork. A server that has
-several draws of one search at work holds all of their prefixes and needs more, but for one thing:
-a round that forks many nodes (`ets`) is drawn at once there, and what its paths share is read once.
+What was served is gone through once more: a request begins with a prefix, all of which has to be
+there from then on, draws, and is over. What nobody is at work on may go at any moment. Between two
+reads a token either stays, and takes a place all the while, or is read again. Which ones to give up
+so that the fewest are read again is an interval scheduling of unit weights: whenever places run
+out, the one whose next read is latest goes, and no other choice is better. Exact, and no bound
+alone, since this order asks for nothing that a prefix tree forbids: what is above a token is read
+whenever the token is, so what is read latest can be taken from the tips. One case is left in which
+it asks for more than a tree may give: a path that was evicted and is not read but drawn once more.
+There it says less than the best order would read, never more.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 from search.outcome import Outcome
 from search.tree import Tree
 
 Path = tuple[int, ...]
 ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request begins, with all of ``prefix`` cached."""
+
+    request: int
+    prefix: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A request that has begun draws ``tokens`` after what it has."""
+
+    request: int
+    tokens: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A request is over: what it read and drew is cached, and may be evicted."""
+
+    request: int
+
+
+Served = Begun | Drawn | Over
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +61,9 @@ class Draw:
     step: Path
 
 
-def draws_of(outcomes: Sequence[Outcome]) -> list[Draw]:
-    """All draws: of each search in turn those below one node, in the order of their ids."""
-    turns = zip_longest(*(_forks(outcome.tree) for outcome in outcomes), fillvalue=())
-    return [draw for turn in turns for fork in turn for draw in fork]
+def draws_of(outcome: Outcome) -> list[Draw]:
+    """All draws of a search, in the order of their ids."""
+    return [draw for fork in _forks(outcome.tree) for draw in fork]
 
 
 def _forks(tree: Tree) -> Iterator[list[Draw]]:
@@ -44,11 +72,55 @@ def _forks(tree: Tree) -> Iterator[list[Draw]]:
         yield [Draw(prefix, node.tokens) for node in nodes]
 
 
+def one_by_one(draws: Sequence[Draw]) -> list[Served]:
+    """Draws that are served one after the other."""
+    return [
+        event
+        for turn, draw in enumerate(draws)
+        for event in (Begun(turn, draw.prefix), Drawn(turn, draw.step), Over(turn))
+    ]
+
+
+def least_read_again(served: Sequence[Served], pool: int) -> int:
+    """Tokens that were cached once and are read again, in a cache of ``pool`` tokens.
+
+    Where requests at work need more than that, they have it, and nothing else is kept.
+    """
+    trie, paths = _Trie(), dict[int, list[int]]()
+    walked = [_walk(trie, paths, event) for event in served]
+    uses: dict[int, list[float]] = defaultdict(list)
+    for turn in reversed(range(len(served))):
+        if not isinstance(served[turn], Over):
+            read = isinstance(served[turn], Begun)
+            for token in walked[turn]:
+                uses[token].append(turn if read else math.inf)
+    cache = _Cache(trie.depth, uses)
+    for event, tokens in zip(served, walked, strict=True):
+        if isinstance(event, Over):
+            cache.let_go(tokens)
+        else:
+            cache.need(tokens, pool, read=isinstance(event, Begun))
+    return cache.read_again
+
+
+def _walk(trie: _Trie, paths: dict[int, list[int]], event: Served) -> list[int]:
+    """The tokens that an event is about: a request's that is over, all of them."""
+    if isinstance(event, Over):
+        return paths.pop(event.request)
+    if isinstance(event, Begun):
+        tokens = trie.walk(event.prefix)
+        paths[event.request] = list(tokens)
+        return tokens
+    path = paths[event.request]
+    tokens = trie.walk(event.tokens, path[-1] if path else ROOT)
+    path += tokens
+    return tokens
+
+
 @dataclass(slots=True)
 class _Trie:
     """Every token of every path, by a number of its own; 0 is the root."""
 
-    above: list[int] = field(default_factory=lambda: [-1])
     depth: list[int] = field(default_factory=lambda: [0])
     _below: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -56,71 +128,53 @@ class _Trie:
         """The numbers of a path's tokens."""
         found = []
         for token in tokens:
-            number = self._below.setdefault((at, token), len(self.above))
-            if number == len(self.above):
-                self.above.append(at)
+            number = self._below.setdefault((at, token), len(self.depth))
+            if number == len(self.depth):
                 self.depth.append(self.depth[at] + 1)
             at = number
             found.append(at)
         return found
 
 
-def least_read_again(draws: Sequence[Draw], pool: int) -> int:
-    """Tokens that were cached once and are read again."""
-    trie = _Trie()
-    paths, steps = [], []
-    uses: dict[int, list[int]] = defaultdict(list)
-    for draw in draws:
-        paths.append(trie.walk(draw.prefix))
-        steps.append(trie.walk(draw.step, paths[-1][-1]))
-    for turn in reversed(range(len(draws))):
-        for token in paths[turn]:
-            uses[token].append(turn)
-    cache = _Cache(trie, uses)
-    for path, step in zip(paths, steps, strict=True):
-        for token in path:
-            uses[token].pop()
-        cache.hold([*path, *step], len(path), pool)
-    return cache.read_again
-
-
 @dataclass(slots=True)
 class _Cache:
-    """The tokens that are cached. ``uses``: the draws that will need each, the next one last."""
+    """The tokens that are cached. ``uses``: when each will be read, the next time last; infinity
+    where it is drawn once more, which costs the same with it and without.
 
-    trie: _Trie
-    uses: dict[int, list[int]]
+    ``_order``: what nobody is at work on, what goes first in front; an entry of a token that has
+    been used since, or is at work, says nothing.
+    """
+
+    depth: list[int]
+    uses: dict[int, list[float]]
     read_again: int = 0
     _cached: set[int] = field(default_factory=set)
     _seen: set[int] = field(default_factory=set)
-    _children: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _users: Counter[int] = field(default_factory=Counter)
+    _order: list[tuple[float, int, int]] = field(default_factory=list)
 
-    def hold(self, needed: Sequence[int], read: int, pool: int) -> None:
-        """Make room for all of ``needed``, the first ``read`` of which a draw reads."""
-        missing = [token for token in needed if token not in self._cached]
-        self.read_again += sum(t in self._seen and t not in self._cached for t in needed[:read])
-        self._make_room(len(self._cached) + len(missing) - pool, set(needed))
-        for token in missing:
-            self._cached.add(token)
-            self._children[self.trie.above[token]] += 1
-        self._seen.update(missing)
+    def need(self, tokens: Sequence[int], pool: int, *, read: bool) -> None:
+        """A request needs these from now on; whether it reads them or draws them."""
+        for token in tokens:
+            self.uses[token].pop()
+            if read:
+                self.read_again += token in self._seen and token not in self._cached
+            self._users[token] += 1
+        self._cached.update(tokens)
+        self._seen.update(tokens)
+        while len(self._cached) > pool and self._order:
+            turn, _, token = heapq.heappop(self._order)
+            if token in self._cached and not self._users[token] and turn == self._turn(token):
+                self._cached.discard(token)
 
-    def _make_room(self, wanted: int, needed: set[int]) -> None:
-        if wanted <= 0:
-            return
-        tips = [t for t in self._cached if not self._children[t] and t not in needed]
-        heap = [(self._turn(token), token) for token in tips]
-        heapq.heapify(heap)
-        while wanted > 0 and heap:
-            token = heapq.heappop(heap)[1]
-            self._cached.discard(token)
-            wanted -= 1
-            above = self.trie.above[token]
-            self._children[above] -= 1
-            if above in self._cached and not self._children[above] and above not in needed:
-                heapq.heappush(heap, (self._turn(above), above))
+    def let_go(self, tokens: Sequence[int]) -> None:
+        """A request does not need these any more."""
+        for token in tokens:
+            self._users[token] -= 1
+            if not self._users[token]:
+                heapq.heappush(self._order, (self._turn(token), -self.depth[token], token))
 
-    def _turn(self, token: int) -> tuple[float, int]:
-        """Lowest first: what is needed latest, then the deepest."""
-        coming = self.uses.get(token)
-        return -(coming[-1] if coming else math.inf), -self.trie.depth[token]
+    def _turn(self, token: int) -> float:
+        """Lowest first: what is read latest, or never."""
+        coming = self.uses[token]
+        return -coming[-1] if coming else -math.inf

@@ -12,8 +12,10 @@ measure is null in it.
   tokenizer and scheduler processes take to read them, by this one's.
 - ``held_seconds``: for how long rounds were held back; ``different``: searches whose answer or
   steps are others than alone, in a pool that fits all.
+- ``lru_again``, ``plugin_again``, ``bound_again`` and what stands beside them: tokens read again
+  with several searches in a small pool, by replay without a model (`loadtest.sglang_grid`).
 
-    python -m loadtest.sglang [--quick] [--json]
+    python -m loadtest.sglang [--quick] [--only real|grid] [--keep FILE] [--json]
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ from loadtest.on_sglang import (
     started,
     to_its_end,
 )
+from loadtest.recorded_rounds import plugged_server
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from loadtest.server_cpu import cpu_seconds
+from loadtest.sglang_grid import grid
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.plugin_notes import PluginNotes
-from runtime.sglang.replica import Replica
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.text import Text
 from search.engine import Hint
@@ -60,6 +63,8 @@ KEYS = (
     *("policy", "width", "searches", "pool", "lru_again", "plugin_again", "bound_again"),
     *("held_seconds", "wall_vs_raw", "cpu_vs_raw", "requests_a_round", "requests", "note_bytes"),
     *("note_ms", "lost", "different"),
+    *("lru_bound", "same_queue_again", "drawn", "passes", "lru_passes", "free_passes"),
+    "held_passes",
 )
 COLUMNS = KEYS
 TASK = "game24"
@@ -188,7 +193,7 @@ async def requests(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dic
 
 def notes(width: int) -> dict[str, Any]:
     """What a round of this width tells a server: as many new rewards, and as many dead nodes."""
-    told, server = PluginNotes("key/0123456789abcdef0123456789abcdef"), _plugged()
+    told, server = PluginNotes("key/0123456789abcdef0123456789abcdef"), plugged_server()
     told.take(Hint(active=(0,)))
     told.on(server, 57, None)
     drawn = range(1000, 1000 + width)
@@ -206,14 +211,18 @@ def notes(width: int) -> dict[str, Any]:
     )
 
 
-def _plugged() -> Replica:
-    replica = Replica("http://nowhere", connect=1, answer=1, probe=1, stall=30)
-    replica.plugged = True
-    return replica
+async def measure(
+    python: Path, quick: bool, only: str | None = None, keep: Path | None = None
+) -> list[dict[str, Any]]:
+    """All cells, or those on real servers or of the grid only."""
+    rows = [] if only == "grid" else await on_servers(python, quick)
+    if only != "real":
+        rows += [row(**cell) for cell in await grid(python, quick=quick, keep=keep)]
+    return rows
 
 
-async def measure(python: Path, quick: bool) -> list[dict[str, Any]]:
-    """All cells."""
+async def on_servers(python: Path, quick: bool) -> list[dict[str, Any]]:
+    """The cells on real servers."""
     servers = [policy_server(python, "arborkv", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
     items = items_of(TASK, "dev", 3 if quick else 10, seed=0)
     async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
@@ -231,9 +240,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.sglang", description=__doc__)
     parser.add_argument("--python", type=Path, default=PYTHON)
     parser.add_argument("--quick", action="store_true", help="3 searches a cell, not 10")
+    parser.add_argument("--only", choices=("real", "grid"), help="on real servers, or by replay")
+    parser.add_argument("--keep", type=Path, help="file of the grid's cells, not run again")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)
-    rows = to_its_end(measure(options.python, options.quick))
+    rows = to_its_end(measure(options.python, options.quick, options.only, options.keep))
     publish({"rows": rows}, options.json, "SGLang", COLUMNS)
     return 0
 

@@ -9,8 +9,8 @@ is and what the trees are. The policy is drawn by SGLang, each server started wi
   what its parent is worth to the search (grade (a) of docs/sglang-plugin.md);
 - ``arborkv``: our plug-in's radix cache (grade (b)).
 
-``least_tokens`` is what the best order there is would have read again (`loadtest.least_read`): by
-hindsight, and with one draw at work at a time.
+What the best order there is would have read again follows from which requests were served when,
+which servers do not tell: `loadtest.sglang` has it, of a replay.
 
 All three have the plug-in's seeded sampling, so that they draw the same trees up to rounding. Steps
 are scored in the embedded engine: the reward model's KV is not what is compared.
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.configs import CONFIG_L, CONFIG_S, STEP_TOKENS, scaled
-from loadtest.least_read import draws_of, least_read_again
 from loadtest.on_sglang import KV_POLICIES, PYTHON, to_its_end
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
@@ -42,7 +41,7 @@ from search.tree import combined_digest
 
 COLUMNS = (
     *("policy", "mode", "searches", "pool_tokens", "full_tokens", "recomputed_tokens"),
-    *("recomputed_vs_lru", "least_tokens", "generated_tokens", "evicted_tokens", "same_answers"),
+    *("recomputed_vs_lru", "generated_tokens", "evicted_tokens", "same_answers"),
     *("identical_trees", "seconds"),
 )
 TASK = "blocksworld"
@@ -67,7 +66,6 @@ class Reference:
     outcomes: tuple[Outcome, ...]
     full_tokens: int
     pool_tokens: int
-    least_tokens: int
 
 
 async def refer(items: Sequence[Item], spec: SearchSpec, share: float) -> Reference:
@@ -81,7 +79,7 @@ async def refer(items: Sequence[Item], spec: SearchSpec, share: float) -> Refere
     longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
     full = sum(o.stats.engine.kv_tokens_peak for o in outcomes)
     pool = max(int(share * full), 2 * longest)
-    return Reference(tuple(outcomes), full, pool, least_read_again(draws_of(outcomes), pool))
+    return Reference(tuple(outcomes), full, pool)
 
 
 async def measure(
@@ -106,7 +104,6 @@ def compared(outcomes: Sequence[Outcome], known: Reference) -> dict[str, Any]:
     return {
         "searches": len(pairs),
         "full_tokens": known.full_tokens,
-        "least_tokens": known.least_tokens,
         "recomputed_tokens": sum(o.stats.engine.rehydrated_tokens for o in outcomes),
         "generated_tokens": sum(o.stats.engine.decoded_tokens for o in outcomes),
         "same_answers": sum(a.answer == b.answer for a, b in pairs) / len(pairs),

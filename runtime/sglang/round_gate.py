@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvpolicy.round_admission import may_run
-from runtime.sglang.replica import Replica
 from search.engine import Branch, Step
+
+if TYPE_CHECKING:
+    from runtime.sglang.replica import Replica
 
 FIRST_STEP_TOKENS = 64
 """Of a step, before any has been drawn."""

@@ -86,8 +86,16 @@ class CachedTrees:
         self.cache.take_note(note)
         path = self.paths[tree, parent] + step
         self.cache.insert(InsertParams(key=RadixKey(path), value=torch.arange(len(path))))
-        self.cache.searches.complete_step(note, path, HERE)
+        self.cache.complete_step(note, path, HERE)
         self.paths[tree, node], self.parents[tree, node] = path, parent
+
+    def below(self, tree: str, top: int) -> set[int]:
+        """A node and what grew from it."""
+        found = {top}
+        for (name, node), parent in self.parents.items():
+            if name == tree and parent in found:
+                found.add(node)
+        return found
 
     def hint(self, tree: str, turn: int, **what: object) -> None:
         """The search says what it thinks by now."""
@@ -162,10 +170,7 @@ def a_pruned_subtree_goes_at_once(seed: int) -> int:
     """Room is not wanted; the subtree is gone, everything else is there."""
     trees = random_trees(seed)
     tree, top = trees.chance.choice([at for at in trees.paths if at[1] > 0])
-    dead = {top}
-    for (name, node), parent in trees.parents.items():
-        if name == tree and parent in dead:
-            dead.add(node)
+    dead = trees.below(tree, top)
     before = trees.cache.total_size()
     trees.hint(tree, 2, dead=tuple(sorted(dead)))
     for name, node in trees.paths:
@@ -175,6 +180,62 @@ def a_pruned_subtree_goes_at_once(seed: int) -> int:
         assert trees.kept(name, node) == (0 if gone else whole), (seed, name, node)
     assert trees.cache.freed_tokens == before - trees.cache.total_size() > 0
     return trees.cache.freed_tokens
+
+
+def what_is_held_is_kept_up(seed: int) -> int:
+    """Whatever is drawn, read again, said, locked and evicted: each node is held by the blocks
+    whose own tokens are in it, and each leaf that may go has its turn."""
+    trees = random_trees(seed, page=1 if seed % 3 else 4)
+    cache, chance, locked, looks = trees.cache, trees.chance, [], 0
+    for turn in range(2, 30):
+        tree, node = chance.choice(list(trees.paths))
+        act = chance.randrange(6)
+        if act == 0:
+            cache.evict(EvictParams(num_tokens=chance.randint(1, 20)))
+        elif act == 1:
+            path = trees.paths[tree, node]
+            cache.insert(InsertParams(key=RadixKey(path), value=torch.arange(len(path))))
+        elif act == 2:
+            step = array("q", [100 + chance.randint(1, 30)] * (4 * chance.randint(1, 3)))
+            trees.draw(tree, 100 + turn, node, step, turn)
+        elif act == 3:
+            drawn = {n: chance.random() for t, n in trees.paths if t == tree and n}
+            trees.hint(tree, turn, values=drawn, active=(node,))
+        elif act == 4:
+            trees.hint(tree, turn, dead=tuple(sorted(trees.below(tree, node))) if node else ())
+        elif locked and chance.random() < 0.6:
+            cache.dec_lock_ref(locked.pop())
+        else:
+            match = cache.match_prefix(MatchPrefixParams(key=RadixKey(trees.paths[tree, node])))
+            cache.inc_lock_ref(match.last_device_node)
+            locked.append(match.last_device_node)
+        looks += as_if_looked_at_anew(cache, seed)
+    return looks
+
+
+def as_if_looked_at_anew(cache: SearchCache, seed: int) -> int:
+    """The blocks that hold each node, from their paths alone; and each leaf's turn."""
+    blocks = [b for tree in cache.searches.block_table for b in cache.searches.blocks(tree)]
+    paths = {block: cache.searches.path(block) for block in blocks}
+    stack, nodes = [(cache.root_node, array("q"))], 0
+    while stack:
+        node, above = stack.pop()
+        tokens = above + array("q", node.key.token_ids)
+        stack += [(child, tokens) for child in node.children.values()]
+        if node is cache.root_node:
+            continue
+        nodes += 1
+        holders = {
+            block
+            for block, (_, path, start) in paths.items()
+            if path[: len(tokens)] == tokens
+            and start // cache.page_size * cache.page_size <= len(above)
+        }
+        assert set(cache._held.holders(node)) == holders, (seed, node.id)
+    for leaf in cache.evictable_leaves:
+        turns = [turn for turn, _, of in cache._turns if of is leaf]
+        assert any(turn <= cache._turn(leaf) for turn in turns), (seed, leaf.id)
+    return nodes
 
 
 def what_another_search_holds_stays() -> int:
@@ -221,6 +282,7 @@ def main(seeds: int) -> None:
     counts = {
         "compared": sum(same_decisions(seed) for seed in range(seeds)),
         "paged": sum(pages_go_whole(seed) for seed in range(seeds)),
+        "kept_up": sum(what_is_held_is_kept_up(seed) for seed in range(seeds)),
         "dropped": sum(a_pruned_subtree_goes_at_once(seed) for seed in range(seeds)),
         "shared": what_another_search_holds_stays(),
         "locked": what_is_read_now_stays(),

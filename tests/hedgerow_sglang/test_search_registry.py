@@ -24,16 +24,17 @@ def grown() -> SearchRegistry:
     second = Note("ash", PROMPT, 2, 0, turn=1, active=(0,))
     for note in (first, second):
         assert searches.take_note(note) == []
-    searches.complete_step(first, ids(9, 9, 1, 1), HERE)
-    searches.complete_step(second, ids(9, 9, 2, 2), HERE)
+    assert searches.complete_step(first, ids(9, 9, 1, 1), HERE) == [("ash", 0), ("ash", 1)]
+    assert searches.complete_step(second, ids(9, 9, 2, 2), HERE) == [("ash", 2)]
     searches.take_note(Note("ash", PROMPT, 3, 2, turn=2, values={1: 0.2, 2: 0.8}, active=(2,)))
     return searches
 
 
-def order(searches: SearchRegistry) -> list[int]:
+def order(searches: SearchRegistry, *waiting: Note) -> list[int]:
     """Ash's blocks, the one that goes first in front."""
-    held = [block for _, block in searches.held() if block.tree == "ash"]
-    return [block.node for block in sorted(held, key=lambda block: block.rank)]
+    readers = searches.readers(waiting)
+    ranked = sorted(searches.blocks("ash"), key=lambda block: searches.rank(block, readers))
+    return [node for _, node in ranked]
 
 
 def kept_by(searches: SearchRegistry, budget: int) -> dict[str, list[int]]:
@@ -76,9 +77,10 @@ def test_a_turn_is_taken_once_and_never_an_earlier_one() -> None:
 def test_what_died_is_freed_once_and_does_not_come_back() -> None:
     searches = grown()
     (dead,) = searches.take_note(Note("ash", PROMPT, 4, 2, turn=3, dead=(1,)))
-    assert dead == (HERE, ids(9, 9, 1, 1), PROMPT)
+    assert dead == (("ash", 1), HERE, ids(9, 9, 1, 1), PROMPT, False)
     assert searches.take_note(Note("ash", PROMPT, 5, 2, turn=4, dead=(1,))) == []
-    searches.complete_step(Note("ash", PROMPT, 1, 0, turn=4), ids(9, 9, 1, 1), HERE)
+    late = Note("ash", PROMPT, 1, 0, turn=4)
+    assert searches.complete_step(late, ids(9, 9, 1, 1), HERE) == []
     assert 1 not in order(searches)
 
 
@@ -98,8 +100,9 @@ def test_a_search_that_comes_from_another_server_hangs_below_its_prompt() -> Non
     searches = grown()
     searches.complete_step(Note("ash", PROMPT, 12, 7, turn=2), ids(9, 9, 2, 2, 6), HERE)
     searches.complete_step(Note("ash", PROMPT, 13, 2, turn=2), ids(9, 9, 3, 3, 6), HERE)
-    above = {block.node: block.parent for _, block in searches.held()}
-    assert (above[12], above[13]) == (0, 0)
+    assert searches.chain(("ash", 12)) == [("ash", 12), ("ash", 0)]
+    assert searches.chain(("ash", 13)) == [("ash", 13), ("ash", 0)]
+    assert searches.path(("ash", 13)) == (HERE, ids(9, 9, 3, 3, 6), PROMPT)
     assert kept_by(searches, 100) == {"ash": [2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3]}
 
 
@@ -125,11 +128,15 @@ def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
     """Its client died. Time is counted in the others' turns, which all ranks see alike."""
     searches = grown()
     for turn in range(1, SILENT_TURNS):
-        searches.take_note(Note("oak", 3, turn=turn, active=(0,)))
+        assert searches.take_note(Note("oak", 3, turn=turn, active=(0,))) == []
     assert len(searches) == 2
-    for turn in range(SILENT_TURNS, SILENT_TURNS + 2):
-        searches.take_note(Note("oak", 3, turn=turn, active=(0,)))
+    gone = [
+        dead
+        for turn in range(SILENT_TURNS, SILENT_TURNS + 2)
+        for dead in searches.take_note(Note("oak", 3, turn=turn, active=(0,)))
+    ]
     assert len(searches) == 1
+    assert {dead.block: dead.silent for dead in gone} == {("ash", node): True for node in range(3)}
 
 
 def test_what_waits_decides_what_a_round_gives_up_first() -> None:
@@ -138,15 +145,10 @@ def test_what_waits_decides_what_a_round_gives_up_first() -> None:
     searches = grown()
     searches.take_note(Note("ash", PROMPT, turn=3, active=(1, 2)))
     ask = {node: Note("ash", PROMPT, 5 + node, node, turn=3) for node in (1, 2)}
-
-    def order(*waiting: Note) -> list[int]:
-        held = [block for _, block in searches.held(waiting) if block.tree == "ash"]
-        return [block.node for block in sorted(held, key=lambda block: block.rank)]
-
-    assert order(ask[1], ask[2]) == [2, 1, 0]
-    assert order(ask[2], ask[1]) == [1, 2, 0]
-    assert order(ask[1]) == [2, 1, 0]
-    assert order(ask[2]) == [1, 2, 0]
+    assert order(searches, ask[1], ask[2]) == [2, 1, 0]
+    assert order(searches, ask[2], ask[1]) == [1, 2, 0]
+    assert order(searches, ask[1]) == [2, 1, 0]
+    assert order(searches, ask[2]) == [1, 2, 0]
 
 
 def test_a_step_that_is_not_scored_yet_stays() -> None:
@@ -154,11 +156,6 @@ def test_a_step_that_is_not_scored_yet_stays() -> None:
     the next hint it is worth what its reward says."""
     searches = grown()
     searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
-
-    def order() -> list[int]:
-        held = [block for _, block in searches.held() if block.tree == "ash"]
-        return [block.node for block in sorted(held, key=lambda block: block.rank)]
-
-    assert order() == [1, 3, 2, 0]
+    assert order(searches) == [1, 3, 2, 0]
     searches.take_note(Note("ash", PROMPT, turn=3, values={3: 0.1}, active=(2,)))
-    assert order() == [3, 1, 2, 0]
+    assert order(searches) == [3, 1, 2, 0]

@@ -1,16 +1,33 @@
-"""The least that a cache would have read again, on draws that can be followed by hand."""
+"""The least that a cache has to read again: by hand, and against every order there is."""
 
 from __future__ import annotations
 
 import itertools
-import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from loadtest.least_read import Draw, draws_of, least_read_again
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadtest.least_read import (
+    Begun,
+    Draw,
+    Drawn,
+    Over,
+    Path,
+    Served,
+    draws_of,
+    least_read_again,
+    one_by_one,
+)
 from loadtest.sglang_kills import grow_each, items_for
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
 
 PROMPT = (1, 2)
+CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+SOME, THOUSANDS = settings(max_examples=200, **CALM), settings(max_examples=4000, **CALM)
 
 
 def test_what_never_comes_back_goes_first() -> None:
@@ -19,78 +36,201 @@ def test_what_never_comes_back_goes_first() -> None:
     the first has to go as well, where the third needs 5."""
     first, second, third = (3, 3, 3), (4, 4, 4), (5, 5, 5)
     draws = [Draw(PROMPT, step) for step in (first, second, third)]
-    draws.append(Draw(PROMPT + first, (6,)))
-    assert least_read_again(draws, 11) == 0
-    assert least_read_again(draws, 8) == 0
-    assert least_read_again(draws, 7) == 1
-    assert least_read_again(draws, 6) == 2
-    assert least_read_again(draws, 5) == 3
-    assert least_read_again(draws, 1) == 3, "what a draw needs stays whatever the pool"
+    served = one_by_one([*draws, Draw(PROMPT + first, (6,))])
+    assert least_read_again(served, 11) == 0
+    assert least_read_again(served, 8) == 0
+    assert least_read_again(served, 7) == 1
+    assert least_read_again(served, 6) == 2
+    assert least_read_again(served, 5) == 3
+    assert least_read_again(served, 1) == 3, "what a draw needs stays whatever the pool"
 
 
 def test_what_two_searches_have_in_common_is_there_once() -> None:
     """The same step drawn again takes no more room."""
     draws = [Draw(PROMPT, (3, 3)), Draw(PROMPT, (3, 3)), Draw((*PROMPT, 3, 3), (4,))]
-    assert least_read_again(draws, 5) == 0
+    assert least_read_again(one_by_one(draws), 5) == 0
 
 
-def by_trying(draws: list[Draw], pool: int) -> int:
+def test_what_is_at_work_at_once_is_held_at_once() -> None:
+    """Two requests with prefixes of 2 and steps of 1, then the first prefix's step is gone on from:
+    one after the other 4 tokens do, at once they need all 6."""
+    before = [Begun(0, (1, 1)), Drawn(0, (3,)), Over(0)]
+    together = [
+        Begun(1, (2, 2)),
+        Begun(2, (4, 4)),
+        Drawn(1, (5,)),
+        Drawn(2, (6,)),
+        Over(1),
+        Over(2),
+    ]
+    after = [Begun(3, (1, 1, 3))]
+    assert least_read_again([*before, *together, *after], 9) == 0
+    assert least_read_again([*before, *together, *after], 8) == 1
+    assert least_read_again([*before, *together, *after], 6) == 3
+    in_turn = [Begun(1, (2, 2)), Drawn(1, (5,)), Over(1), Begun(2, (4, 4)), Drawn(2, (6,)), Over(2)]
+    assert least_read_again([*before, *in_turn, *after], 6) == 0
+
+
+def test_what_is_read_once_for_many_counts_once() -> None:
+    """What a server reads for three draws of a round at once it reads once, though it had to
+    give it up."""
+    served: list[Served] = [Begun(0, (1, 2, 3, 4)), Over(0), Begun(1, (5, 5, 5)), Over(1)]
+    served += [Begun(turn, (1, 2, 3, 4)) for turn in (2, 3, 4)]
+    assert least_read_again(served, 4) == 3
+    assert least_read_again(served, 7) == 0
+
+
+@dataclass(slots=True)
+class Trace:
+    """A server's work, as it may have gone; ``twice``: a token was drawn that had been seen."""
+
+    served: list[Served] = field(default_factory=list)
+    seen: set[Path] = field(default_factory=set)
+    at_work: dict[int, Path] = field(default_factory=dict)
+    done: list[Path] = field(default_factory=list)
+    twice: bool = False
+
+    def begin(self, request: int, prefix: Path) -> None:
+        self.served.append(Begun(request, prefix))
+        self.seen.update(heads(prefix))
+        self.at_work[request] = prefix
+
+    def draw(self, request: int, tokens: Path) -> None:
+        self.served.append(Drawn(request, tokens))
+        path = self.at_work[request] + tokens
+        fresh = heads(path) - heads(self.at_work[request])
+        self.twice |= bool(fresh & self.seen)
+        self.seen |= fresh
+        self.at_work[request] = path
+
+    def end(self, request: int) -> None:
+        self.served.append(Over(request))
+        self.done.append(self.at_work.pop(request))
+
+
+@st.composite
+def traces(draw: st.DrawFn, requests: int = 6) -> Trace:
+    """Requests below prompts or below what others have left, up to three of them at once."""
+    trace = Trace(done=[(0,), (0, 0)])
+    for request in range(requests):
+        trace.begin(request, draw(st.sampled_from(trace.done)))
+        for other in draw(st.permutations(sorted(trace.at_work)))[: draw(st.integers(0, 2))]:
+            trace.draw(
+                other, tuple(draw(st.lists(st.sampled_from((1, 2)), min_size=1, max_size=2)))
+            )
+        over = draw(st.permutations(sorted(trace.at_work)))
+        least = max(0, len(over) - 2)
+        for other in over[: draw(st.integers(least, len(over)))]:
+            trace.end(other)
+    return trace
+
+
+def heads(path: Path) -> set[Path]:
+    """A path's tokens, each by the path that ends with it."""
+    return {path[:n] for n in range(1, len(path) + 1)}
+
+
+def without(cached: frozenset[Path], needed: frozenset[Path], pool: int) -> Iterable[frozenset]:
+    """Every way to give up just enough of ``cached``, nothing above what stays."""
+    idle = cached - needed
+    over = len(cached) - pool
+    if over <= 0:
+        return [cached]
+    found = []
+    for gone in itertools.combinations(sorted(idle), min(over, len(idle))):
+        stays = cached - frozenset(gone)
+        if all(len(path) == 1 or path[:-1] in stays for path in stays):
+            found.append(stays)
+    return found
+
+
+def by_trying(served: list[Served], pool: int) -> int:
     """The least over every way to give tips up, followed through to the end."""
-    states = {(frozenset(), frozenset()): 0}
-    for draw in draws:
-        whole = draw.prefix + draw.step
-        needed = {whole[:n] for n in range(1, len(whole) + 1)}
-        read = {whole[:n] for n in range(1, len(draw.prefix) + 1)}
+    states: dict[tuple[frozenset, frozenset], int] = {(frozenset(), frozenset()): 0}
+    at_work: dict[int, Path] = {}
+    for event in served:
+        if isinstance(event, Over):
+            del at_work[event.request]
+            continue
+        read: set[Path] = set()
+        if isinstance(event, Begun):
+            at_work[event.request] = event.prefix
+            read = heads(event.prefix)
+        else:
+            at_work[event.request] += event.tokens
+        needed = frozenset().union(*map(heads, at_work.values()))
         after: dict = {}
         for (cached, seen), cost in states.items():
             more = cost + len((read - cached) & seen)
-            for kept in _closed(cached - needed):
-                if len(kept | needed) <= pool or not kept:
-                    state = kept | needed, seen | needed
-                    after[state] = min(after.get(state, more), more)
+            for kept in without(cached | needed, needed, pool):
+                state = kept, seen | needed
+                after[state] = min(after.get(state, more), more)
         states = after
     return min(states.values())
 
 
-def _closed(paths: frozenset) -> list[frozenset]:
-    """Every set of these paths in which none stands without what is above it among them."""
-    found = []
-    for size in range(len(paths) + 1):
-        for chosen in itertools.combinations(sorted(paths), size):
-            kept = frozenset(chosen)
-            if all(path[:-1] in kept for path in kept if path[:-1] in paths):
-                found.append(kept)
-    return found
+def no_other_order_reads_less(trace: Trace, pool: int) -> None:
+    """Never above any order's reading; and no less than the best one's, but where a path that was
+    given up is drawn once more in place of being read."""
+    least, best = least_read_again(trace.served, pool), by_trying(trace.served, pool)
+    assert least <= best
+    if not trace.twice:
+        assert least == best
 
 
-def test_no_other_order_reads_less() -> None:
-    """Against every order there is, on small random searches."""
-    compared = 0
-    for seed in range(60):
-        chance = random.Random(seed)
-        paths, draws = [(0,)], []
-        for _ in range(6):
-            prefix = chance.choice(paths)
-            step = tuple(chance.choices((1, 2), k=chance.randint(1, 2)))
-            draws.append(Draw(prefix, step))
-            paths.append(prefix + step)
-        pool = max(len(draw.prefix + draw.step) for draw in draws) + chance.randint(-2, 1)
-        assert least_read_again(draws, pool) == by_trying(draws, pool), seed
-        compared += least_read_again(draws, pool) != 0
-    assert compared > 5
+@SOME
+@given(traces(), st.integers(1, 9))
+def test_no_other_order_reads_less(trace: Trace, pool: int) -> None:
+    """As it says."""
+    no_other_order_reads_less(trace, pool)
 
 
-async def test_draws_of_searches_take_turns() -> None:
-    """Every step once, after its parent's path; of two searches a fork each in turn."""
-    first, second = (await grow_each(ScriptedEngine(), items_for(2), 2)).found
-    assert isinstance(first, Outcome)
-    assert isinstance(second, Outcome)
-    draws = draws_of([first, second])
-    assert len(draws) == len(first.tree) + len(second.tree) - 2
-    assert draws[0].prefix == first.tree.prompt
-    at = len(first.tree[0].children)
-    assert draws[at].prefix == second.tree.prompt
-    known = {first.tree.prompt, second.tree.prompt}
+@pytest.mark.slow
+@THOUSANDS
+@given(traces(), st.integers(1, 9))
+def test_no_other_order_reads_less_in_thousands(trace: Trace, pool: int) -> None:
+    """As it says."""
+    no_other_order_reads_less(trace, pool)
+
+
+@SOME
+@given(traces(requests=12), st.integers(1, 20))
+def test_the_order_of_age_reads_no_less(trace: Trace, pool: int) -> None:
+    """On longer ones than can be tried out: tips go by age, what is at work stays."""
+    assert least_read_again(trace.served, pool) <= by_age(trace.served, pool)
+
+
+def by_age(served: list[Served], pool: int) -> int:
+    """What lru reads again."""
+    used: dict[Path, int] = {}
+    seen: set[Path] = set()
+    at_work: dict[int, Path] = {}
+    again = 0
+    for turn, event in enumerate(served):
+        if isinstance(event, Over):
+            del at_work[event.request]
+            continue
+        if isinstance(event, Begun):
+            at_work[event.request] = event.prefix
+            again += len((heads(event.prefix) & seen) - used.keys())
+        else:
+            at_work[event.request] += event.tokens
+        needed = set().union(*map(heads, at_work.values()))
+        used.update(dict.fromkeys(heads(at_work[event.request]), turn))
+        seen |= needed
+        idle = sorted(used.keys() - needed, key=lambda path: (used[path], -len(path)))
+        for path in idle[: max(0, len(used) - pool)]:
+            del used[path]
+    return again
+
+
+async def test_every_draw_of_a_search_after_its_parents_path() -> None:
+    """Every step once, in the order of ids."""
+    (found,) = (await grow_each(ScriptedEngine(), items_for(1), 1)).found
+    assert isinstance(found, Outcome)
+    draws = draws_of(found)
+    assert len(draws) == len(found.tree) - 1
+    known = {found.tree.prompt}
     for draw in draws:
         assert draw.prefix in known
         known.add(draw.prefix + draw.step)

@@ -1,0 +1,99 @@
+"""Which blocks of searches hold which nodes of the radix tree, kept as nodes come, split and go.
+
+Pure: nodes are SGLang's, of which only ``id``, ``parent`` and who holds them matter here. A block's
+path that is not cached whole is found again, when tokens are put into the tree, by the node where
+what is cached of it ends and the key of the child that would follow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any
+
+Block = tuple[str, int]
+"""A search's tree and the node of a step."""
+
+
+class HeldNodes:
+    """Blocks by nodes, and nodes by blocks."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, set[Block]] = {}
+        self._nodes: dict[Block, dict[int, Any]] = {}
+        self._beyond: defaultdict[int, dict[Hashable, set[Block]]] = defaultdict(dict)
+        self._where: dict[Block, tuple[int, Hashable]] = {}
+
+    def clear(self) -> None:
+        """Nothing is cached any more."""
+        for table in (self._holders, self._nodes, self._beyond, self._where):
+            table.clear()
+
+    def holders(self, node: Any) -> Collection[Block]:
+        """The blocks that hold a node."""
+        return self._holders.get(node.id, ())
+
+    def nodes(self, block: Block) -> Iterable[Any]:
+        """The nodes that a block holds."""
+        return self._nodes.get(block, {}).values()
+
+    def hold(self, block: Block, node: Any) -> None:
+        """The block's tokens are in this node."""
+        self._holders.setdefault(node.id, set()).add(block)
+        self._nodes.setdefault(block, {})[node.id] = node
+
+    def ends_at(self, block: Block, node: Any, key: Hashable) -> None:
+        """What is cached of the block's path ends with this node; ``key``: of the next child."""
+        self._beyond[node.id].setdefault(key, set()).add(block)
+        self._where[block] = node.id, key
+
+    def go_on(self, node: Any, key: Hashable) -> set[Block]:
+        """The blocks whose paths ended with this node before a child of that key: there is one."""
+        ended = self._beyond.get(node.id)
+        blocks = ended.pop(key, None) if ended else None
+        if not blocks:
+            return set()
+        self._tidy(node.id)
+        for block in blocks:
+            del self._where[block]
+        return blocks
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that is held is cached."""
+        return not self._where
+
+    def split(self, upper: Any, lower: Any) -> None:
+        """A node's first part has become a node of its own."""
+        for block in self._holders.get(lower.id, ()):
+            self.hold(block, upper)
+
+    def remove(self, leaf: Any, key: Hashable) -> None:
+        """A leaf goes; ``key``: as its parent's child."""
+        gone = self._holders.pop(leaf.id, set())
+        for block in gone:
+            del self._nodes[block][leaf.id]
+        for blocks in self._beyond.pop(leaf.id, {}).values():
+            gone |= blocks
+        for block in gone:
+            self.ends_at(block, leaf.parent, key)
+
+    def let_go(self, block: Block) -> list[Any]:
+        """A block is no more; the nodes that it held."""
+        nodes = list(self._nodes.pop(block, {}).values())
+        for node in nodes:
+            holders = self._holders[node.id]
+            holders.discard(block)
+            if not holders:
+                del self._holders[node.id]
+        if block in self._where:
+            at, key = self._where.pop(block)
+            self._beyond[at][key].discard(block)
+            if not self._beyond[at][key]:
+                del self._beyond[at][key]
+            self._tidy(at)
+        return nodes
+
+    def _tidy(self, node: int) -> None:
+        if not self._beyond[node]:
+            del self._beyond[node]

@@ -1,0 +1,169 @@
+"""What KV is read again on SGLang, by replay: of several searches in a small pool.
+
+Searches are recorded in the embedded engine, whose memory is ample, and their requests are served
+again by SGLang's own cache and scheduling without a model (`loadtest.sglang_replay`): by age in
+SGLang's default order of the queue and with no round held back (``lru_again``), and as Hedgerow
+launches servers, with our plug-in, common prefixes first and rounds that wait for room
+(``plugin_again``); ``same_queue_again``: by age in that order, rounds held back alike.
+``bound_again``: what the best order there is would have read again of the requests as the plug-in's
+server served them, ``lru_bound`` as the other one did. ``passes`` of a server until all is drawn,
+and ``held_passes`` for which rounds waited, all rounds' added up. A pool that fits all is the last
+of each policy: there ``free_passes`` are those with no round held back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+import hedgerow_sglang
+import kvpolicy
+import search
+from loadtest.configs import CONFIG_L, STEP_TOKENS, scaled
+from loadtest.kept import KeptLines, code_of
+from loadtest.recorded_rounds import RecordingEngine
+from loadtest.report import say
+from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from runtime.sglang.launched_server import STUBS
+from runtime.text import Text
+from search.spec import SearchSpec
+
+TASK = "blocksworld"
+POLICIES = ("ets", "rebase", "best_first")
+SEARCHES = (1, 2, 4, 8)
+POOLS = (330, 350, 525)
+AMPLE_TOKENS = 65_536
+ROOT = Path(__file__).parents[1]
+STOCK = {"evicts": False, "queue": "fcfs", "gated": False}
+SAME_QUEUE = {"evicts": False, "queue": "dfs-weight", "gated": True}
+OURS = {"evicts": True, "queue": "dfs-weight", "gated": True}
+FREE = {"evicts": True, "queue": "dfs-weight", "gated": False}
+LINE_BYTES = 1 << 20
+
+Mode = Mapping[str, Any]
+Done = dict[str, Any]
+
+
+def spec_of(policy: str) -> SearchSpec:
+    """ArborKV's scaling test, one leaf a round, for a search that goes back; else width 64."""
+    if policy == "best_first":
+        return scaled(CONFIG_L, TASK, parallel=1)
+    return SearchSpec.model_validate(
+        {"policy": policy, "width": 64, "max_step_tokens": STEP_TOKENS[TASK]}
+    )
+
+
+def cells(*, quick: bool) -> list[tuple[int, int]]:
+    """Searches at once and tokens of the pool."""
+    searches, pools = (SEARCHES[::2], POOLS[:1]) if quick else (SEARCHES, POOLS)
+    most = searches[-1], AMPLE_TOKENS
+    return [*((many, pool) for many in searches for pool in pools), most]
+
+
+def modes(searches: int, pool: int) -> list[Mode]:
+    """How a cell is served."""
+    ways = (OURS, FREE) if pool == AMPLE_TOKENS else (STOCK, SAME_QUEUE, OURS)
+    return [{"searches": searches, "pool": pool} | way for way in ways]
+
+
+def measured(policy: str, searches: int, pool: int, done: Mapping[str, Done]) -> dict[str, Any]:
+    """A cell's row; ``done``: what came of each of its modes, by ``key``."""
+    found = [done[key(mode)] for mode in modes(searches, pool)]
+    ours = found[0] if pool == AMPLE_TOKENS else found[2]
+    row = {
+        "policy": policy,
+        "width": spec_of(policy).width,
+        "searches": searches,
+        "pool": pool,
+        "plugin_again": ours["again"],
+        "bound_again": ours["bound"],
+        "drawn": ours["drawn"],
+        "held_passes": ours["held_passes"],
+        "passes": ours["passes"],
+    }
+    if pool == AMPLE_TOKENS:
+        return row | {"free_passes": found[1]["passes"]}
+    stock, same = found[0], found[1]
+    return row | {
+        "lru_again": stock["again"],
+        "lru_bound": stock["bound"],
+        "lru_passes": stock["passes"],
+        "same_queue_again": same["again"],
+    }
+
+
+def key(mode: Mode) -> str:
+    """A mode's name in a file."""
+    return json.dumps(mode, sort_keys=True)
+
+
+async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
+    """The rounds of so many searches."""
+    method, text = Method("one", spec_of(policy)), Text(SPRIG.policy)
+    ample: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
+    async with Engines(kv_policy="full", **ample) as engine:
+        watched = RecordingEngine(engine)
+        items = items_of(TASK, "dev", searches, 0)
+        await asyncio.gather(*(grow(watched, text, item, method) for item in items))
+    return [watched.searches[tree].document() for tree in watched.searches]
+
+
+async def served(
+    python: Path, searches: Sequence[Mapping[str, Any]], wanted: Sequence[Mode]
+) -> AsyncIterator[tuple[Mode, Done]]:
+    """Each mode and what came of it. Raises RuntimeError with what the replay said if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recording.json"
+        path.write_text(json.dumps(searches))
+        paths = os.pathsep.join(map(str, (STUBS, ROOT)))
+        errors = Path(folder) / "errors"
+        with errors.open("w") as said:
+            process = await asyncio.create_subprocess_exec(
+                *(str(python), "-m", "loadtest.sglang_replay", str(path)),
+                env=os.environ | {"PYTHONPATH": paths, "SGLANG_USE_CPU_ENGINE": "1"},
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=said,
+                limit=LINE_BYTES,
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(list(wanted)).encode())
+            process.stdin.close()
+            for mode in wanted:
+                line = await process.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"replay of {key(mode)}: {errors.read_text()[-2000:]}")
+                yield mode, json.loads(line)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def grid(python: Path, *, quick: bool, keep: Path | None = None) -> list[dict[str, Any]]:
+    """All rows; what ``keep`` has of them is not run again."""
+    made_by = code_of(search, kvpolicy, hedgerow_sglang)
+    rows = []
+    for policy in POLICIES:
+        lines = KeptLines(keep, f"{policy} {made_by}", TypeAdapter(dict[str, Any]))
+        asked = [mode for cell in cells(quick=quick) for mode in modes(*cell)]
+        done = {key(mode): found for mode in asked if (found := lines.get(key(mode)))}
+        missing = [mode for mode in asked if key(mode) not in done]
+        if missing:
+            searches = await recorded(policy, max(mode["searches"] for mode in missing))
+            async for mode, found in served(python, searches, missing):
+                lines.put(key(mode), found)
+                done[key(mode)] = found
+                say(f"{policy} {key(mode)}: {found['again']} again")
+        rows += [measured(policy, *cell, done) for cell in cells(quick=quick)]
+    return rows

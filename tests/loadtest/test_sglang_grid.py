@@ -1,0 +1,81 @@
+"""The grid of `python -m loadtest.sglang`: what is recorded, and what a replay makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hedgerow_sglang.plugin_protocol import parse_note
+from loadtest.on_sglang import PYTHON
+from loadtest.recorded_rounds import RecordingEngine
+from loadtest.sglang_grid import AMPLE_TOKENS, FREE, OURS, STOCK, key, measured, modes, served
+from loadtest.sglang_kills import grow_each, items_for
+from search.outcome import Outcome
+from tests.search.scripted_engine import ScriptedEngine
+
+
+async def recording(searches: int) -> tuple[list[Outcome], list[dict[str, Any]]]:
+    """Searches without a model, and their rounds."""
+    engine = RecordingEngine(ScriptedEngine())
+    found = (await grow_each(engine, items_for(searches), searches)).found
+    outcomes = [outcome for outcome in found if isinstance(outcome, Outcome)]
+    return outcomes, [one.document() for one in engine.searches.values()]
+
+
+async def test_a_recording_has_every_step_once() -> None:
+    """With its parent's path; a hint comes with the first request of a round and with no other, and
+    a prefix of several that was not drawn just before is read first."""
+    (outcome,), (recorded,) = await recording(1)
+    draws = [draw for round_ in recorded["rounds"] for draw in round_["draws"]]
+    tree = outcome.tree
+    assert len(draws) == len(tree) - 1
+    for prefix, step, limit, note in draws:
+        said = parse_note(note)
+        assert said.node is not None
+        assert said.parent is not None
+        assert tuple(prefix) == tree.tokens(said.parent)
+        assert tuple(step) == tree[said.node].tokens
+        assert len(step) <= limit
+    for round_ in recorded["rounds"]:
+        first, *others = [parse_note(one[3]) for one in (*round_["reads"], *round_["draws"])]
+        assert first.active
+        assert not any(note.hints for note in others)
+    assert tuple(recorded["rounds"][0]["reads"][0][0]) == tree.prompt
+    assert parse_note(recorded["over"]).over == (recorded["tree"],)
+
+
+def test_a_row_says_whose_numbers_are_whose() -> None:
+    """Of three runs of a cell; of two where the pool fits all."""
+    done = {
+        key(mode): {"again": at, "bound": 10 * at, "drawn": 7, "passes": 100 + at, "held_passes": 5}
+        for at, mode in enumerate([*modes(4, 330), *modes(8, AMPLE_TOKENS)])
+    }
+    row = measured("ets", 4, 330, done)
+    assert (row["lru_again"], row["same_queue_again"], row["plugin_again"]) == (0, 1, 2)
+    assert (row["lru_bound"], row["bound_again"], row["held_passes"]) == (0, 20, 5)
+    row = measured("ets", 8, AMPLE_TOKENS, done)
+    assert (row["plugin_again"], row["passes"], row["free_passes"]) == (3, 103, 104)
+
+
+@pytest.mark.sglang
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_what_is_served_again() -> None:
+    """SGLang's caches in a small pool never read less again than the bound, in a pool that fits all
+    nothing, and there rounds are not held back: each pass is as without."""
+    outcomes, searches = await recording(3)
+    longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
+    tight = 2 * longest + max(draw[2] for draw in searches[0]["rounds"][0]["draws"])
+    asked = [
+        {"searches": 3, "pool": pool} | way
+        for pool in (tight, AMPLE_TOKENS)
+        for way in (STOCK, FREE, OURS)
+    ]
+    found = [done async for _, done in served(PYTHON, searches, asked)]
+    assert {done["drawn"] for done in found} == {found[0]["drawn"]}
+    assert all(0 <= done["bound"] <= done["again"] for done in found)
+    stock, free, ours = found[3:]
+    assert stock["again"] == free["again"] == ours["again"] == 0
+    assert ours["held_passes"] == 0
+    assert ours["passes"] == free["passes"]
