@@ -205,9 +205,7 @@ class ModelSettings(_Settings):
         0, "sequences whose drafts are checked at once; 0: all", on=(EMBEDDED,), ge=0
     )
     speculate: bool = setting(False, "idle places decode what rounds may ask for next")
-    lookahead: bool = setting(
-        True, "what is decoded ahead is scored with the step before it", on=(EMBEDDED,), off=False
-    )
+    lookahead: bool = setting(True, "what is decoded ahead is scored with the step before it")
     dedup: bool = setting(
         True, "what several sequences have alike is computed once", on=(EMBEDDED,), off=False
     )

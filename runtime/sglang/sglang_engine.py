@@ -355,6 +355,7 @@ class SglangEngine:
             self._reward_request,
             context=self._context(self._rewards, self._prm),
             flops=known_flops(self._prm.checkpoint),
+            next_steps=self._sampler.finished_next_steps if self._options.lookahead else None,
         )
 
     def _overhead(self) -> tuple[int, int]:

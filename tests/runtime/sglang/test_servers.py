@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,37 @@ async def test_steps_drawn_early_leave_trees_alone(
     for outcome, question in zip(outcomes, QUESTIONS[:2], strict=True):
         plain = await grown(engine, question, width=8)
         assert steps_of(outcome) == steps_of(plain)
+
+
+async def test_steps_drawn_early_are_scored_early(
+    engine: SglangEngine, yard: SharedServers
+) -> None:
+    """With the step before them, in one item: the same trees, with fewer items for the reward
+    model's server."""
+    policy, reward = await yard.have("policy", "reward")
+    grown_by: dict[bool, Outcome] = {}
+    items = Counter[bool]()
+    for lookahead in (True, False):
+        early = await SglangEngine.start(
+            options([policy], [reward], speculate=True, lookahead=lookahead)
+        )
+
+        async def look(request: httpx.Request, lookahead: bool = lookahead) -> None:
+            if request.url.path == "/generate":
+                items[lookahead] += len(json.loads(request.content)["input_ids"])
+
+        (server,) = early._rewards.replicas
+        server._client.event_hooks["request"].append(look)
+        try:
+            grown_by[lookahead] = await grown(early, QUESTIONS[1], width=8)
+        finally:
+            await early.close()
+    plain = await grown(engine, QUESTIONS[1], width=8)
+    for outcome in grown_by.values():
+        assert steps_of(outcome) == steps_of(plain)
+        for mine, its in zip(outcome.tree.nodes, plain.tree.nodes, strict=True):
+            assert mine.reward == pytest.approx(its.reward, abs=1.1e-4)
+    assert items[True] < items[False]
 
 
 async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None:
