@@ -173,7 +173,11 @@ class StepSampler:
     ) -> None:
         """Draw what a server draws of these at once, siblings side by side, and read beside it."""
 
-        chains = {r for r in requests if replica.chains and is_chain(r)}
+        unsteered = [request for request in requests if is_chain(request)]
+        chains = set(unsteered) if replica.chains else set[StepRequest]()
+        if not chains:
+            begun = sum(request.branch.parent == ROOT for request in unsteered)
+            search.costs.counters.split_chains += begun
         ends = await self._ends_of(requests[0].sampling.stop) if chains else None
         unsaid = True
 

@@ -202,9 +202,7 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
     assert not search.requests
 
 
-async def test_what_has_ended_can_be_scored_early(
-    server: Told, early: SglangBeamExtension
-) -> None:
+async def test_what_has_ended_can_be_scored_early(server: Told, early: SglangBeamExtension) -> None:
     """A node's first child that is complete, until a round asks for it; not one under way."""
     search, beam = searching("a"), ended(1)
     assert early.finished_children(search) == {}
