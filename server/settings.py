@@ -39,6 +39,7 @@ from server.setting_types import (
     DraftWidths,
     EngineName,
     FormatName,
+    FrontEndName,
     LaunchPython,
     LoadSizes,
     Names,
@@ -238,6 +239,7 @@ class HttpSettings(_Settings):
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "0 lets the system choose", ge=0, le=65535)
     root_path: str = setting("", "where a proxy shows this server", pattern=r"^(/[^/]+)*$")
+    front_end: FrontEndName = setting("", "its name among several, which ids end with")
     trusted_proxies: Names = setting((), "whose X-Forwarded headers are read")
     cors_origins: Names = setting((), "none: CORS is off")
     log_format: Literal["text", "json"] = setting("text", "of a log line")
