@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -257,35 +256,31 @@ async def test_steps_drawn_early_leave_trees_alone(
         assert steps_of(outcome) == steps_of(plain)
 
 
-async def test_steps_drawn_early_are_scored_early(
-    engine: SglangEngine, yard: SharedServers
+async def test_a_step_drawn_early_is_scored_with_the_one_before(
+    engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the step before them, in one item: the same trees, with fewer items for the reward
-    model's server."""
-    policy, reward = await yard.have("policy", "reward")
-    grown_by: dict[bool, Outcome] = {}
-    items = Counter[bool]()
-    for lookahead in (True, False):
-        early = await SglangEngine.start(
-            options([policy], [reward], speculate=True, lookahead=lookahead)
-        )
+    """One item for both; each has the reward that it has by itself."""
+    prompt = prompt_of(QUESTIONS[1])
+    (one,) = await engine.expand("plain", fork(prompt, 1), GREEDY)
+    (two,) = await engine.expand("plain", fork(prompt + one.tokens, 1, parent=1), GREEDY)
+    first = Trajectory(1, (one.tokens,), (one.text,))
+    both = Trajectory(2, (one.tokens, two.tokens), (one.text, two.text))
+    alone = [(await engine.score("plain", prompt, "", [path]))[0] for path in (first, both)]
+    monkeypatch.setattr(engine._scorer, "_next_steps", lambda *_: {1: replace(both, node=1)})
+    asked: list[int] = []
 
-        async def look(request: httpx.Request, lookahead: bool = lookahead) -> None:
-            if request.url.path == "/generate":
-                items[lookahead] += len(json.loads(request.content)["input_ids"])
+    async def look(request: httpx.Request) -> None:
+        asked.append(len(json.loads(request.content)["input_ids"]))
 
-        (server,) = early._rewards.replicas
-        server._client.event_hooks["request"].append(look)
-        try:
-            grown_by[lookahead] = await grown(early, QUESTIONS[1], width=8)
-        finally:
-            await early.close()
-    plain = await grown(engine, QUESTIONS[1], width=8)
-    for outcome in grown_by.values():
-        assert steps_of(outcome) == steps_of(plain)
-        for mine, its in zip(outcome.tree.nodes, plain.tree.nodes, strict=True):
-            assert mine.reward == pytest.approx(its.reward, abs=1.1e-4)
-    assert items[True] < items[False]
+    (server,) = engine._rewards.replicas
+    server._client.event_hooks["request"].append(look)
+    try:
+        early = [(await engine.score("early", prompt, "", [path]))[0] for path in (first, both)]
+    finally:
+        server._client.event_hooks["request"].remove(look)
+        await asyncio.gather(engine.release("plain"), engine.release("early"))
+    assert early == pytest.approx(alone, abs=1e-4)
+    assert asked == [1]
 
 
 async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None:
