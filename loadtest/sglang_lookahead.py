@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from loadtest.on_sglang import (
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Method, grow, items_of
 from loadtest.sglang_router import steps_of
-from runtime.sglang.launched_server import BY_PRIORITY
+from runtime.sglang.launched_server import LaunchedServer
 from runtime.text import Text
 from search.outcome import Outcome
 from search.spec import SearchSpec
@@ -76,7 +76,8 @@ class Scored:
 
 async def measure(python: Path, searches: int, width: int) -> list[dict[str, Any]]:
     """All searches in both ways."""
-    policy = policy_server(python, "arborkv", POOL_TOKENS, args=BY_PRIORITY)
+    plain = policy_server(python, "arborkv", POOL_TOKENS)
+    policy = LaunchedServer(replace(plain.options, schedules=True))
     servers, text = [policy, reward_server(python, POOL_TOKENS)], Text(SPRIG.policy)
     method = Method("one", SearchSpec(policy="rebase", width=width))
     found = {True: Scored(), False: Scored()}
