@@ -17,6 +17,8 @@ SGLANG ?= 0.5.23
 BIN := .venv/bin
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_READY := .venv-sglang/.ready
+SMG ?= 1.13.0
+SMG_READY := .venv-smg/.ready
 PLUGIN_READY := .venv-sglang/.plugin
 SERVED := .venv/.served
 READY := .venv/.ready
@@ -32,7 +34,7 @@ PIP := pip install -q --disable-pip-version-check --no-compile
 # On all cores, where pip takes one. Some packages have files that are no Python of this version.
 COMPILE := python -m compileall -qq -j 0
 
-.PHONY: serve test quick nightly test-sglang sglang-env lint format clean release audit mutants
+.PHONY: serve test quick nightly test-sglang sglang-env smg-env lint format clean release audit mutants
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
@@ -47,10 +49,12 @@ nightly: $(READY)
 	SCHEMA_EXAMPLES=650 $(BIN)/pytest tests/server/test_schema.py
 	$(BIN)/python -m loadtest.hostile --state build/hostile
 
-test-sglang: $(READY) $(PLUGIN_READY)
+test-sglang: $(READY) $(PLUGIN_READY) $(SMG_READY)
 	$(BIN)/pytest -m sglang
 
 sglang-env: $(PLUGIN_READY)
+
+smg-env: $(SMG_READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -74,7 +78,7 @@ audit: $(AUDIT)
 	$(TOOLS)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 clean:
-	rm -rf .venv .venv-sglang mutants
+	rm -rf .venv .venv-sglang .venv-smg mutants
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -113,6 +117,12 @@ $(SGLANG_READY): runtime/sglang/cpu/requirements.txt
 	$(SGLANG_BIN)/$(PIP) -r $<
 	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG)
 	$(SGLANG_BIN)/$(COMPILE) .venv-sglang/lib || true
+	touch $@
+
+# A router that people run before SGLang servers.
+$(SMG_READY):
+	$(PYTHON) -m venv .venv-smg
+	.venv-smg/bin/$(PIP) smg==$(SMG)
 	touch $@
 
 # A copy of the plug-in, made anew when it changes: hatchling's editable installs are copies here too.

@@ -43,6 +43,7 @@ def register() -> None:
     version = version_of(_version())
     if not supported(version):
         return
+    HookRegistry.register(_VERIFY, sign_seed, HookType.BEFORE)
     HookRegistry.register(_VERIFY, reject_invalid_notes, HookType.AFTER)
     HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", deliver_note, HookType.BEFORE)
     HookRegistry.register(f"{_SCHEDULER}.get_internal_state", report_counts, HookType.AFTER)
@@ -86,6 +87,14 @@ def make_cache(context: Any) -> Any:
     from hedgerow_sglang.search_cache import SearchCache
 
     return SearchCache(context.params)
+
+
+def sign_seed(params: Any, *_: Any, **__: Any) -> None:
+    """Before ``SamplingParams.verify``, which refuses a seed without a sign from 2^63 on; routers
+    take no other."""
+    seed = params.sampling_seed
+    if isinstance(seed, int) and 1 << 63 <= seed < 1 << 64:
+        params.sampling_seed = seed - (1 << 64)
 
 
 def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:

@@ -69,6 +69,9 @@ class Counters:
     held_back_seconds: float = counter(
         "Time that rounds waited for older searches' KV to leave room for theirs.", zero=0.0
     )
+    split_chains: int = counter(
+        "Chains that no reward steers, drawn round by round: their server does not take them whole."
+    )
     deduplicated_tokens: int = counter(
         "Decoded tokens that a branch got from the row of another one with equal tokens."
     )

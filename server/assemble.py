@@ -243,6 +243,7 @@ def sglang_options(
         reward_format=form,
         embedder=_embedder(settings),
         speculate=settings.speculate,
+        lookahead=settings.lookahead,
         encoder=settings.encoder,
         endpoint=endpoint_options(settings),
         version=own_version(),

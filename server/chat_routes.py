@@ -16,6 +16,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
+from server.joint_replies import JointReplies
 from server.middleware import forget_body
 from server.plain_completion import PlainCompletion, PlainReply
 from server.replies import CompletedReply, ReplyFormat, reply_format, search_document
@@ -95,13 +96,16 @@ async def _work(
 async def _draw(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> Sequence[PlainReply]:
-    """Plain replies, side by side. Until they are done they cost whole pieces."""
+    """Plain replies, side by side: a call of the engine draws a piece of each. Until they are done
+    they cost whole pieces."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
     prompt = len(parsed.problem.prompt)
+    trees = [f"{parsed.tree}.{wanted.draw}" for wanted in parsed.completions]
+    alone, joint = len(trees) == 1, JointReplies(service.runner.engine, parsed.tree, trees)
     with service.quotas.booking(parsed.key, prompt, searched=False) as spent:
 
         def draw(wanted: PlainCompletion) -> Coroutine[None, None, PlainReply]:
-            tree = f"{parsed.tree}.{wanted.draw}" if wanted.draw else parsed.tree
+            tree, engine = (parsed.tree, None) if alone else (trees[wanted.draw], joint)
             timed = replace(wanted, seconds=seconds)
 
             def on_text(text: str) -> None:
@@ -109,7 +113,7 @@ async def _draw(
                 if tell is not None:
                     tell(Certain(wanted.draw, text))
 
-            return service.runner.complete(tree, timed, on_text)
+            return service.runner.complete(tree, timed, on_text, engine)
 
         replies = await _all([draw(wanted) for wanted in parsed.completions])
         spent.completion = sum(reply.tokens for reply in replies)

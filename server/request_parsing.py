@@ -233,8 +233,9 @@ def _parsed(
     seconds = settings.deadline_seconds
     if spec is not None and spec.deadline_ms is not None:
         seconds = min(seconds, spec.deadline_ms / 1000)
+    named = f"-{settings.front_end}" if settings.front_end else ""
     return ParsedRequest(
-        id=f"{prefix}-{uuid.uuid4().hex}",
+        id=f"{prefix}-{uuid.uuid4().hex}{named}",
         created=int(time.time()),
         model=model,
         key=key,

@@ -168,11 +168,15 @@ class SearchRunner:
         return outcome
 
     async def complete(
-        self, tree_id: str, wanted: PlainCompletion, on_text: Callable[[str], None] = lambda _: None
+        self,
+        tree_id: str,
+        wanted: PlainCompletion,
+        on_text: Callable[[str], None] = lambda _: None,
+        engine: Engine | None = None,
     ) -> PlainReply:
-        """One plain completion."""
+        """One plain completion, on this runner's engine or what stands before it."""
         with self.metrics.in_flight_of(PLAIN):
-            reply = await self._complete(wanted, self.engine, tree_id, on_text)
+            reply = await self._complete(wanted, engine or self.engine, tree_id, on_text)
         self.metrics.searches.labels(PLAIN, reply.finish_reason).inc()
         self.metrics.generated.inc(reply.tokens)
         self.metrics.kept.inc(reply.tokens)

@@ -167,6 +167,7 @@ def _url(value: str) -> str:
 
 
 Positive = Annotated[int, Field(ge=1)]
+FrontEndName = Annotated[str, Field(pattern=r"^[a-z0-9]{0,16}$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
 FormatName = Annotated[str, AfterValidator(_format)]
 VerifierName = Annotated[

@@ -39,6 +39,7 @@ from server.setting_types import (
     DraftWidths,
     EngineName,
     FormatName,
+    FrontEndName,
     LaunchPython,
     LoadSizes,
     Names,
@@ -205,9 +206,7 @@ class ModelSettings(_Settings):
         0, "sequences whose drafts are checked at once; 0: all", on=(EMBEDDED,), ge=0
     )
     speculate: bool = setting(False, "idle places decode what rounds may ask for next")
-    lookahead: bool = setting(
-        True, "what is decoded ahead is scored with the step before it", on=(EMBEDDED,), off=False
-    )
+    lookahead: bool = setting(True, "what is decoded ahead is scored with the step before it")
     dedup: bool = setting(
         True, "what several sequences have alike is computed once", on=(EMBEDDED,), off=False
     )
@@ -240,6 +239,7 @@ class HttpSettings(_Settings):
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "0 lets the system choose", ge=0, le=65535)
     root_path: str = setting("", "where a proxy shows this server", pattern=r"^(/[^/]+)*$")
+    front_end: FrontEndName = setting("", "its name among several, which ids end with")
     trusted_proxies: Names = setting((), "whose X-Forwarded headers are read")
     cors_origins: Names = setting((), "none: CORS is off")
     log_format: Literal["text", "json"] = setting("text", "of a log line")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import StepChain, StepEnds
+from runtime.sglang.replica import Replica
 from runtime.sglang.step_request import StepRequest
 from search.engine import Branch
 from search.tree import Finish
+
+log = logging.getLogger(__name__)
 
 FEWEST_TOKENS = 256
 SPARE = 3
@@ -42,6 +46,18 @@ def is_chain(request: StepRequest) -> bool:
     """Whether a step that is about to begin will be followed by others, whatever rewards say."""
     ahead = request.branch.ahead
     return ahead is not None and ahead.steps > 0 and not request.tokens
+
+
+def say_chains(replica: Replica) -> None:
+    """Chains that no reward steers are one request where a server knows each token before it draws
+    the next one; elsewhere they go round by round (``split_chains`` counts them)."""
+    if replica.seeds and not replica.chains and not replica.routed:
+        log.warning(
+            "%s draws tokens before the last one is known (SGLang's overlap scheduler, drafts): "
+            "self_consistency and best_of_n go round by round there; "
+            "--disable-overlap-schedule has them go as one request",
+            replica.url,
+        )
 
 
 def chain_body(

@@ -91,8 +91,9 @@ class SearchSession:
     ``name`` begins its requests' ids: of one length for all but a list's further items. ``read``:
     the paths that its policy server has had in its cache, ``fresh`` those of the last round;
     ``logprobs``: of each path the last step's sum and number of tokens; ``scored``: by what steps a
-    node is reached; ``following``: complete steps of chains, by their prefixes and seeds, until a
-    round asks for them.
+    node is reached; ``early_rewards``: of paths as the reward model reads them, known before a
+    round asks; ``following``: complete steps of chains, by their prefixes and seeds, until a round
+    asks for them.
     """
 
     tree: str
@@ -107,6 +108,7 @@ class SearchSession:
     spelt: Spelt = field(default_factory=dict)
     openings: set[Path] = field(default_factory=set)
     scored: dict[tuple[Path, ...], int] = field(default_factory=dict)
+    early_rewards: dict[Path, float] = field(default_factory=dict)
     following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
     _server: tuple[Replica, int] | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)

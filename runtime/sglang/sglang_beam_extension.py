@@ -117,6 +117,15 @@ class SglangBeamExtension:
         if search in self._beams:
             self._beams[search].dead.update(nodes)
 
+    def finished_children(self, search: SearchSession) -> dict[int, StepRequest]:
+        """By node, its first child whose step is complete and that no round has asked for."""
+        begun = self._beams[search].begun if search in self._beams else {}
+        ended: dict[int, StepRequest] = {}
+        for node, child in sorted(begun):
+            if begun[node, child].request.finish is not None:
+                ended.setdefault(node, begun[node, child].request)
+        return ended
+
     async def end(self, search: SearchSession) -> None:
         """A search has been stopped: what it did not ask for is wasted."""
         beams = self._beams.pop(search, None)

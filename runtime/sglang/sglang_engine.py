@@ -19,6 +19,7 @@ from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
+from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
@@ -308,6 +309,7 @@ class SglangEngine:
                     f"with {' '.join(BY_PRIORITY)}"
                 )
             self._say_order(replica)
+            say_chains(replica)
         if not all(replica.seeds for replica in self._policy.replicas):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
         if options.embedder == "encoder" and options.encoder is not None:
@@ -356,6 +358,7 @@ class SglangEngine:
             self._reward_request,
             context=self._context(self._rewards, self._prm),
             flops=known_flops(self._prm.checkpoint),
+            next_steps=self._sampler.finished_next_steps if self._options.lookahead else None,
         )
 
     def _overhead(self) -> tuple[int, int]:

@@ -28,8 +28,8 @@ class SglangOptions:
     ``routing``: what routers at the URLs are told of trees, see ``routing.Routing``.
     ``embedder``: what embeds steps: letters alone, the checkpoint ``encoder``, or the server
     ``endpoint``; SGLang gives no hidden states away. ``speculate``: what rounds may ask for next is
-    drawn where places are idle, on policy servers that let in by priority. ``version`` goes into
-    the fingerprint.
+    drawn where places are idle, on policy servers that let in by priority; ``lookahead``: such a
+    step is scored with the one before it. ``version`` goes into the fingerprint.
     """
 
     policy: str | Path
@@ -39,6 +39,7 @@ class SglangOptions:
     reward_format: str = "math-shepherd"
     embedder: EmbedderName = "lexical"
     speculate: bool = False
+    lookahead: bool = True
     encoder: str | Path | None = None
     endpoint: EndpointOptions | None = None
     top: int = 16

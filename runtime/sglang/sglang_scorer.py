@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,19 @@ from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Trajectory
 from search.tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class PathScore:
+    """A path to score: its node and its parent's, if the server is to hear of it.
+
+    ``next_path``: the path with a next step that was drawn early, which is scored along with it.
+    A server with our plug-in hears of the node by its children then: the request ends elsewhere.
+    """
+
+    path: Path
+    step: tuple[int, int] | None = None
+    next_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +68,18 @@ class RewardRequest:
             "classifier"
         )
 
-    def body(self, path: Path, note: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, read: PathScore, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks ``/generate`` for a path's verdicts; ``note``: what a server with our
         plug-in is told.
 
         ``logprob_start_len`` -1 reads the last position alone: all before it may come from cache.
+        With a next step it is the position of the path's end: SGLang tells of it and what follows.
         """
         assert self.softmax is not None, "other heads are asked by /classify"
         return {
-            "input_ids": list(path),
+            "input_ids": list(read.next_path or read.path),
             "return_logprob": True,
-            "logprob_start_len": -1,
+            "logprob_start_len": len(read.path) - 1 if read.next_path else -1,
             "token_ids_logprob": [self.softmax.good, self.softmax.bad],
             "sampling_params": {"max_new_tokens": 0, **note},
         }
@@ -74,17 +88,12 @@ class RewardRequest:
         """A path and a body that a server must be able to answer, whatever it serves."""
         if self.softmax is None:
             return "/classify", {"input_ids": [[0]]}
-        return "/generate", self.body((0,), {})
+        return "/generate", self.body(PathScore((0,)), {})
 
     def reward(self, answer: Json) -> float:
         """In [0, 1]. Raises EngineError for an answer that does not hold it."""
         if self.softmax is not None:
-            positions = answer["meta_info"].get("output_token_ids_logprobs") or [[]]
-            by_id = {token: logprob for logprob, token, *_ in positions[0]}
-            try:
-                return self.softmax.share(by_id[self.softmax.good], by_id[self.softmax.bad])
-            except KeyError:
-                raise EngineError("SGLang gave no log-probabilities of the verdicts") from None
+            return self._share(answer["meta_info"].get("output_token_ids_logprobs"), 0)
         outputs = answer["embedding"]
         if self.several != (len(outputs) > max(1, self.label)):
             wanted = f"more than {max(1, self.label)} outputs" if self.several else "one output"
@@ -95,16 +104,44 @@ class RewardRequest:
             return classes_share(outputs, self.label)
         return sigmoid(outputs[0] / self.scale)
 
+    def reward_before(self, answer: Json) -> float:
+        """Of a path that was read with its next step, without that."""
+        return self._share(answer["meta_info"].get("input_token_ids_logprobs"), 1)
+
+    def _share(self, positions: Sequence[Any] | None, place: int) -> float:
+        """What the verdicts at one of these positions come to."""
+        assert self.softmax is not None, "other heads give outputs"
+        told = positions[place] if positions and len(positions) > place else ()
+        by_id = {token: logprob for logprob, token, *_ in told}
+        try:
+            return self.softmax.share(by_id[self.softmax.good], by_id[self.softmax.bad])
+        except KeyError:
+            raise EngineError("SGLang gave no log-probabilities of the verdicts") from None
+
+
+NextSteps = Callable[[SearchSession, Sequence[Trajectory]], Mapping[int, Trajectory]]
+"""Trajectories with a next step that was drawn early, by node."""
+
 
 class PrmScorer:
     """A prefill of the new tokens a path, with nothing drawn, read at its last token."""
 
-    def __init__(self, fleet: Fleet, request: RewardRequest, *, context: int, flops: Flops) -> None:
-        """``context``: most tokens of a path."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        request: RewardRequest,
+        *,
+        context: int,
+        flops: Flops,
+        next_steps: NextSteps | None = None,
+    ) -> None:
+        """``context``: most tokens of a path; ``next_steps``: what is scored before a round asks
+        for it, with the step before it (FlashTTS, section 4.1.2)."""
         self.fleet = fleet
         self._request = request
         self._context = context
         self._flops = flops
+        self._next_steps = next_steps
 
     async def score(
         self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
@@ -119,42 +156,77 @@ class PrmScorer:
                     f"of {self._context}"
                 )
         opening = tuple(paths.opening(prompt, question, search.spelt))
-        if len(read) > 1 and opening and opening not in search.openings:
-            await search.together([self._ask(search, prompt, [opening], len(opening), [None])])
-            search.openings.add(opening)
         steps = [_step(search, trajectory) for trajectory in trajectories]
-        (answers,) = await search.together([self._ask(search, prompt, read, len(opening), steps)])
-        search.costs.counters.model_calls += bool(answers)
-        return [self._request.reward(answer) for answer in answers]
+        later = self._next_paths(search, prompt, question, trajectories)
+        unread = {
+            place: _looking_ahead(path, step, later.get(trajectory.node))
+            for place, (path, step, trajectory) in enumerate(
+                zip(read, steps, trajectories, strict=True)
+            )
+            if path not in search.early_rewards
+        }
+        if len(unread) > 1 and opening and opening not in search.openings:
+            opened = [PathScore(opening)]
+            await search.together([self._ask(search, prompt, opened, len(opening))])
+            search.openings.add(opening)
+        asked = list(unread.values())
+        (rewards,) = await search.together([self._ask(search, prompt, asked, len(opening))])
+        search.costs.counters.model_calls += bool(asked)
+        fresh = dict(zip(unread, rewards, strict=True))
+        return [
+            fresh[place] if place in fresh else search.early_rewards[path]
+            for place, path in enumerate(read)
+        ]
+
+    def _next_paths(
+        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+    ) -> dict[int, Path]:
+        """By node, its path with a next step that was drawn early, where the model can read it."""
+        longer = self._next_steps(search, trajectories) if self._next_steps else {}
+        spell = self._request.paths.path
+        paths = {node: spell(prompt, question, t, search.spelt) for node, t in longer.items()}
+        return {node: path for node, path in paths.items() if len(path) <= self._context}
 
     async def _ask(
-        self,
-        search: SearchSession,
-        prompt: Path,
-        paths: Sequence[Path],
-        opening: int,
-        steps: Sequence[tuple[int, int] | None],
-    ) -> list[Json]:
-        """The answers for all paths, in order: one request."""
+        self, search: SearchSession, prompt: Path, reads: Sequence[PathScore], opening: int
+    ) -> list[float]:
+        """The rewards of all paths, in order: one request. Those of next steps are kept."""
 
         async def ask(replica: Replica) -> list[Json]:
             if self._request.softmax is None:
-                return await self._classify(search, replica, paths)
+                return await self._classify(search, replica, [*whole, *later])
             answers: dict[int, Json] = {}
             bodies = [
-                self._request.body(path, search.notes.on(replica, opening, step))
-                for path, step in zip(paths, steps, strict=True)
+                self._request.body(read, search.notes.on(replica, opening, read.step))
+                for read in reads
             ]
             await search.send_list(replica, bodies, answers.__setitem__)
-            return [answers[place] for place in range(len(paths))]
+            return [answers[place] for place in range(len(reads))]
 
-        answers = await self.fleet.ask(search.tree, prompt, ask) if paths else []
+        whole = [read.path for read in reads]
+        later = [read.next_path for read in reads if read.next_path]
+        answers = await self.fleet.ask(search.tree, prompt, ask) if reads else []
+        if self._request.softmax is None:
+            self._count(search, [*whole, *later], answers)
+            rewards = list(map(self._request.reward, answers))
+            search.early_rewards |= zip(later, rewards[len(reads) :], strict=True)
+            return rewards[: len(reads)]
+        self._count(search, [read.next_path or read.path for read in reads], answers)
+        return [self._take(search, *pair) for pair in zip(reads, answers, strict=True)]
+
+    def _take(self, search: SearchSession, read: PathScore, answer: Json) -> float:
+        """A path's reward; that of its next step is kept."""
+        if read.next_path is None:
+            return self._request.reward(answer)
+        search.early_rewards[read.next_path] = self._request.reward(answer)
+        return self._request.reward_before(answer)
+
+    def _count(self, search: SearchSession, paths: Sequence[Path], answers: Sequence[Json]) -> None:
         for path, answer in zip(paths, answers, strict=True):
             cached = int(answer["meta_info"].get("cached_tokens") or 0)
             fresh = len(path) - cached
             search.costs.counters.prm_tokens += fresh
             search.costs.counters.flops += self._flops(fresh, sum_of_contexts(cached, fresh), 1)
-        return answers
 
     @staticmethod
     async def _classify(
@@ -162,6 +234,13 @@ class PrmScorer:
     ) -> list[Json]:
         with search.request_list(replica, [0] * len(paths)) as rids:
             return await replica.classify({"rid": rids, "input_ids": list(map(list, paths))})
+
+
+def _looking_ahead(path: Path, step: tuple[int, int] | None, later: Path | None) -> PathScore:
+    """With the next step where its path goes on from this one."""
+    if later is None or len(later) <= len(path) or later[: len(path)] != path:
+        return PathScore(path, step)
+    return PathScore(path, None, later)
 
 
 def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import PathRead, StepRequest
 from runtime.stop_strings import StopStrings, StopStringTables, encode_stops
 from runtime.text import Text
-from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
+from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step, Trajectory
 from search.tree import ROOT, Finish
 
 
@@ -94,6 +94,21 @@ class StepSampler:
         await search.together([self._draw(search, requests), self._go_on(search, whole)])
         return requests
 
+    def finished_next_steps(
+        self, search: SearchSession, trajectories: Sequence[Trajectory]
+    ) -> dict[int, Trajectory]:
+        """Trajectories with a next step that was drawn early, by node, where it is complete."""
+        ended = self.extension.finished_children(search)
+        longer: dict[int, Trajectory] = {}
+        for trajectory in trajectories:
+            node, early = trajectory.node, ended.get(trajectory.node)
+            if early is not None:
+                tokens, last = tuple(early.tokens), early.finish is Finish.END
+                text = self._text.decode(tokens, early.branch.tokens, last=last)
+                steps, texts = (*trajectory.steps, tokens), (*trajectory.texts, text)
+                longer[node] = Trajectory(node, steps, texts, trajectory.seed)
+        return longer
+
     async def read(self, search: SearchSession, reads: Sequence[PathRead]) -> list[Json]:
         """Paths' own log-probabilities, in order, with nothing drawn: one request."""
 
@@ -158,7 +173,11 @@ class StepSampler:
     ) -> None:
         """Draw what a server draws of these at once, siblings side by side, and read beside it."""
 
-        chains = {r for r in requests if replica.chains and is_chain(r)}
+        unsteered = [request for request in requests if is_chain(request)]
+        chains = set(unsteered) if replica.chains else set[StepRequest]()
+        if not chains:
+            begun = sum(request.branch.parent == ROOT for request in unsteered)
+            search.costs.counters.split_chains += begun
         ends = await self._ends_of(requests[0].sampling.stop) if chains else None
         first = True
 

@@ -143,10 +143,14 @@ def outlive(
     mine, other = callers(nginx, fronts)
     assert nginx.http.get("/metrics").status_code == httpx2.codes.NOT_FOUND
 
-    # What a front end keeps, its callers find again.
+    # What a front end keeps is found again whoever asks: its id says where. Another's ids do not.
     kept = f"{SEARCH}/{nginx.search(SHORT, mine)['id']}"
     assert nginx.http.get(kept, headers=mine).is_success
-    assert nginx.http.get(kept, headers=other).status_code == httpx2.codes.NOT_FOUND
+    assert kept.endswith("-a")
+    assert nginx.http.get(kept, headers=other).json()["id"] == kept.rpartition("/")[2]
+    branch = {"node": 0, "search": {"width": 2}}
+    assert nginx.http.post(f"{kept}/branch", json=branch, headers=other).is_success
+    assert nginx.http.get(f"{kept[:-1]}b", headers=mine).status_code == httpx2.codes.NOT_FOUND
 
     # Events pass while their search goes on; when the client leaves, it is given up.
     with nginx.stream(LONG, mine) as stream:

@@ -17,7 +17,7 @@ from tests.server.test_process import Server, engine_pid
 @pytest.fixture
 def fronts() -> Iterator[list[Server]]:
     """Two servers."""
-    with front_ends({}, {}) as running:
+    with front_ends({"front_end": "a"}, {"front_end": "b"}) as running:
         yield running
 
 

@@ -62,6 +62,7 @@ async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: Script
             streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
     assert [streamed[i] for i in range(5)] == texts
     assert not engine.live
+    assert max(len(branches) for branches in engine.expanded) == 5
 
 
 async def test_a_text_completion_takes_the_prompt_as_it_stands(

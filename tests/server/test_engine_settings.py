@@ -37,7 +37,6 @@ VALUES = {
     "k_config": "2,1",
     "draft_kv_tokens": "5000",
     "verify_batch": "2",
-    "lookahead": "true",
     "dedup": "true",
     "order": "fcfs",
     "threads": "1",

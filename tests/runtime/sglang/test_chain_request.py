@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import CHAIN, ENDS, StepEnds
-from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
+from loadtest.hostile.sglang_stub import INFO, MortalStub, Stub
+from models.bundled import SPRIG_FOLDER
+from runtime.sglang.chain_request import (
+    ChainLengths,
+    chain_body,
+    is_chain,
+    say_chains,
+    take_chain,
+)
+from runtime.sglang.replica import Replica
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest
 from runtime.stop_strings import StopStringTables
+from runtime.text import Text
+from search.controller import Problem, search
 from search.engine import Ahead, Branch, Sampling
+from search.spec import SearchSpec
 from search.tree import Finish, step_seed
 
+POLICY = SPRIG_FOLDER / "policy"
 PIECES = (b"a", b"b", b"\n", b"\n\n", b"<end>")
 END = 4
 SAMPLING = Sampling(max_step_tokens=3)
@@ -100,3 +119,56 @@ def test_which_steps_are_chains() -> None:
     assert [is_chain(one) for one in (chain(), chain(steps=0), begun, alone)] == [
         *(True, False, False, False)
     ]
+
+
+def described(**said: int) -> dict[str, Any]:
+    """As ``/server_info`` of a server with our plug-in."""
+    (state,) = INFO["internal_states"]
+    return INFO | {"internal_states": [state | {"hedgerow": {"seeds": 1} | said}]}
+
+
+class Plugged(Stub):
+    """A server that says of itself whether it takes chains."""
+
+    chains = 0
+
+    def _said(self, path: str, body: bytes) -> list[bytes]:
+        if path == "/server_info":
+            return [json.dumps(described(chains=self.chains)).encode()]
+        return super()._said(path, body)
+
+
+@pytest.mark.parametrize("policy", ["self_consistency", "rebase"])
+async def test_a_server_that_overlaps_gets_chains_round_by_round(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named at start, and each chain is counted once, of searches that have some."""
+    server = MortalStub(Plugged.of(Text(POLICY)))
+    await server.start()
+    options = SglangOptions(policy=POLICY, policy_urls=(server.url,), reward_format="none")
+    engine = await SglangEngine.start(options)
+    try:
+        outcome = await search(
+            Problem((5, 6, 7), "?", "\n\n"),
+            SearchSpec(policy=policy, width=6, seed=1, vote="majority"),
+            engine,
+            tree_id="oak",
+            answer_of=lambda text: text,
+            clock=time.monotonic,
+        )
+    finally:
+        await engine.close()
+        await server.kill()
+    assert len(outcome.tree.nodes) > 2 * 6  # several rounds
+    assert outcome.stats.engine.split_chains == (6 if policy == "self_consistency" else 0)
+    (said,) = [line for line in caplog.messages if "--disable-overlap-schedule" in line]
+    assert server.url in said
+
+
+def test_only_a_server_that_could_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Not one that takes chains, nor one without our plug-in, which heeds no seed."""
+    server = Replica("http://nowhere", connect=1, answer=1, probe=1, stall=30)
+    for info in (described(chains=1), dict(INFO)):
+        server.learn(info)
+        say_chains(server)
+    assert not caplog.messages

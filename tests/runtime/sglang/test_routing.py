@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hedgerow_sglang.plugin import sign_seed
 from hedgerow_sglang.seeded_sampling import _seed_of
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
@@ -55,8 +56,12 @@ def test_a_seed_is_the_same_without_its_sign(seed: int) -> None:
     """Our plug-in reads its 64 bits either way."""
     named = unsigned({"sampling_params": {"sampling_seed": seed}})["sampling_params"]
     assert named["sampling_seed"] >= 0
-    request = SimpleNamespace(sampling_params=SimpleNamespace(**named, custom_params=None))
-    assert _seed_of(request) == seed
+    params = SimpleNamespace(**named, custom_params=None)
+    assert _seed_of(SimpleNamespace(sampling_params=params)) == seed
+    sign_seed(params)
+    assert params.sampling_seed == seed
+    sign_seed(params)
+    assert params.sampling_seed == seed
 
 
 def test_what_is_not_kept_together_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -256,6 +256,33 @@ async def test_steps_drawn_early_leave_trees_alone(
         assert steps_of(outcome) == steps_of(plain)
 
 
+async def test_a_step_drawn_early_is_scored_with_the_one_before(
+    engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One item for both; each has the reward that it has by itself."""
+    prompt = prompt_of(QUESTIONS[1])
+    (one,) = await engine.expand("plain", fork(prompt, 1), GREEDY)
+    (two,) = await engine.expand("plain", fork(prompt + one.tokens, 1, parent=1), GREEDY)
+    first = Trajectory(1, (one.tokens,), (one.text,))
+    both = Trajectory(2, (one.tokens, two.tokens), (one.text, two.text))
+    alone = [(await engine.score("plain", prompt, "", [path]))[0] for path in (first, both)]
+    monkeypatch.setattr(engine._scorer, "_next_steps", lambda *_: {1: replace(both, node=1)})
+    asked: list[int] = []
+
+    async def look(request: httpx.Request) -> None:
+        asked.append(len(json.loads(request.content)["input_ids"]))
+
+    (server,) = engine._rewards.replicas
+    server._client.event_hooks["request"].append(look)
+    try:
+        early = [(await engine.score("early", prompt, "", [path]))[0] for path in (first, both)]
+    finally:
+        server._client.event_hooks["request"].remove(look)
+        await asyncio.gather(engine.release("plain"), engine.release("early"))
+    assert early == pytest.approx(alone, abs=1e-4)
+    assert asked == [1]
+
+
 async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None:
     """What one key's trees have read is read again for another key's."""
     prompt = prompt_of("Use 2 2 6 9 to make 24.")

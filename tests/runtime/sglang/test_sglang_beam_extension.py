@@ -202,6 +202,20 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
     assert not search.requests
 
 
+async def test_what_has_ended_can_be_scored_early(server: Told, early: SglangBeamExtension) -> None:
+    """A node's first child that is complete, until a round asks for it; not one under way."""
+    search, beam = searching("a"), ended(1)
+    assert early.finished_children(search) == {}
+    early.enqueue(search, beam)
+    assert early.finished_children(search) == {}
+    await server.tell(0, 1, STOP)
+    (child,) = early.finished_children(search).values()
+    assert (child.tokens, child.branch.tokens) == ([0, 1, STOP], beam.path)
+    await early.resume(search, [asked_for(beam, 0)])
+    assert early.finished_children(search) == {}
+    await early.end(search)
+
+
 async def test_only_the_same_step_is_taken(server: Told, early: SglangBeamExtension) -> None:
     """Another seed asks for another step: what was drawn stays, and is wasted in the end."""
     search, beam = searching("a"), ended(1, children=1)

@@ -113,7 +113,9 @@ def fronts(pools: Pools) -> Iterator[list[Server]]:
     """Two front ends."""
     policies = ",".join(one.url for one in pools.policies)
     shared = {"engine": "sglang", "policy_urls": policies, "recovery_seconds": "2"}
-    with front_ends(*(shared | {"reward_urls": one.url} for one in pools.rewards)) as running:
+    own = zip("ab", pools.rewards, strict=True)
+    each = (shared | {"front_end": name, "reward_urls": one.url} for name, one in own)
+    with front_ends(*each) as running:
         yield running
 
 

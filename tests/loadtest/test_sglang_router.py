@@ -1,0 +1,26 @@
+"""Real SGLang workers behind a real SMG: trees are kept together where the header is heeded."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.sglang_router import DIRECT, KEYS, SMG, measure
+from runtime.sglang.routing import LEAST_SHARE
+from tests.runtime.sglang.support import PYTHON, ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.sglang
+@pytest.mark.timeout(1800)
+async def test_trees_are_kept_together_where_the_header_is_heeded() -> None:
+    """``manual`` finds what Hedgerow itself does; ``round_robin`` does not, and is warned of."""
+    rows = await measure(PYTHON, ROOT / SMG, ("manual", "round_robin"), searches=6)
+    assert all(set(row) == set(KEYS) for row in rows)
+    direct, manual, in_turn = rows
+    assert (direct["policy"], direct["hits"]) == (DIRECT, 1.0)
+    assert direct["expected_tokens"] > 1000
+    assert manual["of_direct"] >= LEAST_SHARE
+    assert not direct["warned"]
+    assert not manual["warned"]
+    assert in_turn["of_direct"] < manual["of_direct"]
+    assert in_turn["warned"]

@@ -1,0 +1,114 @@
+"""What is asked of a reward model's server, and what is made of its answers, without a server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from runtime.accounting import no_flops
+from runtime.reward_format import PolicyIds
+from runtime.reward_reader import Softmax
+from runtime.sglang.fleet import Fleet
+from runtime.sglang.replica import Json, Replica
+from runtime.sglang.search_session import PluginNotes, SearchSession
+from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
+from search.engine import EngineError, Trajectory
+
+GOOD, BAD, TAG = 1, 2, 9
+PROMPT = (5, 6)
+VERDICTS = RewardRequest(PolicyIds(TAG), Softmax(GOOD, BAD))
+HEAD = RewardRequest(PolicyIds(TAG))
+
+
+def reward_of(path: Sequence[int]) -> float:
+    """Another one for each path."""
+    return 1 / (1 + sum(path))
+
+
+def odds(path: Sequence[int]) -> list[list[Any]]:
+    good = reward_of(path)
+    return [[math.log(good), GOOD, None], [math.log(1 - good), BAD, None]]
+
+
+class Told(Replica):
+    """A server that answers as SGLang does, of a model whose reward is a path's own."""
+
+    def __init__(self) -> None:
+        super().__init__("http://told", connect=1, answer=1, probe=1, stall=30)
+        self.routed = True
+        self.asked: list[list[int]] = []
+
+    async def generate(self, body: Json, *, early: bool = False) -> Json:
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        self.asked.append(ids)
+        before = ids if start < 0 else ids[: start + 1]
+        told = {"output_token_ids_logprobs": [odds(ids)], "cached_tokens": len(before) - 1}
+        if start >= 0:
+            ends = range(start + 1, len(ids))
+            told["input_token_ids_logprobs"] = [None, *(odds(ids[:end]) for end in ends)]
+        return {"meta_info": told}
+
+    async def classify(self, body: Json) -> list[Json]:
+        self.asked += body["input_ids"]
+        values = [-math.log(1 / reward_of(ids) - 1) for ids in body["input_ids"]]
+        return [{"embedding": [value], "meta_info": {}} for value in values]
+
+
+def trajectory(node: int, *steps: tuple[int, ...]) -> Trajectory:
+    return Trajectory(node, steps, ("",) * len(steps))
+
+
+def scorer(
+    server: Replica, request: RewardRequest, ahead: Mapping[int, Trajectory] | None = None
+) -> PrmScorer:
+    fleet = Fleet("reward", [server])
+    early = None if ahead is None else lambda *_: ahead
+    return PrmScorer(fleet, request, context=12, flops=no_flops, next_steps=early)
+
+
+def searching() -> SearchSession:
+    return SearchSession("a", "a-", PluginNotes("a"), prompt=PROMPT)
+
+
+@pytest.mark.parametrize("request_", [VERDICTS, HEAD], ids=["verdicts", "head"])
+async def test_a_step_drawn_early_is_scored_with_the_one_before(request_: RewardRequest) -> None:
+    """Both have the reward of their own path; the round that asks for the second one sends
+    nothing, and the third step is asked for as ever."""
+    server, search = Told(), searching()
+    first, both = trajectory(1, (3,)), trajectory(1, (3,), (4, 4))
+    judge = scorer(server, request_, {1: both})
+    path = [*PROMPT, 3, TAG]
+    assert await judge.score(search, PROMPT, "", [first]) == pytest.approx([reward_of(path)])
+    longer = [*path, 4, 4, TAG]
+    wanted = [longer] if request_ is VERDICTS else [path, longer]
+    assert server.asked == wanted
+    second = trajectory(2, *both.steps)
+    assert await judge.score(search, PROMPT, "", [second]) == pytest.approx([reward_of(longer)])
+    assert server.asked == wanted
+    third = trajectory(3, *both.steps, (7,))
+    rewards = await judge.score(search, PROMPT, "", [third, second])
+    assert rewards == pytest.approx([reward_of([*longer, 7, TAG]), reward_of(longer)])
+    assert server.asked == [*wanted, [*longer, 7, TAG]]
+    read = search.costs.counters.prm_tokens
+    assert read == (4 + 1 if request_ is VERDICTS else len(path) + len(longer) + len(longer) + 2)
+    await server.close()
+
+
+async def test_what_cannot_be_read_along_is_left() -> None:
+    """A next step that does not fit the context, or whose path is spelt otherwise."""
+    server, search = Told(), searching()
+    ahead = {1: trajectory(1, (3,), (4,) * 8), 2: trajectory(2, (8,), (4,))}
+    judge = scorer(server, VERDICTS, ahead)
+    await judge.score(search, PROMPT, "", [trajectory(1, (3,)), trajectory(2, (7,))])
+    assert server.asked == [[*PROMPT], [*PROMPT, 3, TAG], [*PROMPT, 7, TAG]]
+    assert not search.early_rewards
+    await server.close()
+
+
+async def test_an_answer_without_the_first_verdict_is_an_error() -> None:
+    """Not a reward of something else."""
+    with pytest.raises(EngineError, match="no log-probabilities of the verdicts"):
+        VERDICTS.reward_before({"meta_info": {"input_token_ids_logprobs": [None]}})
