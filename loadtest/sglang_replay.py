@@ -296,7 +296,7 @@ async def _search(
         if round_["reads"]:
             await server.serve(round_["reads"])
         await server.serve(round_["draws"])
-        gate.drew(sum(len(draw[1]) for draw in round_["draws"]), len(round_["draws"]))
+        gate.add_steps(sum(len(draw[1]) for draw in round_["draws"]), len(round_["draws"]))
         gate.hold(tree, round_["holds"])
     server.note(recorded["over"])
     gate.leave(tree)

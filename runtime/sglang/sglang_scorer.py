@@ -111,8 +111,8 @@ class RewardRequest:
     def _share(self, positions: Sequence[Any] | None, place: int) -> float:
         """What the verdicts at one of these positions come to."""
         assert self.softmax is not None, "other heads give outputs"
-        told = positions[place] if positions and len(positions) > place else ()
-        by_id = {token: logprob for logprob, token, *_ in told}
+        logprobs = positions[place] if positions and len(positions) > place else ()
+        by_id = {token: logprob for logprob, token, *_ in logprobs}
         try:
             return self.softmax.share(by_id[self.softmax.good], by_id[self.softmax.bad])
         except KeyError:
