@@ -45,7 +45,7 @@ POOL_TOKENS = 20_000
 
 
 @dataclass(slots=True)
-class Scored:
+class ScoreRequests:
     """What the reward model's server was asked, and the searches that asked it."""
 
     requests: int = 0
@@ -59,7 +59,7 @@ class Scored:
             self.requests += 1
             self.items += len(json.loads(request.content)["input_ids"])
 
-    def row(self, lookahead: bool, other: Scored) -> dict[str, Any]:
+    def row(self, lookahead: bool, other: ScoreRequests) -> dict[str, Any]:
         """Beside the searches with it."""
         pairs = zip(self.outcomes, other.outcomes, strict=True)
         return {
@@ -80,7 +80,7 @@ async def measure(python: Path, searches: int, width: int) -> list[dict[str, Any
     policy = LaunchedServer(replace(plain.options, schedules=True))
     servers, text = [policy, reward_server(python, POOL_TOKENS)], Text(SPRIG.policy)
     method = Method("one", SearchSpec(policy="rebase", width=width))
-    found = {True: Scored(), False: Scored()}
+    found = {True: ScoreRequests(), False: ScoreRequests()}
     async with started(servers):
         for place, item in enumerate(items_of("game24", "dev", searches, seed=0)):
             for lookahead in (True, False) if place % 2 else (False, True):

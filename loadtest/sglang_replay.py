@@ -85,7 +85,7 @@ class Replayed:
 
 
 @dataclass(slots=True)
-class Seen:
+class CachedOnce:
     """Every token that was cached once, by its path."""
 
     _below: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class ReplayedServer:
         self.served: list[Served] = []
         self._policy = SchedulePolicy(queue, self.cache, False, False, False)
         self._of: dict[str, Replayed] = {}
-        self._seen = Seen()
+        self._seen = CachedOnce()
         self._full = False
         self._ratio = FIRST_RATIO
         if evicts:

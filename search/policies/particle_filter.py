@@ -69,7 +69,8 @@ class ParticleFilter(LevelPolicy):
             return odds
         inherited = self._inherited(tree, leaves[0].depth)
         logs = [log(o) + inherited[leaf.parent] for o, leaf in zip(odds, leaves, strict=True)]
-        return [exp(value - max(logs)) for value in logs]
+        top = max(logs)
+        return [exp(value - top) for value in logs]
 
     def _inherited(self, tree: Tree, depth: int) -> dict[int, float]:
         """What the leaves at ``depth`` have from their parents: the logarithm of a weight.
