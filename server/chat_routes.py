@@ -129,7 +129,8 @@ async def _all(works: Sequence[Coroutine[None, None, T]]) -> list[T]:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # or it lets go of its tree already
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
