@@ -19,9 +19,12 @@ from runtime.reward_format import (
     fill_template,
     reward_format,
 )
-from runtime.reward_reader import Head, Mean, Reader, Softmax, overhead_of
+from runtime.reward_reader import Head, Mean, Reader, Softmax, overhead_of, paths_of
 from runtime.text import Text
+from runtime.whole_reply import WholeReply
 from search.engine import RewardMissing, Trajectory
+from tests.runtime.outcome_model import FORMAT as OUTCOME
+from tests.runtime.outcome_model import make_outcome_model
 from tests.runtime.tiny_models import make_tokenizer
 
 SHEPHERD = REWARD_FORMATS["math-shepherd"]
@@ -161,9 +164,19 @@ def test_heads_by_hand() -> None:
     first = (np.array([[1.0, -1.0], [-2.0, 1.0]]), np.array([0.0, 1.0]))
     value = Head((first, (np.array([[2.0, 7.0]]), np.array([-5.0]))), 0)
     assert value.reward(row) == pytest.approx(1 / (1 + math.exp(-1)), abs=1e-12)
+    over = Head(value.layers, 0, scale=4.0)
+    assert over.reward(row) == pytest.approx(1 / (1 + math.exp(-1 / 4)), abs=1e-12)
     shares = (np.zeros((3, 2)), np.log([1.0, 3.0, 4.0]))
     for label, share in enumerate((1 / 8, 3 / 8, 4 / 8)):
         assert Head((shares,), label).reward(row) == pytest.approx(share, abs=1e-12)
+
+
+def test_an_outcome_model_reads_whole_replies_with_a_scaled_head(tmp_path: Path) -> None:
+    """What the format says is handed on: how replies are spelt, and what scores are divided by."""
+    text = Text(make_outcome_model(tmp_path / "outcome"))
+    form = REWARD_FORMATS[OUTCOME].model_copy(update={"scale": 8.0})
+    assert paths_of(form, text, text) == WholeReply(form, text)
+    assert Head.of(form, text).scale == 8.0
 
 
 @pytest.mark.parametrize("part", ["tag", "good", "bad"])

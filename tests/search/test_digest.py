@@ -34,10 +34,11 @@ def test_the_layout_written_by_hand() -> None:
             u32(1) + u32(0) + b"\0" + u32(2500) + u32(1) + u32(ord("a")),
             u32(2) + u32(0) + b"\0" + none + u32(1) + u32(ord("b")),
             u32(3) + u32(1) + b"\1" + u32(5000) + u32(2) + u32(ord("c")) + u32(ord("d")),
-            b"\1" + u32(2) + "é".encode(),
         ]
     )
-    assert tree_digest(example(), "é") == hashlib.sha256(layout).hexdigest()
+    answered = layout + b"\1" + u32(2) + "é".encode()
+    assert tree_digest(example(), "é") == hashlib.sha256(answered).hexdigest()
+    assert tree_digest(example(), None) == hashlib.sha256(layout + b"\0" + u32(0)).hexdigest()
 
 
 def test_the_format_does_not_change_unnoticed() -> None:

@@ -316,6 +316,13 @@ def test_lineages_count_once_for_an_answer_by_hand() -> None:
     assert ballot.chosen == 7
 
 
+def test_a_lineage_without_a_reward_is_named() -> None:
+    """As with every vote that reads rewards."""
+    tree = drawn((0, "1", END, None), (0, "1", END, 0.5))
+    with pytest.raises(RewardMissing, match="vote lineages needs one"):
+        hold_vote(tree, "lineages", AnswerClasses(last_letter).of(tree))
+
+
 def test_the_best_of_a_lineage_wherever_it_stands() -> None:
     """.2 then .7 below one child of the root; nothing below another is worth nothing."""
     tree = drawn((0, "a", STEP, 0.5), (0, "1", END, 0.0), (1, "1", END, 0.2), (1, "1", END, 0.7))
