@@ -103,14 +103,17 @@ class _Items:
             self._replica.under_way -= len(self._left)
 
     async def _send(self) -> None:
-        """Once, and what is left once more where the connection ends without a word."""
+        """Once, and what is left once more where the connection ends without a word. How it ends
+        after the last answer is all the same."""
         try:
             try:
                 await self._send_left()
             except CUT_OFF:
-                await self._send_left()
+                if self._left:
+                    await self._send_left()
         except httpx.HTTPError as error:
-            raise self._replica.lose(error) from error
+            if self._left:
+                raise self._replica.lose(error) from error
 
     async def _send_left(self) -> None:
         """Each time under ids of their own: two seconds after a list's answer SGLang stops what is

@@ -118,6 +118,18 @@ async def test_a_connection_that_ends_is_taken_up_once() -> None:
         assert not replica.up
 
 
+@pytest.mark.parametrize("end", [b"content-length: 999", b"transfer-encoding: chunked"])
+async def test_a_connection_that_ends_after_the_last_answer_has_answered(end: bytes) -> None:
+    """Nothing is left to be sent again, and no server is lost by it."""
+    whole = done(0, 1)
+    if b"chunked" in end:
+        whole = b"%x\r\n%b\r\n7\r\n\xff" % (len(whole), whole)
+    head = HEAD.replace(b"close", b"x\r\n" + end)
+    async with serving(lambda _: head + whole) as (replica, asked):
+        assert await sent(replica, bodies(2)) == [0, 1]
+        assert (len(asked), replica.up, replica.under_way) == (1, True, 0)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
