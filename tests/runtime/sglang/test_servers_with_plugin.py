@@ -121,9 +121,10 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     await plugged.read([300] * 900)
     trimmed = await plugged.plugin_counts()
     assert trimmed is not None
-    lost = trimmed["evicted_tokens"] - before["evicted_tokens"]
+    evicted = trimmed["evicted_tokens"] - before["evicted_tokens"]
+    lost = trimmed["split_evicted_tokens"] - before["split_evicted_tokens"]
     assert 200 <= lost < 200 + 120
-    assert trimmed["split_evicted_tokens"] - before["split_evicted_tokens"] == lost
+    assert 0 <= evicted - lost < len(PROMPT)  # first what no search holds
     assert await plugged.read(steps[2], note("oak", 30, 2, turn=3)) == 899
     assert await plugged.read([*steps[1], 7], note("oak", 31, 1, turn=3)) == 900 - lost
     again = await plugged.plugin_counts()
