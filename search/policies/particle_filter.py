@@ -69,8 +69,7 @@ class ParticleFilter(LevelPolicy):
             return odds
         inherited = self._inherited(tree, leaves[0].depth)
         logs = [log(o) + inherited[leaf.parent] for o, leaf in zip(odds, leaves, strict=True)]
-        top = max(logs)
-        return [exp(value - top) for value in logs]
+        return shares_of(logs)
 
     def _inherited(self, tree: Tree, depth: int) -> dict[int, float]:
         """What the leaves at ``depth`` have from their parents: the logarithm of a weight.
@@ -83,9 +82,7 @@ class ParticleFilter(LevelPolicy):
             leaves = [node for node in here if not node.finish.dies_at_birth]
             ended = sum(node.depth <= level for node in tree.finished())
             logs = {n.id: log(odds_of(n.reward or 0.0)) + inherited[n.parent] for n in leaves}
-            top = max(logs.values())
-            weights = [exp(value - top) for value in logs.values()]
-            drawn = self._resamples(weights, self.width - ended)
+            drawn = self._resamples(shares_of(list(logs.values())), self.width - ended)
             inherited = {node: 0.0 if drawn else value for node, value in logs.items()}
         return inherited
 
@@ -94,6 +91,12 @@ class ParticleFilter(LevelPolicy):
         if self.ess_threshold == 1.0 or len(weights) != places:
             return True
         return effective_size(weights) <= self.ess_threshold * places
+
+
+def shares_of(logs: Sequence[float]) -> list[float]:
+    """The weights with these logarithms, up to a common factor: the largest is 1."""
+    top = max(logs)
+    return [exp(value - top) for value in logs]
 
 
 def effective_size(weights: Sequence[float]) -> float:
