@@ -14,6 +14,7 @@ from typing import Any
 
 from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
 from runtime.engine_wrapper import EngineWrapper
+from runtime.servers.server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import RequestCosts
@@ -25,7 +26,7 @@ Path = tuple[int, ...]
 
 def plugged_server() -> Replica:
     """A server with our plug-in, to which nothing is sent."""
-    server = Replica("http://nowhere", connect=1, answer=1, probe=1, stall=30)
+    server = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=30))
     server.plugged = True
     return server
 

@@ -101,7 +101,7 @@ class Run:
 async def run_on(servers: Sequence[LaunchedServer], items: Sequence[Item], **how: Any) -> Run:
     """All searches at once from empty caches; ``how``: SglangOptions."""
     await forget(servers)
-    warnings, log = Warnings(), logging.getLogger("runtime.sglang.routing")
+    warnings, log = Warnings(), logging.getLogger("runtime.servers.routing")
     log.addHandler(warnings)
     try:
         async with engine_on(servers, [], **how) as engine:

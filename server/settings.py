@@ -27,7 +27,7 @@ from runtime.embedded.choices import (
     KvSplitMode,
     ScheduleOrder,
 )
-from runtime.sglang.routing import PATTERN
+from runtime.servers.routing import PATTERN
 from search.spec import AnswerRule
 from server.model_settings import AUTO
 from server.setting_types import (

@@ -35,10 +35,6 @@ COMPARED = (
 )
 
 
-class WrongServer(ValueError):
-    """A server is not the one that is needed; names both sides and the cure."""
-
-
 @dataclass(frozen=True)
 class ServerInfo:
     """What a server says of itself: ``/server_info``, ``/model_info`` (empty where it has none) and

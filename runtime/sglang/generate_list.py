@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
+from runtime.servers.server_errors import CUT_OFF, FULL
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.server_errors import CUT_OFF, FULL
 from search.engine import EngineDown, EngineError
 
 ONE_FOR_ALL = frozenset({"priority"})

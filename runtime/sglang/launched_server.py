@@ -19,9 +19,9 @@ import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME, REWARD_CLASSES, REWARD_MODELS
 from runtime.checkpoint import architecture
+from runtime.servers.waiting import report_while
 from runtime.sglang.request_priority import PRIORITY_UNITS
 from runtime.sglang.server_output import ServerOutput
-from runtime.sglang.waiting import report_while
 from runtime.supervised_process import SupervisedProcess
 from search.engine import EngineDown
 

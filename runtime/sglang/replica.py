@@ -5,53 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import (
-    AsyncIterator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import httpx
 
-from hedgerow_sglang.plugin_protocol import ABLE, plugin_counts
-from runtime.sglang.expected_server import (
-    PROBE,
-    ExpectedServer,
-    ServerInfo,
-    WrongServer,
-    changes,
-)
-from runtime.sglang.liveness import Liveness
+from hedgerow_sglang.plugin_protocol import ABLE, Note, custom_params, plugin_counts
+from runtime.servers.routing import unsigned
+from runtime.servers.server import Server, ServerTimes
+from runtime.servers.server_errors import FULL, KEY_NEEDED, NOT_FOUND, ReplicaLost, WrongServer
+from runtime.servers.waiting import reason_of, speaks_otherwise
+from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo, changes
 from runtime.sglang.request_priority import EARLY_PRIORITY
-from runtime.sglang.routing import unsigned
 from runtime.sglang.sent_again import SentAgain
-from runtime.sglang.server_errors import (
-    CUT_OFF,
-    FULL,
-    KEY_NEEDED,
-    NOT_FOUND,
-    NotSglang,
-    ReplicaLost,
-    refusal_message,
-)
-from runtime.sglang.waiting import full_waits, reason_of, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_SECONDS = 2.0
-"""Below the servers' own 5 s: a connection that they are closing is not to be used again."""
-LOOK = 1.0
-"""Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
-
 Json = Mapping[str, Any]
 
 
-class Replica(Liveness):
+class NotSglang(EngineDown, WrongServer):
+    """What answers is no SGLang server that serves us, such as a router before some."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; name the servers, not a router")
+
+
+class Replica(Server):
     """A server.
 
     ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed; ``ranks``:
@@ -61,25 +43,18 @@ class Replica(Liveness):
     def __init__(
         self,
         url: str,
+        times: ServerTimes,
         *,
-        connect: float,
-        answer: float,
-        probe: float,
-        stall: float,
         expected: ExpectedServer | None = None,
         trial: tuple[str, Json] | None = None,
         routed: bool = False,
     ) -> None:
-        """Seconds to connect, for an answer, for a sign of life, and until it stands still.
-
-        ``expected``: what it is compared with before it gets work; ``trial``: a path and a body
+        """``expected``: what it is compared with before it gets work; ``trial``: a path and a body
         that it must be able to answer when it is back; ``routed``: a router answers for servers
         like that. Connects to nothing yet.
         """
-        super().__init__(url.rstrip("/"), stall)
+        super().__init__(url, times)
         self.expected = expected
-        self.wrong = ""
-        """Why it gets no work although it answers."""
         self.details: Json = {}
         self.plugged = False
         self.seeds = False
@@ -87,23 +62,9 @@ class Replica(Liveness):
         self.schedules = False
         self.places = 0
         self.schedulers = 1
-        self.kv_tokens = 0
         self.under_way = 0
-        self.full_waits = partial(full_waits, answer)
-        self._probe = probe
         self._trial = trial
         self.routed = routed
-        self._look: asyncio.Task[None] | None = None
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=httpx.Timeout(answer, connect=connect, pool=None),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
-            trust_env=False,
-            event_hooks={
-                "request": [self.on_request],
-                "response": [self.on_answer],
-            },
-        )
         self.sent_again = SentAgain()
 
     def learn(self, info: Json) -> None:
@@ -157,12 +118,6 @@ class Replica(Liveness):
                 self._refuse(response)
             yield response
 
-    async def wait_full(self, seconds: float) -> None:
-        """Before the next attempt. Raises ReplicaLost where the server was lost meanwhile."""
-        await asyncio.sleep(seconds)
-        if not self.up:
-            raise self._lost()
-
     async def tell(self, body: Json) -> None:
         """Ask ``/generate`` for nothing but to be heard, for as long as a sign of life may take.
 
@@ -173,6 +128,11 @@ class Replica(Liveness):
                 await self.generate(body)
         except (EngineError, TimeoutError) as error:
             log.warning("%s: not heard: %s", self.url, str(error) or type(error).__name__)
+
+    async def release(self, tree: str) -> None:
+        """The search is over: a server with our plug-in lets go of its KV."""
+        if self.plugged:
+            await self.tell(_farewell(tree))
 
     async def classify(self, body: Json) -> list[Json]:
         """The answers of ``/classify`` for a list; raises as ``generate``."""
@@ -192,7 +152,7 @@ class Replica(Liveness):
         """Learn what the server is, and compare it with what it is to be; what cannot be compared
         is said the first time.
 
-        Raises EngineDown, NotSglang, and WrongServer for another one than is needed.
+        Raises EngineDown, and WrongServer for another one than is needed.
         """
         info = await self.info()
         wrong = tuple(changes(self.details, info))
@@ -264,36 +224,6 @@ class Replica(Liveness):
         response = await self._get("/metrics")
         return None if response.status_code == NOT_FOUND else response.text
 
-    async def check(self) -> None:
-        """Look whether the server is there; ``up`` says what was found.
-
-        SGLang takes a second for an answer, and more while it is busy: who asks waits for one, and
-        the look goes on.
-        """
-        if self._look is None or self._look.done():
-            self._look = asyncio.create_task(self._look_once())
-        await asyncio.wait({self._look}, timeout=LOOK)
-        if self.stands_still:
-            self.lose(httpx.ReadTimeout("silent"))
-
-    async def _look_once(self) -> None:
-        try:
-            response = await self._request("GET", "/health", timeout=self._probe)
-            if response.is_error:
-                self.lose(f"status {response.status_code} of /health")
-        except httpx.ReadTimeout:
-            pass  # silent so far
-        except httpx.HTTPError as error:
-            self.lose(error)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self.end_revival()
-        if self._look is not None:
-            self._look.cancel()
-            await asyncio.wait({self._look})
-        await self._client.aclose()
-
     async def _get(self, path: str) -> httpx.Response:
         try:
             return await self._request("GET", path, timeout=self._probe)
@@ -304,35 +234,6 @@ class Replica(Liveness):
                 raise NotSglang(f"{self.url}: no SGLang server: {reason_of(error)}") from error
             raise self.lose(error) from error
 
-    async def _post(self, path: str, body: Json, waits: Iterable[float] | None = None) -> Json:
-        """Send a request, again while the server is full and so has not begun it."""
-        response = await self._send(path, body)
-        for wait in self.full_waits() if waits is None else waits:
-            if response.status_code not in FULL:
-                break
-            await self.wait_full(wait)
-            response = await self._send(path, body)
-        if response.status_code in FULL:
-            raise EngineDown(f"{self.url} is full")
-        self._refuse(response)
-        return self._json(response)
-
-    def _refuse(self, response: httpx.Response) -> None:
-        """Raise ReplicaLost or EngineError for an error's status."""
-        if response.is_server_error:
-            raise self.lose(f"status {response.status_code}")
-        if response.is_error:
-            raise EngineError(f"SGLang refused a request: {refusal_message(response)}")
-
-    async def _send(self, path: str, body: Json) -> httpx.Response:
-        try:
-            try:
-                return await self._client.post(path, json=body)
-            except CUT_OFF:
-                return await self._again(path, body)
-        except httpx.HTTPError as error:
-            raise self.lose(error) from error
-
     async def _again(self, path: str, body: Json) -> httpx.Response:
         """Under an id of its own, or ids of a list's own."""
         rid = body.get("rid")
@@ -341,20 +242,6 @@ class Replica(Liveness):
         with self.sent_again.under([rid] if isinstance(rid, str) else rid) as rids:
             anew = {**body, "rid": rids[0] if isinstance(rid, str) else rids}
             return await self._client.post(path, json=anew)
-
-    async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Once more on another connection where one ended without a word: a server that stood still
-        closes idle ones before it looks whether a request has come. One that is gone refuses."""
-        try:
-            return await self._client.request(method, path, **more)
-        except CUT_OFF:
-            return await self._client.request(method, path, **more)
-
-    def _json(self, response: httpx.Response) -> Json:
-        try:
-            return response.raise_for_status().json()
-        except (httpx.HTTPStatusError, ValueError):
-            raise self.lose(f"status {response.status_code}, no answer") from None
 
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
         """As any; what was sent again is not known there any more."""
@@ -378,7 +265,7 @@ class Replica(Liveness):
         wrong = ""
         try:
             await self.meet()
-        except (WrongServer, NotSglang) as error:
+        except WrongServer as error:
             wrong = str(error)
         except EngineDown:
             return False
@@ -386,3 +273,12 @@ class Replica(Liveness):
             log.error("it gets no work: %s", wrong)
         self.wrong = wrong
         return not wrong
+
+
+def _farewell(tree: str) -> Mapping[str, Any]:
+    """A request with nothing to do but to say that a search is over."""
+    note = Note(tree=tree, prompt=1, over=(tree,))
+    return {
+        "input_ids": [0],
+        "sampling_params": {"max_new_tokens": 0, "custom_params": custom_params(note)},
+    }

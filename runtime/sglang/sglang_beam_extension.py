@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from runtime.sglang.fleet import Fleet
+from runtime.servers.fleet import Fleet
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.step_request import StepRequest
@@ -73,7 +73,7 @@ class SearchExtensions:
 class SglangBeamExtension:
     """What all searches of an engine have drawn early, and what they may draw next."""
 
-    def __init__(self, fleet: Fleet, *, top: int, on: bool) -> None:
+    def __init__(self, fleet: Fleet[Replica], *, top: int, on: bool) -> None:
         """``top``: log-probabilities read a token; nothing is drawn early unless ``on``."""
         self._fleet = fleet
         self._top = top

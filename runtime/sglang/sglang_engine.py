@@ -19,13 +19,14 @@ from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
+from runtime.servers.fleet import Fleet, wait_for
+from runtime.servers.routing import Routing
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
-from runtime.sglang.fleet import Fleet, ServerMetrics, fleet_metrics, wait_for
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.routing import Routing
 from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
+from runtime.sglang.server_metrics import ServerMetrics, fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
 from runtime.sglang.step_sampler import StepSampler
@@ -273,16 +274,13 @@ class SglangEngine:
         urls: Sequence[str],
         expected: ExpectedServer | None,
         trial: tuple[str, Json],
-    ) -> Fleet:
+    ) -> Fleet[Replica]:
         """The servers of a kind; none where none is needed."""
         options = self._options
         replicas = [
             Replica(
                 url,
-                connect=options.connect_seconds,
-                answer=options.answer_seconds,
-                probe=options.probe_seconds,
-                stall=options.stall_seconds,
+                options.times,
                 expected=expected,
                 trial=trial,
                 routed=self._routing.header is not None,
@@ -368,7 +366,7 @@ class SglangEngine:
             return self._judge.overhead()
         return 0, 0
 
-    def _context(self, fleet: Fleet, text: Text) -> int:
+    def _context(self, fleet: Fleet[Replica], text: Text) -> int:
         """The most tokens that all servers take; SGLang keeps a few of the context for itself."""
         longest = [replica.details.get("max_req_input_len") for replica in fleet.replicas]
         return min([text.context, *(int(tokens) - 1 for tokens in longest if tokens)])

@@ -10,6 +10,7 @@ import httpx
 
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
+from runtime.servers.server import ServerTimes
 
 MOST_PORT = 65_535
 EmbedderName = Literal["lexical", "encoder", "endpoint"]
@@ -51,6 +52,13 @@ class SglangOptions:
     routing: str = "none"
     recovery_seconds: float = 600.0
     version: str = ""
+
+    @property
+    def times(self) -> ServerTimes:
+        """How long a server may take."""
+        return ServerTimes(
+            self.connect_seconds, self.answer_seconds, self.probe_seconds, self.stall_seconds
+        )
 
     def __post_init__(self) -> None:
         if not self.policy_urls:

@@ -11,7 +11,7 @@ from runtime.accounting import Flops, sum_of_contexts
 from runtime.judge import Judge
 from runtime.reward_format import Paths, RewardFormat
 from runtime.reward_reader import Softmax, classes_share, paths_of, sigmoid
-from runtime.sglang.fleet import Fleet
+from runtime.servers.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.step_request import PathRead
@@ -128,7 +128,7 @@ class PrmScorer:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Fleet[Replica],
         request: RewardRequest,
         *,
         context: int,

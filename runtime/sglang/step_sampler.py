@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hedgerow_sglang.step_chain import StepEnds
+from runtime.servers.fleet import Fleet
 from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
-from runtime.sglang.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
 from runtime.sglang.search_session import SearchSession
@@ -32,7 +32,7 @@ class StepSampler:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Fleet[Replica],
         text: Text,
         *,
         context: int,

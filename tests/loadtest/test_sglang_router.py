@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.sglang_router import DIRECT, KEYS, SMG, measure
-from runtime.sglang.routing import LEAST_SHARE
+from runtime.servers.routing import LEAST_SHARE
 from tests.runtime.sglang.support import PYTHON, ROOT
 
 

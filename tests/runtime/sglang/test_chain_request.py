@@ -13,6 +13,7 @@ from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import CHAIN, ENDS, StepEnds
 from loadtest.hostile.sglang_stub import INFO, MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
+from runtime.servers.server import ServerTimes
 from runtime.sglang.chain_request import (
     ChainLengths,
     chain_body,
@@ -167,7 +168,7 @@ async def test_a_server_that_overlaps_gets_chains_round_by_round(
 
 def test_only_a_server_that_could_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Not one that takes chains, nor one without our plug-in, which heeds no seed."""
-    server = Replica("http://nowhere", connect=1, answer=1, probe=1, stall=30)
+    server = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=30))
     for info in (described(chains=1), dict(INFO)):
         server.learn(info)
         say_chains(server)

@@ -14,7 +14,7 @@ import pytest
 
 from models.bundled import SPRIG_FOLDER
 from runtime.reward_format import reward_format
-from runtime.sglang import fleet, liveness, waiting
+from runtime.servers import fleet, liveness, waiting
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from runtime.servers.server import ServerTimes
+from runtime.servers.server_errors import ReplicaLost
 from runtime.sglang.generate_list import as_list, generate_list
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import SearchSession
-from runtime.sglang.server_errors import ReplicaLost
 from search.engine import EngineDown, EngineError
 
 Asked = list[dict[str, Any]]
@@ -54,7 +55,7 @@ async def serving(answer: Callable[[int], bytes]) -> AsyncIterator[tuple[Replica
 
     async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        replica = Replica(url, connect=5, answer=60, probe=5, stall=30)
+        replica = Replica(url, ServerTimes(connect=5, answer=60, probe=5, stall=30))
         try:
             yield replica, asked
         finally:
@@ -180,7 +181,7 @@ async def test_a_list_is_stopped_by_one_request() -> None:
         async def abort(self, rid: str) -> None:
             stopped.append(rid)
 
-    replica = Listening("http://127.0.0.1:9", connect=1, answer=1, probe=1, stall=1)
+    replica = Listening("http://127.0.0.1:9", ServerTimes(1, 1, 1, 1))
     with search.request_list(replica, [0, 7, 0, 7, 0]) as rids, search.request(replica) as alone:
         search.answered(rids[0])
         await search.stop()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from loadtest.hostile.killed_starts import python_that
 from models.bundled import SPRIG_FOLDER
-from runtime.sglang import waiting
+from runtime.servers import waiting
 from runtime.sglang.launched_server import (
     REFUSED,
     STUBS,

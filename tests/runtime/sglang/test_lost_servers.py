@@ -13,7 +13,8 @@ import pytest
 
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
-from runtime.sglang import fleet, liveness, sglang_engine
+from runtime.servers import fleet, liveness
+from runtime.sglang import sglang_engine
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text

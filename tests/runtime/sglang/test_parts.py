@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
 from models.bundled import SPRIG_FOLDER
-from runtime.sglang.fleet import Fleet, ServerMetrics, parse_metrics, rendezvous
+from runtime.servers.fleet import Fleet, rendezvous
+from runtime.servers.server import ServerTimes
+from runtime.servers.server_errors import ReplicaLost
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts
-from runtime.sglang.server_errors import ReplicaLost
+from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, entropy
@@ -116,7 +118,10 @@ def test_a_server_less_moves_only_its_own(prompt: list[int], many: int, gone: in
 
 async def test_searches_share_their_servers_fairly() -> None:
     """One prompt's searches stay together up to a share of 1.25; then the next server takes on."""
-    replicas = [Replica(f"http://s{n}", connect=1, answer=1, probe=1, stall=30) for n in range(4)]
+    replicas = [
+        Replica(f"http://s{n}", ServerTimes(connect=1, answer=1, probe=1, stall=30))
+        for n in range(4)
+    ]
     fleet = Fleet("policy", replicas)
     placed = [fleet.place(f"t{n}", (1, 2, 3)).url for n in range(40)]
     assert max(Counter(placed).values()) <= math.ceil(1.25 * 40 / 4)
@@ -175,7 +180,8 @@ def test_request_costs_by_hand() -> None:
 def test_priorities_where_a_stock_server_evicts_by_them() -> None:
     """What the parent is worth, the prompt most; nobody else is told one."""
     stock, plain = (
-        Replica(f"http://s{n}", connect=1, answer=1, probe=1, stall=30) for n in range(2)
+        Replica(f"http://s{n}", ServerTimes(connect=1, answer=1, probe=1, stall=30))
+        for n in range(2)
     )
     stock.ranks = True
     notes = PluginNotes("t")
@@ -323,7 +329,7 @@ async def test_a_connection_that_ends_without_a_word_is_not_a_lost_server(
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    replica = Replica(url, connect=5, answer=5, probe=5, stall=30)
+    replica = Replica(url, ServerTimes(connect=5, answer=5, probe=5, stall=30))
     try:
         patience = 2
         await ask(replica)

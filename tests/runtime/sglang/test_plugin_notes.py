@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
+from runtime.servers.server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from search.engine import Hint
@@ -16,7 +17,7 @@ from search.engine import Hint
 
 def server(name: str = "s", schedulers: int = 1, plugged: bool = True) -> Replica:
     """One that is not asked."""
-    made = Replica(f"http://{name}", connect=1, answer=1, probe=1, stall=30)
+    made = Replica(f"http://{name}", ServerTimes(connect=1, answer=1, probe=1, stall=30))
     made.plugged, made.schedulers = plugged, schedulers
     return made
 

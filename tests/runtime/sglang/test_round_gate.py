@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from runtime.servers.server import ServerTimes
 from runtime.sglang.replica import Replica
 from runtime.sglang.round_gate import RoundGate, RoundGates
 from search.engine import Branch, Step
@@ -74,7 +75,7 @@ def test_steps_are_expected_to_be_as_long_as_those_before() -> None:
 
 async def test_a_search_stands_at_one_gate() -> None:
     """On another server it leaves the first one's to others."""
-    here, there = (Replica(f"http://{n}", connect=1, answer=1, probe=1, stall=9) for n in "ab")
+    here, there = (Replica(f"http://{n}", ServerTimes(1, 1, 1, 9)) for n in "ab")
     here.kv_tokens = there.kv_tokens = 300
     gates = RoundGates()
     await gates.of(here, "mover").enter("mover", 300)

@@ -22,7 +22,7 @@ from hedgerow_sglang.plugin import sign_seed
 from hedgerow_sglang.seeded_sampling import _seed_of
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
-from runtime.sglang.routing import Routing, unsigned
+from runtime.servers.routing import Routing, unsigned
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from runtime.sglang import waiting
-from runtime.sglang.fleet import Fleet
+from runtime.servers import waiting
+from runtime.servers.fleet import Fleet
+from runtime.servers.server import ServerTimes
+from runtime.servers.server_errors import ReplicaLost
+from runtime.servers.waiting import full_waits
 from runtime.sglang.replica import Replica
-from runtime.sglang.server_errors import ReplicaLost
-from runtime.sglang.waiting import full_waits
 
 Heard = list[tuple[str, dict[str, Any]]]
 """What came in: paths and bodies."""
@@ -42,7 +43,7 @@ async def server(
 
     async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        replica = Replica(url, connect=5, answer=600, probe=probe, stall=30)
+        replica = Replica(url, ServerTimes(connect=5, answer=600, probe=probe, stall=30))
         try:
             yield replica, heard
         finally:

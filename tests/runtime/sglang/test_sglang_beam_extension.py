@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from runtime.sglang.fleet import Fleet
+from runtime.servers.fleet import Fleet
+from runtime.servers.server import ServerTimes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_beam_extension import (
@@ -38,7 +39,7 @@ class Told(Replica):
     """A server that answers a request when a test does."""
 
     def __init__(self) -> None:
-        super().__init__("http://told", connect=1, answer=1, probe=1, stall=30)
+        super().__init__("http://told", ServerTimes(1, 1, 1, 30))
         self.places, self.kv_tokens = 3, 10_000
         self.asked: dict[str, tuple[Json, asyncio.Future[Json]]] = {}
         self.aborted: list[str] = []

@@ -11,7 +11,8 @@ import pytest
 from runtime.accounting import no_flops
 from runtime.reward_format import PolicyIds
 from runtime.reward_reader import Softmax
-from runtime.sglang.fleet import Fleet
+from runtime.servers.fleet import Fleet
+from runtime.servers.server import ServerTimes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
@@ -37,7 +38,7 @@ class Told(Replica):
     """A server that answers as SGLang does, of a model whose reward is a path's own."""
 
     def __init__(self) -> None:
-        super().__init__("http://told", connect=1, answer=1, probe=1, stall=30)
+        super().__init__("http://told", ServerTimes(1, 1, 1, 30))
         self.routed = True
         self.asked: list[list[int]] = []
 

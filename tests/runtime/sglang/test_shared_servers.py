@@ -22,9 +22,9 @@ import pytest_asyncio
 
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
-from runtime.sglang.fleet import parse_metrics
 from runtime.sglang.launched_server import LaunchedServer as Sglang
 from runtime.sglang.launched_server import LaunchOptions
+from runtime.sglang.server_metrics import parse_metrics
 from tests.deploy.front_ends import (
     LONG,
     SEARCH,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtime.servers.server import ServerTimes
 from runtime.sglang import sglang_engine
 from runtime.sglang.replica import Replica
 from runtime.sglang.sglang_engine import SglangEngine
@@ -133,6 +134,6 @@ async def test_who_stands_still_is_noticed_and_who_is_busy_is_not(
 
 async def test_nothing_asked_is_no_silence() -> None:
     """Of a server that nobody has asked anything nothing is awaited."""
-    replica = Replica("http://nowhere", connect=1, answer=1, probe=1, stall=0.0)
+    replica = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=0.0))
     assert replica.silent_seconds() == 0
     await replica.close()

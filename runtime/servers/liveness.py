@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from runtime.sglang.routing import current_headers
-from runtime.sglang.server_errors import ReplicaLost
-from runtime.sglang.waiting import reason_of
+from runtime.servers.routing import current_headers
+from runtime.servers.server_errors import ReplicaLost
+from runtime.servers.waiting import reason_of
 
 T = TypeVar("T")
 

@@ -6,21 +6,18 @@ import asyncio
 import hashlib
 import logging
 import math
-import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
-from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
-from runtime.sglang.expected_server import WrongServer
-from runtime.sglang.replica import Replica
-from runtime.sglang.routing import Routing
-from runtime.sglang.server_errors import NotSglang, ReplicaLost
-from runtime.sglang.waiting import report_while
+from runtime.servers.routing import Routing
+from runtime.servers.server import Server
+from runtime.servers.server_errors import ReplicaLost, WrongServer
+from runtime.servers.waiting import report_while
 from search.engine import EngineDown
 
+S = TypeVar("S", bound=Server)
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -31,10 +28,9 @@ MOST_FAULTS = 5
 """How often servers that work otherwise may answer one request with a fault of their own."""
 SLACK = 1.25
 """A server takes at most so many times its share of the searches."""
-_LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 
-class Fleet:
+class Fleet(Generic[S]):
     """A search stays on the server that has its KV.
 
     Searches over one prompt go to one server, by rendezvous hashing (Thaler and Ravishankar 1998),
@@ -45,7 +41,7 @@ class Fleet:
     def __init__(
         self,
         what: str,
-        replicas: Sequence[Replica],
+        replicas: Sequence[S],
         recovery: float = 0.0,
         routing: Routing | None = None,
     ) -> None:
@@ -58,9 +54,9 @@ class Fleet:
         self.routing = routing or Routing()
         self.moves = 0
         self.sent_again = 0
-        self._places: dict[str, Replica] = {}
+        self._places: dict[str, S] = {}
 
-    def place(self, tree: str, prompt: Sequence[int]) -> Replica:
+    def place(self, tree: str, prompt: Sequence[int]) -> S:
         """The server that a search is on, chosen at its first request and when that one is lost.
 
         Raises EngineDown if none is up.
@@ -77,7 +73,7 @@ class Fleet:
         self._places[tree] = next(replica for replica in up if replica.url == chosen)
         return self._places[tree]
 
-    def up(self) -> list[Replica]:
+    def up(self) -> list[S]:
         """The servers that are up. Raises EngineDown if none is."""
         up = [replica for replica in self.replicas if replica.up]
         if not up:
@@ -91,7 +87,7 @@ class Fleet:
         return sum(replica.kv_tokens for replica in self.replicas)
 
     async def ask(
-        self, tree: str, prompt: Sequence[int], work: Callable[[Replica], Coroutine[Any, Any, T]]
+        self, tree: str, prompt: Sequence[int], work: Callable[[S], Coroutine[Any, Any, T]]
     ) -> T:
         """What ``work`` gets from the search's server; if that one is lost, from another one, or
         from the same when it is back.
@@ -111,7 +107,7 @@ class Fleet:
                     raise
                 self.sent_again += 1
 
-    async def reach(self, tree: str, prompt: Sequence[int]) -> Replica:
+    async def reach(self, tree: str, prompt: Sequence[int]) -> S:
         """As ``place``; where no server is up, the first that is. Raises EngineDown if none comes
         in time."""
         until = time.monotonic() + self._recovery
@@ -135,11 +131,11 @@ class Fleet:
                 wait.cancel()
 
     async def release(self, tree: str) -> None:
-        """The search is over; a server with our plug-in is told so, and lets go of its KV."""
+        """The search is over; its server may let go of its KV."""
         at = self._places.pop(tree, None)
-        if at is not None and at.plugged and at.up:
+        if at is not None and at.up:
             with self.routing.of(tree):
-                await at.tell(_farewell(tree))
+                await at.release(tree)
 
     async def check(self) -> None:
         """Look at every server that is thought to be up. Raises EngineDown if none is."""
@@ -151,7 +147,7 @@ class Fleet:
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
 
-async def wait_for(replica: Replica, what: str, seconds: float) -> None:
+async def wait_for(replica: Server, what: str, seconds: float) -> None:
     """Until a server is ready and says that it is the one to be; ``what`` it is for is said.
 
     Raises ValueError at once for another server than is needed, EngineDown after ``seconds``.
@@ -164,7 +160,7 @@ async def wait_for(replica: Replica, what: str, seconds: float) -> None:
         while True:
             try:
                 await replica.meet()
-            except (NotSglang, WrongServer):
+            except WrongServer:
                 raise
             except EngineDown as error:
                 why = str(error)
@@ -182,8 +178,6 @@ async def wait_for(replica: Replica, what: str, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await report_while(meet(), say)
-    except NotSglang as error:
-        raise ValueError(f"{what}_urls: {error}; name the servers, not a router") from error
     except WrongServer as error:
         raise ValueError(f"{what}_urls: {error}") from error
     except TimeoutError:
@@ -199,69 +193,3 @@ def rendezvous(prompt: Sequence[int], names: Sequence[str]) -> list[str]:
         return hashlib.blake2b(name.encode() + b"\0" + key, digest_size=8).digest()
 
     return sorted(names, key=weight, reverse=True)
-
-
-def _farewell(tree: str) -> Mapping[str, Any]:
-    """A request with nothing to do but to say that a search is over."""
-    note = Note(tree=tree, prompt=1, over=(tree,))
-    return {
-        "input_ids": [0],
-        "sampling_params": {"max_new_tokens": 0, "custom_params": custom_params(note)},
-    }
-
-
-def _series(name: str) -> Any:
-    return field(default=0, metadata={"series": name})
-
-
-@dataclass(frozen=True, slots=True)
-class ServerMetrics:
-    """Tokens and requests, by SGLang's own count, totals since the servers' start.
-
-    ``held``: in use by running requests, and with our plug-in by all searches in flight;
-    ``cached``: evictable beside that; ``evicting``: seconds spent on making room.
-    """
-
-    held: int = _series("kv_used_tokens")
-    cached: int = _series("kv_evictable_tokens")
-    capacity: int = _series("max_total_num_tokens")
-    evicted: int = _series("evicted_tokens_total")
-    running: int = _series("num_running_reqs")
-    waiting: int = _series("num_queue_reqs")
-    prompt: int = _series("prompt_tokens_total")
-    generated: int = _series("generation_tokens_total")
-    hit: int = _series("cached_tokens_total")
-    evicting: float = _series("eviction_duration_seconds_sum")
-
-
-def parse_metrics(text: str) -> ServerMetrics:
-    """A server's ``/metrics``; what it does not report is 0."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    for name, value in _LINE.findall(text):
-        sums[name] += float(value)
-    values = {one.name: sums[one.metadata["series"]] for one in fields(ServerMetrics)}
-    whole = {name: int(value) for name, value in values.items() if name != "evicting"}
-    return ServerMetrics(**whole, evicting=values["evicting"])
-
-
-async def fleet_metrics(replicas: Sequence[Replica]) -> ServerMetrics:
-    """The sum over those servers that answer."""
-    several = await asyncio.gather(*map(_metrics_of, replicas))
-    names = [one.name for one in fields(ServerMetrics)]
-    return ServerMetrics(**{name: sum(getattr(one, name) for one in several) for name in names})
-
-
-async def _metrics_of(replica: Replica) -> ServerMetrics:
-    """All zero for a server that does not answer."""
-    if not replica.up:
-        return ServerMetrics()
-    try:
-        text = await replica.metrics()
-        counts = plugin_counts(await replica.info()) if replica.plugged else None
-    except EngineDown:
-        return ServerMetrics()
-    metrics = ServerMetrics() if text is None else parse_metrics(text)
-    if counts is None:
-        return metrics
-    held, evicted = counts["held_tokens"], counts["evicted_tokens"]
-    return replace(metrics, held=held, cached=counts["cached_tokens"] - held, evicted=evicted)

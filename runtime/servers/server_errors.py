@@ -26,8 +26,8 @@ class ReplicaLost(EngineDown):
         self.answered = answered
 
 
-class NotSglang(EngineDown):
-    """What answers is no SGLang server that serves us, such as a router before some."""
+class WrongServer(ValueError):
+    """A server is not the one that is needed; names both sides and the cure."""
 
 
 def refusal_message(response: httpx.Response) -> str:

@@ -30,6 +30,12 @@ def full_waits(seconds: float) -> Iterator[float]:
         wait = min(2 * wait, LONGEST_WAIT)
 
 
+def retry_after(response: httpx.Response, wait: float) -> float:
+    """Seconds until a full server wants to be asked again; ``wait`` where it says nothing."""
+    said = response.headers.get("retry-after", "")
+    return float(said) if said.isdecimal() else wait
+
+
 async def report_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:
     """What ``work`` gives; while it is at work ``say`` is called with the seconds it has taken."""
     begun = time.monotonic()

@@ -1,0 +1,147 @@
+"""A server that somebody else runs: its connections, whether it is there, and what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+
+from runtime.servers.liveness import Liveness
+from runtime.servers.server_errors import CUT_OFF, FULL, refusal_message
+from runtime.servers.waiting import full_waits, retry_after
+from search.engine import EngineDown, EngineError
+
+KEEPALIVE_SECONDS = 2.0
+"""Below the servers' own 5 s: a connection that they are closing is not to be used again."""
+LOOK = 1.0
+"""Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """Seconds to connect, for an answer, for a sign of life, and until a server stands still."""
+
+    connect: float
+    answer: float
+    probe: float
+    stall: float
+
+
+class Server(Liveness):
+    """Requests to one server, and looks at its health at ``health``."""
+
+    health = "/health"
+
+    def __init__(self, url: str, times: ServerTimes, headers: dict[str, str] | None = None) -> None:
+        """``headers``: of every request, such as a key. Connects to nothing yet."""
+        super().__init__(url.rstrip("/"), times.stall)
+        self.wrong = ""
+        """Why it gets no work although it answers."""
+        self.kv_tokens = 0
+        """The capacity of its KV; 0 where it is not known."""
+        self.full_waits = partial(full_waits, times.answer)
+        self._probe = times.probe
+        self._look: asyncio.Task[None] | None = None
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(times.answer, connect=times.connect, pool=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
+            trust_env=False,
+            event_hooks={"request": [self.on_request], "response": [self.on_answer]},
+        )
+
+    async def meet(self) -> None:
+        """Learn what the server is. Raises EngineDown; WrongServer for another than is needed."""
+        raise NotImplementedError
+
+    async def release(self, tree: str) -> None:
+        """The search is over, and its KV may go."""
+
+    async def check(self) -> None:
+        """Look whether the server is there; ``up`` says what was found.
+
+        A server may take a second for an answer, and more while it is busy: who asks waits for one,
+        and the look goes on.
+        """
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._look_once())
+        await asyncio.wait({self._look}, timeout=LOOK)
+        if self.stands_still:
+            self.lose(httpx.ReadTimeout("silent"))
+
+    async def wait_full(self, seconds: float) -> None:
+        """Before the next attempt. Raises ReplicaLost where the server was lost meanwhile."""
+        await asyncio.sleep(seconds)
+        if not self.up:
+            raise self._lost()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.end_revival()
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.wait({self._look})
+        await self._client.aclose()
+
+    async def _look_once(self) -> None:
+        try:
+            response = await self._request("GET", self.health, timeout=self._probe)
+            if response.is_error:
+                self.lose(f"status {response.status_code} of {self.health}")
+        except httpx.ReadTimeout:
+            pass  # silent so far
+        except httpx.HTTPError as error:
+            self.lose(error)
+
+    async def _post(self, path: str, body: Any, waits: Iterable[float] | None = None) -> Any:
+        """Send a request, again while the server is full and so has not begun it: after as long as
+        it says, or ever longer."""
+        response = await self._send(path, body)
+        for wait in self.full_waits() if waits is None else waits:
+            if response.status_code not in FULL:
+                break
+            await self.wait_full(retry_after(response, wait))
+            response = await self._send(path, body)
+        if response.status_code in FULL:
+            raise EngineDown(f"{self.url} is full")
+        self._refuse(response)
+        return self._json(response)
+
+    async def _send(self, path: str, body: Any) -> httpx.Response:
+        try:
+            try:
+                return await self._client.post(path, json=body)
+            except CUT_OFF:
+                return await self._again(path, body)
+        except httpx.HTTPError as error:
+            raise self.lose(error) from error
+
+    async def _again(self, path: str, body: Any) -> httpx.Response:
+        """A request whose connection ended before an answer."""
+        return await self._client.post(path, json=body)
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """Once more on another connection where one ended without a word: a server that stood still
+        closes idle ones before it looks whether a request has come. One that is gone refuses."""
+        try:
+            return await self._client.request(method, path, **more)
+        except CUT_OFF:
+            return await self._client.request(method, path, **more)
+
+    def _refuse(self, response: httpx.Response) -> None:
+        """Raise ReplicaLost or EngineError for an error's status."""
+        if response.is_server_error:
+            raise self.lose(f"status {response.status_code}")
+        if response.is_error:
+            raise EngineError(f"{self.url} refused a request: {refusal_message(response)}")
+
+    def _json(self, response: httpx.Response) -> Any:
+        try:
+            return response.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError):
+            raise self.lose(f"status {response.status_code}, no answer") from None
