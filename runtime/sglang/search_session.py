@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from runtime.accounting import Flops, LivePaths, no_flops, sum_of_contexts
 from runtime.reward_format import Spelt
+from runtime.servers.search_tasks import SearchTasks
 from runtime.sglang.generate_list import Take, generate_list
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.step_request import StepRequest
 from search.counters import Counters
-from search.engine import EngineError
 
 Path = tuple[int, ...]
 MORE = "."
@@ -111,7 +111,7 @@ class SearchSession:
     early_rewards: dict[Path, float] = field(default_factory=dict)
     following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
     _server: tuple[Replica, int] | None = None
-    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _tasks: SearchTasks = field(default_factory=SearchTasks)
 
     @property
     def namespace(self) -> str:
@@ -199,30 +199,12 @@ class SearchSession:
             await generate_list(replica, named, answered)
 
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """What all of them come to, in order; when one fails, the others are given up.
-
-        Raises EngineError if the search was stopped meanwhile.
-        """
-        tasks = [asyncio.ensure_future(work) for work in works]
-        self._tasks.update(tasks)
-        try:
-            return list(await asyncio.gather(*tasks))
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise EngineError(f"tree {self.tree!r} was aborted") from None
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._tasks.difference_update(tasks)
+        """As ``SearchTasks.together``."""
+        return await self._tasks.together(self.tree, works)
 
     async def stop(self) -> None:
         """Give up what is under way, here and on the servers; a list by one request."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop()
         first_of_list: dict[str, tuple[str, Replica]] = {}
         for rid, replica in self.requests.items():
             first_of_list.setdefault(rid.rstrip(MORE), (rid, replica))

@@ -1,47 +1,27 @@
-"""A step as SGLang draws it: the request for it, and where it ends.
-
-Token ids are the truth: SGLang stops by its own reading of the text, and what it returns is cut
-where the embedded engine would have stopped. What it stopped too early is asked to go on.
-"""
+"""A step as SGLang draws it: the request for it, and what is taken of the answer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
-from runtime.stop_strings import StopStrings
-from search.engine import Branch, EngineError, Sampling
-from search.tree import Finish
+from runtime.servers.drawn_step import DrawnStep, entropy
+from search.engine import EngineError
 
 WHOLE = 1 << 20
 """Tokens between two words on an item of a list: more than it has, so that its end is told."""
 
 
 @dataclass(slots=True, eq=False)
-class StepRequest:
-    """A step on its way: its branch, and what has been drawn of it.
+class StepRequest(DrawnStep):
+    """A step on its way.
 
-    ``entropy``: in nats, at the last token, of the likeliest tokens and one more "other".
+    ``acknowledged``: the server knows that the step is complete, or is not to hear of it.
     """
 
-    branch: Branch
-    sampling: Sampling
-    stops: StopStrings
-    eos: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprob: float = 0.0
-    entropy: float = 0.0
-    finish: Finish | None = None
     acknowledged: bool = False
-    """The server knows that the step is complete, or is not to hear of it."""
-
-    @property
-    def path(self) -> tuple[int, ...]:
-        """The prefix and what has been drawn of the step."""
-        return (*self.branch.tokens, *self.tokens)
 
     def continue_from(self, early: StepRequest) -> None:
         """Take what was drawn early of the same step."""
@@ -61,7 +41,7 @@ class StepRequest:
             "logprob_start_len": -1,
             "top_logprobs_num": top,
             "sampling_params": {
-                "max_new_tokens": self.branch.limit - len(self.tokens),
+                "max_new_tokens": self.left,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "stop": list(sampling.stop),
@@ -92,23 +72,9 @@ class StepRequest:
                 f"SGLang drew nothing after {meta['prompt_tokens']} tokens: "
                 f"{meta.get('finish_reason')}"
             )
-        place = start
-        for place in range(start, len(drawn)):
-            logprob, token, *_ = drawn[place]
-            self.tokens.append(token)
-            self.logprob += logprob
-            self.finish = self._finish()
-            if self.finish is not None:
-                break
-        self.entropy = entropy([p for p, *_ in meta["output_top_logprobs"][place]])
-        return place + 1
-
-    def _finish(self) -> Finish | None:
-        if self.tokens[-1] in self.eos:
-            return Finish.END
-        if self.stops.ended(self.tokens):
-            return Finish.STEP
-        return Finish.LENGTH if len(self.tokens) == self.branch.limit else None
+        end = start + self.add((token, logprob) for logprob, token, *_ in drawn[start:])
+        self.entropy = entropy([p for p, *_ in meta["output_top_logprobs"][end - 1]])
+        return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +99,3 @@ class PathRead:
             "top_logprobs_num": 0,
             "sampling_params": {"max_new_tokens": 0, **note},
         }
-
-
-def entropy(logprobs: Sequence[float]) -> float:
-    """Of these log-probabilities and what is left to one, in nats: at most the true entropy."""
-    shares = [math.exp(logprob) for logprob in logprobs]
-    other = max(0.0, 1.0 - math.fsum(shares))
-    return -math.fsum(p * math.log(p) for p in (*shares, other) if p > 0.0)

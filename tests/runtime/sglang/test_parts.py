@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cli.config_check import check
 from hedgerow_sglang.plugin_protocol import REWARD_MODELS
 from models.bundled import SPRIG_FOLDER
+from runtime.servers.drawn_step import entropy
 from runtime.servers.fleet import Fleet, rendezvous
 from runtime.servers.server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
@@ -26,7 +27,7 @@ from runtime.sglang.search_session import PluginNotes, RequestCosts
 from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.step_request import StepRequest, entropy
+from runtime.sglang.step_request import StepRequest
 from runtime.stop_strings import StopStringTables
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish

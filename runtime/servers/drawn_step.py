@@ -1,0 +1,80 @@
+"""A step as a server draws it: what has come of it, and where it ends.
+
+Token ids are the truth: servers stop by their own reading of the text, and what they return is cut
+where the embedded engine would have stopped. What they stopped too early is asked to go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from runtime.stop_strings import StopStrings
+from runtime.text import Text
+from search.engine import Branch, Sampling, Step
+from search.tree import Finish
+
+
+@dataclass(slots=True, eq=False)
+class DrawnStep:
+    """A step on its way: its branch, and what has been drawn of it.
+
+    ``logprob``: the sum over its tokens, natural. ``entropy``: in nats, at the last token, of the
+    likeliest tokens and one more "other".
+    """
+
+    branch: Branch
+    sampling: Sampling
+    stops: StopStrings
+    eos: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    entropy: float = 0.0
+    finish: Finish | None = None
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The prefix and what has been drawn of the step."""
+        return (*self.branch.tokens, *self.tokens)
+
+    @property
+    def left(self) -> int:
+        """Most tokens that may still be drawn."""
+        return self.branch.limit - len(self.tokens)
+
+    def add(self, drawn: Iterable[tuple[int, float]]) -> int:
+        """Add ids and log-probabilities up to where the step ends; how many were taken.
+
+        ``finish`` says so if it ends.
+        """
+        taken = 0
+        for token, logprob in drawn:
+            self.tokens.append(token)
+            self.logprob += logprob
+            taken += 1
+            self.finish = self._finish()
+            if self.finish is not None:
+                break
+        return taken
+
+    def step(self, text: Text) -> Step:
+        """What it has become, once it has an end."""
+        assert self.finish is not None, "the step is complete"
+        tokens = tuple(self.tokens)
+        words = text.decode(tokens, self.branch.tokens, last=self.finish is Finish.END)
+        return Step(tokens, words, self.finish, self.logprob / len(tokens), self.entropy)
+
+    def _finish(self) -> Finish | None:
+        if self.tokens[-1] in self.eos:
+            return Finish.END
+        if self.stops.ended(self.tokens):
+            return Finish.STEP
+        return Finish.LENGTH if len(self.tokens) == self.branch.limit else None
+
+
+def entropy(logprobs: Sequence[float]) -> float:
+    """Of these log-probabilities and what is left to one, in nats: at most the true entropy."""
+    shares = [math.exp(logprob) for logprob in logprobs]
+    other = max(0.0, 1.0 - math.fsum(shares))
+    return -math.fsum(p * math.log(p) for p in (*shares, other) if p > 0.0)
