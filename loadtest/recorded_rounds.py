@@ -14,10 +14,10 @@ from typing import Any
 
 from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
 from runtime.engine_wrapper import EngineWrapper
+from runtime.servers.request_costs import RequestCosts
 from runtime.servers.server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
-from runtime.sglang.search_session import RequestCosts
 from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.tree import ROOT, Finish
 

@@ -17,6 +17,7 @@ from search.engine import EngineDown, EngineError
 
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
+MOST_PORT = 65_535
 LOOK = 1.0
 """Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
 
@@ -25,10 +26,10 @@ LOOK = 1.0
 class ServerTimes:
     """Seconds to connect, for an answer, for a sign of life, and until a server stands still."""
 
-    connect: float
-    answer: float
-    probe: float
-    stall: float
+    connect: float = 10.0
+    answer: float = 600.0
+    probe: float = 20.0
+    stall: float = 30.0
 
 
 class Server(Liveness):
@@ -145,3 +146,13 @@ class Server(Liveness):
             return response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError):
             raise self.lose(f"status {response.status_code}, no answer") from None
+
+
+def check_url(name: str, url: str) -> None:
+    """Raises ValueError, saying ``name``, for what names no server."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{name}: {url!r}: {error}") from None
+    if not parts.host or (parts.port or 0) > MOST_PORT:
+        raise ValueError(f"{name}: {url!r}; a server is needed, such as http://127.0.0.1:30000")

@@ -6,77 +6,23 @@ SGLang tells no search's share of its KV: ``kv_tokens_peak`` is what the search'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
-from runtime.accounting import Flops, LivePaths, no_flops, sum_of_contexts
 from runtime.reward_format import Spelt
+from runtime.servers.request_costs import Path, RequestCosts
 from runtime.servers.search_tasks import SearchTasks
 from runtime.sglang.generate_list import Take, generate_list
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.step_request import StepRequest
-from search.counters import Counters
 
-Path = tuple[int, ...]
 MORE = "."
 """What the id of a list's next item has behind that of the one before: SGLang stops every request
 whose id begins with the one that is named, so that a list is stopped by its first one at work."""
-
-
-@dataclass(slots=True)
-class RequestCosts:
-    """One search's costs, and the paths that it may come back to; ``flops``: of its policy."""
-
-    flops: Flops = no_flops
-    counters: Counters = field(default_factory=Counters)
-    _held: int = 0
-    _alive: LivePaths[Path] = field(default_factory=LivePaths)
-    _own: dict[Path, int] = field(default_factory=dict)
-
-    def read(self, tokens: int, cached: int, *, known: bool) -> None:
-        """A request's prefix was read, all but its ``cached`` first tokens.
-
-        ``known``: all but the last token was in the cache once; that one, drawn but never read,
-        belongs to decoding.
-        """
-        fresh = tokens - cached
-        again = max(0, fresh - 1) if known else 0
-        self.counters.cached_tokens += cached
-        self.counters.expected_tokens += max(0, tokens - 1) if known else 0
-        self.counters.prefilled_tokens += again if known else fresh
-        self.counters.rehydrated_tokens += again
-        self.counters.rehydrations += again > 0
-        self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)
-
-    def add_decoded(self, prefix: int, tokens: int) -> None:
-        """So many tokens were drawn after a prefix that was read."""
-        self.counters.decoded_tokens += tokens
-        self.counters.flops += self.flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
-
-    def hold(self, node: int, path: Path, own: int) -> None:
-        """The search may come back to this node, whose last ``own`` tokens are its step."""
-        if self._alive.add(node, path):
-            self._own[path] = own
-            self._held += own
-            self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held)
-
-    def mark_dead(self, nodes: Iterable[int]) -> None:
-        """The search will not come back to these."""
-        for path in self._alive.mark_dead(nodes):
-            self._held -= self._own.pop(path)
-
-    @property
-    def held(self) -> int:
-        """Tokens of the live steps, prompt included."""
-        return self._held
-
-    def knows(self, path: Path) -> bool:
-        """Whether a live step ends there."""
-        return path in self._alive
 
 
 T = TypeVar("T")

@@ -20,15 +20,18 @@ from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
 from runtime.servers.fleet import Fleet, wait_for
+from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
+from runtime.servers.request_costs import RequestCosts
 from runtime.servers.routing import Routing
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.search_session import PluginNotes, RequestCosts, SearchSession
+from runtime.sglang.search_session import SearchSession
 from runtime.sglang.server_metrics import ServerMetrics, fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.sglang_scorer import LikelihoodScorer, PolicyJudge, PrmScorer, RewardRequest
+from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined
@@ -45,6 +48,7 @@ from search.engine import (
 
 log = logging.getLogger(__name__)
 
+Scorer = PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
 FAREWELL_SECONDS = 0.1
@@ -346,7 +350,9 @@ class SglangEngine:
         elif by != BY_PREFIX[-1]:
             log.info("%s: %s %s; %s reads less again", replica.url, BY_PREFIX[0], by, BY_PREFIX[-1])
 
-    def _make_scorer(self) -> PrmScorer | PolicyJudge | LikelihoodScorer:
+    def _make_scorer(
+        self,
+    ) -> PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]:
         if self._judge is not None:
             return PolicyJudge(self._sampler, self._judge)
         if self._prm is None or self._reward_request is None:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import httpx
-
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
-from runtime.servers.server import ServerTimes
+from runtime.servers.server import ServerTimes, check_url
 
-MOST_PORT = 65_535
 EmbedderName = Literal["lexical", "encoder", "endpoint"]
 
 
@@ -65,7 +62,7 @@ class SglangOptions:
             raise ValueError("policy_urls: none; at least one SGLang server is needed")
         for name in ("policy_urls", "reward_urls"):
             for url in getattr(self, name):
-                _check_url(name, url)
+                check_url(name, url)
         if self.top < 1:
             raise ValueError(f"top: {self.top}; at least 1 is needed")
         needed = reward_format(self.reward_format).needs_model
@@ -80,13 +77,3 @@ class SglangOptions:
         for needy in ("encoder", "endpoint"):
             if self.embedder == needy and getattr(self, needy) is None:
                 raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
-
-
-def _check_url(name: str, url: str) -> None:
-    """Raises ValueError for what names no server."""
-    try:
-        parts = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ValueError(f"{name}: {url!r}: {error}") from None
-    if not parts.host or (parts.port or 0) > MOST_PORT:
-        raise ValueError(f"{name}: {url!r}; a server is needed, such as http://127.0.0.1:30000")

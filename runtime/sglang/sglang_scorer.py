@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.accounting import Flops, sum_of_contexts
-from runtime.judge import Judge
 from runtime.reward_format import Paths, RewardFormat
 from runtime.reward_reader import Softmax, classes_share, paths_of, sigmoid
 from runtime.servers.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession
-from runtime.sglang.step_request import PathRead
-from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
-from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Trajectory
+from search.engine import EngineError, PrefixTooLong, RewardMissing, Trajectory
 from search.tree import ROOT
 
 
@@ -249,82 +245,3 @@ def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | No
     above = trajectory.steps[:-1]
     parent = search.scored.get(above) if above else ROOT
     return None if parent is None or parent >= trajectory.node else (trajectory.node, parent)
-
-
-class PolicyJudge:
-    """Asks the policy itself, by a judge's template."""
-
-    def __init__(self, sampler: StepSampler, judge: Judge) -> None:
-        self._sampler = sampler
-        self._judge = judge
-
-    async def score(
-        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
-    ) -> list[float]:
-        """One reward a trajectory; the verdicts' tokens are not the search's steps."""
-        del prompt  # the judge's template has one of its own
-        judge, judged = self._judge, search.apart()
-        branches = [branch for t in trajectories for branch in self._votes(question, t)]
-        drawings = await self._sampler.sample(judged, branches, judge.sampling)
-        texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
-        votes, spent = judge.form.votes, judged.costs.counters
-        ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
-        search.costs.counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
-        search.costs.counters.prm_tokens += spent.prefilled_tokens + spent.decoded_tokens
-        search.costs.counters.flops += spent.flops
-        search.costs.counters.model_calls += max((len(d.tokens) for d in drawings), default=0)
-        return [judgement.reward for judgement in ruled]
-
-    def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
-        judge, node = self._judge, trajectory.node
-        prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
-        return [
-            Branch(node, vote, prompt, seed, limit, -1)
-            for vote, seed in enumerate(judge.seeds(trajectory))
-        ]
-
-
-class LikelihoodScorer:
-    """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
-
-    def __init__(self, sampler: StepSampler) -> None:
-        self._sampler = sampler
-
-    async def score(
-        self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
-    ) -> list[float]:
-        """One reward a trajectory; ``question`` is in the prompt."""
-        del question
-        search.prompt = search.prompt or prompt
-        paths = [_path(prompt, trajectory.steps) for trajectory in trajectories]
-        sums: dict[Path, tuple[float, int]] = {}
-        for path, trajectory in zip(paths, trajectories, strict=True):
-            known = _known(search, prompt, trajectory.steps)
-            sums |= {} if known is None else {path: known}
-        unknown = [path for path in paths if path not in sums]
-        reads = [PathRead(path, len(prompt) - 1) for path in unknown]
-        (answers,) = await search.together([self._sampler.read(search, reads)])
-        sums |= zip(unknown, map(_sum_of, answers), strict=True)
-        return [math.exp(total / tokens) for total, tokens in map(sums.__getitem__, paths)]
-
-
-def _path(prompt: Path, steps: Sequence[Path]) -> Path:
-    return (*prompt, *(token for step in steps for token in step))
-
-
-def _known(search: SearchSession, prompt: Path, steps: Sequence[Path]) -> tuple[float, int] | None:
-    """The sum of log-probabilities of steps drawn here and their tokens; None if one was not."""
-    path, total, tokens = prompt, 0.0, 0
-    for step in steps:
-        path = (*path, *step)
-        known = search.logprobs.get(path)
-        if known is None:
-            return None
-        total, tokens = total + known[0], tokens + known[1]
-    return total, tokens
-
-
-def _sum_of(answer: Json) -> tuple[float, int]:
-    read = answer["meta_info"]["input_token_logprobs"]
-    logprobs = [logprob for logprob, *_ in read if logprob is not None]
-    return math.fsum(logprobs), len(logprobs)

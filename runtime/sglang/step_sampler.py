@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from runtime.servers.fleet import Fleet
 from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
-from runtime.sglang.search_session import SearchSession
+from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import PathRead, StepRequest
 from runtime.stop_strings import StopStrings, StopStringTables, encode_stops
@@ -116,6 +117,15 @@ class StepSampler:
             return await self._read(search, replica, reads)
 
         return await self.fleet.ask(search.tree, search.prompt, ask) if reads else []
+
+    async def sum_logprobs(
+        self, search: SearchSession, paths: Sequence[Path], start: int
+    ) -> list[tuple[float, int]]:
+        """Of each path's tokens from position ``start`` on: the sum of their log-probabilities, and
+        how many they are."""
+        reads = [PathRead(path, start - 1) for path in paths]
+        (answers,) = await search.together([self.read(search, reads)])
+        return list(map(_sum_of, answers))
 
     async def _read(
         self, search: SearchSession, replica: Replica, reads: Sequence[PathRead]
@@ -257,3 +267,9 @@ class StepSampler:
                 f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
                 f"do not fit the context of {self._context}"
             )
+
+
+def _sum_of(answer: Json) -> tuple[float, int]:
+    read = answer["meta_info"]["input_token_logprobs"]
+    logprobs = [logprob for logprob, *_ in read if logprob is not None]
+    return math.fsum(logprobs), len(logprobs)

@@ -1,0 +1,1 @@
+"""The engine over any server that speaks OpenAI's completions, vLLM first."""

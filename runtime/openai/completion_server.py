@@ -1,0 +1,142 @@
+"""One OpenAI-compatible server: what it serves and how it speaks, and requests to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.servers.server import Server, ServerTimes
+from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
+from runtime.servers.waiting import reason_of, speaks_otherwise
+from search.engine import EngineDown
+
+log = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+MODELS = "/v1/models"
+CONFIG = "vllm:cache_config"
+
+
+class CompletionServer(Server):
+    """A server, asked under ``/v1`` of its URL.
+
+    ``model``: its name there; ``context``: most tokens, 0 where it does not say; ``block``: so many
+    tokens are cached together. ``try_out`` finds out what a server can that has just been met, and
+    may raise WrongServer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        times: ServerTimes,
+        name: str | None,
+        headers: dict[str, str],
+        try_out: Callable[[CompletionServer], Awaitable[None]],
+        *,
+        setting: str,
+    ) -> None:
+        """``name``: of the model there, None for the only one; ``setting``: what names it, for
+        errors; ``headers``: of every request."""
+        super().__init__(url.rstrip("/").removesuffix("/v1"), times, headers)
+        self.model = name or ""
+        self.context = 0
+        self.block = 1
+        self._name = name
+        self._setting = setting
+        self._try_out = try_out
+
+    async def ask(self, path: str, body: Json) -> Json:
+        """The answer to a request for the model. Raises ReplicaLost; EngineError with what is
+        wrong."""
+        return await self._post(path, {"model": self.model, **body})
+
+    async def meet(self) -> None:
+        """Learn what the server serves, and how it speaks.
+
+        Raises EngineDown, and WrongServer for another server than is needed.
+        """
+        self._learn(await self._models())
+        answer = await self._get("/health")
+        self.health = MODELS if answer.status_code == NOT_FOUND else "/health"
+        await self._learn_cache()
+        await self._try_out(self)
+
+    async def works(self) -> bool:
+        """Whether it answers, and is the one it was. Raises httpx.HTTPError."""
+        looked = await self._client.get(self.health, timeout=self._probe)
+        if not looked.is_success:
+            return False
+        wrong = ""
+        try:
+            await self.meet()
+        except WrongServer as error:
+            wrong = str(error)
+        except EngineDown:
+            return False
+        if wrong and wrong != self.wrong:
+            log.error("it gets no work: %s", wrong)
+        self.wrong = wrong
+        return not wrong
+
+    async def metrics(self) -> str:
+        """``/metrics`` as text; empty where there are none. Raises EngineDown."""
+        response = await self._get("/metrics")
+        return response.text if response.is_success else ""
+
+    def _learn(self, models: list[Json]) -> None:
+        names = [str(model.get("id")) for model in models]
+        if self._name is None and len(names) != 1:
+            raise WrongServer(
+                f"{self.url} serves {', '.join(names) or 'nothing'}: name one by {self._setting}"
+            )
+        self.model = self._name or names[0]
+        if self.model not in names:
+            raise WrongServer(
+                f"{self.url} serves {', '.join(names) or 'nothing'}, not {self._setting} = "
+                f"{self.model!r}"
+            )
+        self.context = int(models[names.index(self.model)].get("max_model_len") or 0)
+
+    async def _models(self) -> list[Json]:
+        response = await self._get(MODELS)
+        if response.status_code in KEY_NEEDED:
+            raise WrongServer(
+                f"{self.url} wants another key (status {response.status_code} of {MODELS})"
+            )
+        if response.is_server_error:
+            raise self.lose(f"status {response.status_code}")
+        try:
+            listed = response.json()["data"]
+            return [dict(model) for model in listed]
+        except (ValueError, LookupError, TypeError):
+            kind = response.headers.get("content-type", "").partition(";")[0] or "nothing"
+            raise WrongServer(
+                f"{self.url}: no OpenAI-compatible server, it answers {MODELS} with status "
+                f"{response.status_code} and {kind}"
+            ) from None
+
+    async def _learn_cache(self) -> None:
+        """What vLLM says of its KV cache; any other server's is not known."""
+        for family in text_string_to_metric_families(await self.metrics()):
+            if family.name.startswith(CONFIG):
+                labels = family.samples[0].labels
+                self.block = _number(labels.get("block_size")) or 1
+                self.kv_tokens = self.block * _number(labels.get("num_gpu_blocks"))
+
+    async def _get(self, path: str) -> httpx.Response:
+        try:
+            return await self._request("GET", path, timeout=self._probe)
+        except httpx.TimeoutException as error:  # busy: what it draws is on its way
+            raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
+        except httpx.HTTPError as error:
+            if speaks_otherwise(error):
+                raise WrongServer(f"{self.url}: no HTTP server: {reason_of(error)}") from error
+            raise self.lose(error) from error
+
+
+def _number(label: str | None) -> int:
+    return int(label) if label and label.isdecimal() else 0

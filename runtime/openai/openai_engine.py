@@ -1,0 +1,317 @@
+"""The openai engine: ``search.engine.Engine`` over any OpenAI-compatible servers, vLLM first."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from runtime.accounting import no_flops
+from runtime.embedders.endpoint import Endpoint
+from runtime.embedders.lexical import embed_texts
+from runtime.judge import Judge
+from runtime.openai.completion_sampler import COMPLETIONS, CompletionSampler
+from runtime.openai.completion_server import CompletionServer
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
+from runtime.openai.openai_search import OpenaiSearch
+from runtime.openai.reward_requests import PathsRequest, reward_request, trial_path
+from runtime.openai.served_reward_model import ServedRewardModel
+from runtime.openai.server_dialect import SEEDS, Dialect, trial
+from runtime.openai.server_load import read_metrics
+from runtime.reward_format import reward_format
+from runtime.reward_reader import overhead_of
+from runtime.servers.fleet import Fleet, wait_for
+from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
+from runtime.servers.request_costs import RequestCosts
+from runtime.servers.routing import Routing
+from runtime.servers.server_errors import WrongServer
+from runtime.text import Text
+from search.counters import Counters, EngineCounters, combined
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+Scorer = ServedRewardModel | PolicyJudge[OpenaiSearch] | LikelihoodScorer[OpenaiSearch]
+TRIED = "Three and four are"
+"""What a policy server goes on from, to show how it speaks."""
+WATCH_SECONDS = 1.0
+"""Between looks at servers that are up."""
+
+
+class OpenaiEngine:
+    """A client of servers that speak OpenAI's completions; make it with ``start``. Belongs to the
+    event loop it started in.
+
+    The servers own the KV. A search stays on one of each kind, and goes on from its token ids on
+    another one when that is lost.
+    """
+
+    def __init__(self, options: OpenaiOptions) -> None:
+        """Raises ValueError or RewardMissing for options that cannot be met."""
+        self._options = options
+        self._routing = Routing(options.routing)
+        self._form = reward_format(options.reward_format)
+        self._text = Text(options.policy.checkpoint)
+        self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
+        reward = options.reward if self._form.needs_model else None
+        self._reward_text = Text(reward.checkpoint) if reward else None
+        self._request: PathsRequest | None = (
+            reward_request(self._form, self._reward_text, self._text) if self._reward_text else None
+        )
+        self._dialects: dict[CompletionServer, Dialect] = {}
+        self._policy = self._fleet("policy", options.policy)
+        self._rewards = self._fleet("reward", reward)
+        self._searches: dict[str, OpenaiSearch] = {}
+        self._past = Counters()
+        self._peak = 0
+        self._watching: asyncio.Task[None] | None = None
+        self._endpoint = Endpoint(options.endpoint) if options.endpoint else None
+        self._embed_texts = embed_texts
+
+    @classmethod
+    async def start(cls, options: OpenaiOptions) -> OpenaiEngine:
+        """Wait until every server answers, and find out what it is and how it speaks.
+
+        Raises what is wrong with the options or a server: ValueError, OSError, RewardMissing;
+        EngineDown for a server that does not answer in ``start_seconds``.
+        """
+        engine = cls(options)
+        try:
+            await engine._meet()
+            engine._watching = asyncio.create_task(engine._watch())
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; constant while it lives."""
+        return self._capabilities
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw one step for each branch, in the order asked."""
+        return await self._sampler.expand(self._search(tree), branches, sampling)
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, unrounded."""
+        for trajectory in trajectories:
+            if not trajectory.steps or not all(trajectory.steps):
+                raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
+        return await self._scorer.score(self._search(tree), prompt, question, trajectories)
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """One vector for the last step of each trajectory, from its text."""
+        texts = [trajectory.texts[-1] for trajectory in trajectories]
+        if self._endpoint is not None:
+            return await self._endpoint.embed_texts(texts)
+        return await asyncio.to_thread(self._embed_texts, texts)
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """What died is not held any more; servers take no hints."""
+        self._search(tree).costs.mark_dead(hint.dead)
+
+    async def release(self, tree: str) -> Counters:
+        """Stop what is under way for a tree; what it cost, all zero for one never seen."""
+        search = self._searches.pop(tree, None)
+        if search is None:
+            return Counters()
+        await search.tasks.stop()
+        counters = search.costs.counters
+        self._past += counters
+        self._routing.check(counters.expected_tokens, counters.rehydrated_tokens)
+        await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
+        return counters
+
+    async def abort(self, tree: str) -> None:
+        """Stop everything under way for a tree: those calls raise EngineError."""
+        await self.release(tree)
+
+    async def usage(self) -> Usage:
+        """Of vLLM what its metrics say; of any other server what was asked of it."""
+        policy, reward = await asyncio.gather(
+            read_metrics(self._policy.replicas), read_metrics(self._rewards.replicas)
+        )
+        self._policy.up()
+        self._peak = max(self._peak, policy.used)
+        searches = (search.costs.counters for search in self._searches.values())
+        return Usage(
+            kv_tokens_active=policy.used,
+            kv_tokens_capacity=self._policy.kv_tokens,
+            kv_tokens_peak=self._peak,
+            prm_kv_tokens_active=reward.used,
+            prm_kv_tokens_capacity=self._rewards.kv_tokens,
+            running=policy.running,
+            waiting=policy.waiting,
+            totals=EngineCounters.of(
+                combined(Counters, (self._past, *searches)),
+                sent_again=self._policy.sent_again + self._rewards.sent_again,
+            ),
+        )
+
+    async def health(self) -> None:
+        """Raise EngineDown unless a server of each model is there."""
+        fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
+        await asyncio.gather(*(fleet.check() for fleet in fleets))
+
+    async def close(self) -> None:
+        """Stop what is under way and close all connections; the servers go on."""
+        if self._watching is not None:
+            self._watching.cancel()
+        searches = list(self._searches.values())
+        self._searches.clear()
+        await asyncio.gather(*(search.tasks.stop() for search in searches))
+        await self._policy.close()
+        await self._rewards.close()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    async def _watch(self) -> None:
+        """Look at the servers now and then, so that one that stands still is noticed."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            with suppress(EngineError):
+                await self.health()
+
+    def _search(self, tree: str) -> OpenaiSearch:
+        if tree not in self._searches:
+            self._searches[tree] = OpenaiSearch(tree, RequestCosts())
+        return self._searches[tree]
+
+    def _fleet(self, what: str, model: ServedModel | None) -> Fleet[CompletionServer]:
+        """The servers of a kind; none where none is needed."""
+        options = self._options
+        servers = [
+            CompletionServer(
+                url,
+                options.times,
+                model.name,
+                model.all_headers(),
+                self._try_policy if what == "policy" else self._try_reward,
+                setting=f"{what}_name",
+            )
+            for model in ([model] if model else [])
+            for url in model.urls
+        ]
+        return Fleet(what, servers, options.recovery_seconds, self._routing)
+
+    async def _try_policy(self, server: CompletionServer) -> None:
+        """How it speaks; said once where that is less than trees need."""
+        prompt = self._text.encode(TRIED)
+        answers = [await self._tried(server, COMPLETIONS, trial(prompt, seed)) for seed in SEEDS]
+        dialect = Dialect.of(server.url, answers, self._text)
+        if not dialect.logprobs:
+            raise WrongServer(f"{server.url}: its completions tell no log-probabilities")
+        if server not in self._dialects:
+            if not dialect.seeds:
+                log.warning("%s does not heed seeds: trees are drawn anew each time", server.url)
+            if not dialect.cached:
+                log.info(
+                    "%s does not tell what was cached (vLLM: --enable-prompt-tokens-details)",
+                    server.url,
+                )
+        self._dialects[server] = dialect
+
+    async def _try_reward(self, server: CompletionServer) -> None:
+        """Whether it gives rewards in the format."""
+        assert self._request is not None, "a reward server is asked in a format"
+        body = self._request.body([trial_path(self._request)])
+        try:
+            self._request.rewards(await self._tried(server, self._request.route, body))
+        except EngineError as error:
+            if server.up:
+                raise WrongServer(f"{server.url}: {error}") from error
+            raise
+
+    async def _tried(self, server: CompletionServer, path: str, body: Any) -> Any:
+        """The answer to a trial. Raises WrongServer where it is refused."""
+        try:
+            return await server.ask(path, body)
+        except EngineError as error:
+            if not server.up and not isinstance(error, WrongServer):
+                raise
+            raise WrongServer(f"{server.url}{path}: {error}") from error
+
+    async def _meet(self) -> None:
+        """Wait for the servers, and build what depends on what they are."""
+        options = self._options
+        try:
+            async with asyncio.TaskGroup() as meetings:
+                for fleet in (self._policy, self._rewards):
+                    for server in fleet.replicas:
+                        meetings.create_task(wait_for(server, fleet.what, options.start_seconds))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None  # what one server is will not get better
+        if options.embedder == "encoder" and options.encoder is not None:
+            from runtime.embedders.encoder import Encoder
+
+            encoder = await asyncio.to_thread(Encoder, options.encoder)
+            self._embed_texts = encoder.embed_texts
+        context = _context(self._policy, self._text)
+        self._sampler = CompletionSampler(
+            self._policy, self._text, context=context, top=options.top
+        )
+        self._scorer = self._make_scorer()
+        seeded = all(dialect.seeds for dialect in self._dialects.values())
+        models = {"policy": str(options.policy.checkpoint)}
+        if self._reward_text is not None:
+            models["prm"] = str(self._reward_text.checkpoint)
+        self._capabilities = Capabilities(
+            engine="openai",
+            models=models,
+            exact=False,
+            seeded=seeded,
+            scores=True,
+            embeds=options.embedder,
+            context_tokens=context,
+            fingerprint=self._fingerprint(),
+            score_tokens=self._overhead(),
+            outcome=self._form.outcome,
+        )
+
+    def _make_scorer(self) -> Scorer:
+        if self._judge is not None:
+            return PolicyJudge(self._sampler, self._judge)
+        if self._request is None or self._reward_text is None:
+            return LikelihoodScorer(self._sampler)
+        context = _context(self._rewards, self._reward_text)
+        return ServedRewardModel(self._rewards, self._request, context=context, flops=no_flops)
+
+    def _overhead(self) -> tuple[int, int]:
+        if self._request is not None:
+            return overhead_of(self._request.paths)
+        return (0, 0) if self._judge is None else self._judge.overhead()
+
+    def _fingerprint(self) -> str:
+        """``openai-`` and 16 hex digits over what a tree depends on besides its request."""
+        options = self._options
+        named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
+        servers = (*self._policy.replicas, *self._rewards.replicas)
+        named += [server.model for server in servers]
+        digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
+        return f"openai-{digest[:16]}"
+
+
+def _context(fleet: Fleet[CompletionServer], text: Text) -> int:
+    """The most tokens that all servers take."""
+    return min([text.context, *(server.context for server in fleet.replicas if server.context)])

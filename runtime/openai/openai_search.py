@@ -1,0 +1,54 @@
+"""A search under way on OpenAI-compatible servers: what it has drawn, read and cost."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runtime.openai.completion_server import CompletionServer
+from runtime.reward_format import Spelt
+from runtime.servers.request_costs import Path, RequestCosts
+from runtime.servers.search_tasks import SearchTasks
+
+SALT_BYTES = 24
+
+
+@dataclass(eq=False, slots=True)
+class OpenaiSearch:
+    """What is known of one search.
+
+    ``read``: the paths that its policy server has had in its cache; ``logprobs``: of each path the
+    last step's sum and number of tokens; ``spelt``: what the reward model reads of its steps.
+    """
+
+    tree: str
+    costs: RequestCosts
+    prompt: Path = ()
+    read: set[Path] = field(default_factory=set)
+    logprobs: dict[Path, tuple[float, int]] = field(default_factory=dict)
+    spelt: Spelt = field(default_factory=dict)
+    tasks: SearchTasks = field(default_factory=SearchTasks)
+    _server: tuple[CompletionServer, int] | None = None
+
+    def apart(self) -> OpenaiSearch:
+        """The same search with costs and paths of their own: stopped with it."""
+        costs = RequestCosts(self.costs.flops)
+        return replace(self, costs=costs, prompt=(), read=set(), logprobs={}, _server=None)
+
+    def on(self, server: CompletionServer) -> None:
+        """The next request goes there; another server than the last has read nothing yet, nor has
+        one that was lost since."""
+        life = server, server.failures
+        if life != self._server:
+            self.read.clear()
+        self._server = life
+
+    def salt(self) -> dict[str, Any]:
+        """What keeps cached tokens, and what their timing tells, within an API key's searches."""
+        namespace = self.tree.rpartition("/")[0]
+        if not namespace:
+            return {}
+        return {
+            "cache_salt": hashlib.blake2b(namespace.encode(), digest_size=SALT_BYTES).hexdigest()
+        }

@@ -1,0 +1,142 @@
+"""How a server is asked for the rewards of paths, and how its answer becomes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runtime.openai.server_dialect import NAMED_ID
+from runtime.reward_format import Paths, RewardFormat
+from runtime.reward_reader import Softmax, classes_share, paths_of, sigmoid
+from runtime.servers.request_costs import Path
+from runtime.text import Text
+from search.engine import EngineError, RewardMissing, Trajectory
+
+Json = Mapping[str, Any]
+TOP = 20
+"""Likeliest tokens among which a server that takes no ``logprob_token_ids`` tells the verdicts."""
+
+
+class PathsRequest(Protocol):
+    """A request for several paths, read at their last tokens; nothing that is drawn is kept."""
+
+    @property
+    def paths(self) -> Paths:
+        """How a path is spelt."""
+        ...
+
+    @property
+    def route(self) -> str:
+        """Where the request goes."""
+        ...
+
+    def body(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """The body, but for the model's name."""
+        ...
+
+    def rewards(self, answer: Json) -> list[float]:
+        """In [0, 1], one a path. Raises EngineError for an answer that does not hold them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """A causal model's log-probabilities of its two verdicts, by completions."""
+
+    paths: Paths
+    softmax: Softmax
+    pieces: Sequence[bytes]
+    route: str = "/v1/completions"
+
+    def body(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """One token is drawn, as most servers draw at least one."""
+        return {
+            "prompt": [list(path) for path in paths],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": TOP,
+            "logprob_token_ids": [self.softmax.good, self.softmax.bad],
+            "return_tokens_as_token_ids": True,
+        }
+
+    def rewards(self, answer: Json) -> list[float]:
+        """Of the first position of each choice."""
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        return [self._share(choice) for choice in choices]
+
+    def _share(self, choice: Json) -> float:
+        told = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
+        good, bad = (
+            self._logprob(told[0], token) for token in (self.softmax.good, self.softmax.bad)
+        )
+        if good is None or bad is None:
+            missing = self.softmax.bad if good is not None else self.softmax.good
+            raise EngineError(
+                f"the reward server told no log-probability of verdict {missing}; of vLLM every "
+                f"token's is asked for, of others the {TOP} likeliest"
+            )
+        return self.softmax.share(good, bad)
+
+    def _logprob(self, told: Mapping[str, float], token: int) -> float | None:
+        named = told.get(f"{NAMED_ID}{token}")
+        return told.get(self.pieces[token].decode(errors="replace")) if named is None else named
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOutputs:
+    """The outputs of a reward model's own head, by vLLM's pooling: the last row of each path.
+
+    One output is a value, read over ``scale``; of several ``label`` is taken.
+    """
+
+    paths: Paths
+    form: RewardFormat
+    route: str = "/pooling"
+
+    def body(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """The head's raw outputs."""
+        return {"input": [list(path) for path in paths], "use_activation": False}
+
+    def rewards(self, answer: Json) -> list[float]:
+        """Of the last row of each path."""
+        items = sorted(answer["data"], key=lambda item: item["index"])
+        return [self._reward(item["data"]) for item in items]
+
+    def _reward(self, rows: Sequence[Any]) -> float:
+        if not rows:
+            raise EngineError(
+                f"the reward server gave no outputs for a path that ends with {self.form.tag!r}: "
+                "does its pooler read another tag? (vLLM: --pooler-config '{\"step_tag_id\": ID}')"
+            )
+        outputs = rows[-1] if isinstance(rows[-1], list) else rows
+        several = self.form.reads == "classes"
+        if several != (len(outputs) > max(1, self.form.label)):
+            wanted = f"more than {max(1, self.form.label)} outputs" if several else "one output"
+            raise EngineError(
+                f"the reward server's head has {len(outputs)} outputs; {wanted} needed"
+            )
+        if several:
+            return classes_share(outputs, self.form.label)
+        return sigmoid(outputs[0] / self.form.scale)
+
+
+def reward_request(form: RewardFormat, text: Text, policy: Text) -> PathsRequest:
+    """For a reward model's ``text`` beside the policy's.
+
+    Raises RewardMissing for a tag or a verdict that is not there, or that no server gives.
+    """
+    paths = paths_of(form, text, policy)
+    if form.reads == "softmax":
+        return Verdicts(paths, Softmax.of(form, text), text.pieces)
+    if form.reads_hidden:
+        return PooledOutputs(paths, form)
+    raise RewardMissing(
+        f"reward_format {form.name!r}: reads {form.reads!r}, which OpenAI-compatible servers do "
+        "not give: use the embedded engine, or serve the model as a classifier"
+    )
+
+
+def trial_path(request: PathsRequest) -> Path:
+    """A path of one step that a reward server must be able to score."""
+    return request.paths.path((0,), "?", Trajectory(0, ((0,),), ("a",)), {})

@@ -1,0 +1,74 @@
+"""Scores trajectories on the reward model's servers: a round is one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.accounting import Flops, sum_of_contexts
+from runtime.openai.completion_server import CompletionServer, Json
+from runtime.openai.openai_search import OpenaiSearch
+from runtime.openai.reward_requests import PathsRequest
+from runtime.openai.server_dialect import cached_tokens
+from runtime.servers.fleet import Fleet
+from runtime.servers.request_costs import Path
+from search.engine import EngineError, PrefixTooLong, Trajectory
+
+
+class ServedRewardModel:
+    """A prefill a path, read at its last token."""
+
+    def __init__(
+        self,
+        fleet: Fleet[CompletionServer],
+        request: PathsRequest,
+        *,
+        context: int,
+        flops: Flops,
+    ) -> None:
+        """``context``: most tokens of a path."""
+        self._fleet = fleet
+        self._request = request
+        self._context = context
+        self._flops = flops
+
+    async def score(
+        self,
+        search: OpenaiSearch,
+        prompt: Path,
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward a trajectory; paths that are alike are read once."""
+        spell = self._request.paths.path
+        paths = [spell(prompt, question, t, search.spelt) for t in trajectories]
+        for path in paths:
+            if len(path) > self._context:
+                raise PrefixTooLong(
+                    f"a trajectory of {len(path)} tokens does not fit the reward model's context "
+                    f"of {self._context}"
+                )
+        unlike = list(dict.fromkeys(paths))
+        (rewards,) = await search.tasks.together(search.tree, [self._ask(search, prompt, unlike)])
+        by_path = dict(zip(unlike, rewards, strict=True))
+        return [by_path[path] for path in paths]
+
+    async def _ask(self, search: OpenaiSearch, prompt: Path, paths: Sequence[Path]) -> list[float]:
+        async def ask(server: CompletionServer) -> Json:
+            return await server.ask(self._request.route, self._request.body(paths))
+
+        if not paths:
+            return []
+        answer = await self._fleet.ask(search.tree, prompt, ask)
+        rewards = self._request.rewards(answer)
+        if len(rewards) != len(paths):
+            raise EngineError(f"the reward server answered {len(rewards)} of {len(paths)} paths")
+        self._count(search, paths, cached_tokens(answer) or 0)
+        return rewards
+
+    def _count(self, search: OpenaiSearch, paths: Sequence[Path], cached: int) -> None:
+        """``cached``: as servers tell it of a list, of one of its paths."""
+        tokens = sum(map(len, paths))
+        search.costs.counters.model_calls += 1
+        search.costs.counters.prm_tokens += tokens - cached
+        contexts = sum(sum_of_contexts(0, len(path)) for path in paths)
+        search.costs.counters.flops += self._flops(tokens, contexts, len(paths))

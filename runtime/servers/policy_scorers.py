@@ -1,0 +1,126 @@
+"""Rewards that the policy itself gives, on whatever servers it is: as a judge, or by likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping, Sequence
+from typing import Generic, Protocol, Self, TypeVar
+
+from runtime.judge import Judge
+from runtime.servers.drawn_step import DrawnStep
+from runtime.servers.request_costs import RequestCosts
+from search.engine import Branch, Sampling, Trajectory
+
+Path = tuple[int, ...]
+
+
+class ServedSearch(Protocol):
+    """A search under way on servers. ``logprobs``: of each path the last step's sum and number of
+    tokens."""
+
+    prompt: Path
+
+    @property
+    def costs(self) -> RequestCosts:
+        """What it has cost."""
+        ...
+
+    @property
+    def logprobs(self) -> MutableMapping[Path, tuple[float, int]]:
+        """Of each path the last step's sum and number of tokens."""
+        ...
+
+    def apart(self) -> Self:
+        """The same search with costs and paths of their own: stopped with it."""
+        ...
+
+
+S = TypeVar("S", bound=ServedSearch, contravariant=True)
+
+
+class PolicySampler(Protocol[S]):
+    """Draws and reads on the policy's servers."""
+
+    async def sample(
+        self, search: S, branches: Sequence[Branch], sampling: Sampling, /
+    ) -> Sequence[DrawnStep]:
+        """Each branch's step; none of them joins the search's paths."""
+        ...
+
+    async def sum_logprobs(
+        self, search: S, paths: Sequence[Path], start: int, /
+    ) -> list[tuple[float, int]]:
+        """Of each path's tokens from position ``start`` on: the sum, and how many they are."""
+        ...
+
+
+class PolicyJudge(Generic[S]):
+    """Asks the policy itself, by a judge's template."""
+
+    def __init__(self, sampler: PolicySampler[S], judge: Judge) -> None:
+        self._sampler = sampler
+        self._judge = judge
+
+    async def score(
+        self, search: S, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """One reward a trajectory; the verdicts' tokens are not the search's steps."""
+        del prompt  # the judge's template has one of its own
+        judge, judged = self._judge, search.apart()
+        branches = [branch for t in trajectories for branch in self._votes(question, t)]
+        drawings = await self._sampler.sample(judged, branches, judge.sampling)
+        texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
+        votes, spent = judge.form.votes, judged.costs.counters
+        ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
+        search.costs.counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
+        search.costs.counters.prm_tokens += spent.prefilled_tokens + spent.decoded_tokens
+        search.costs.counters.flops += spent.flops
+        search.costs.counters.model_calls += max((len(d.tokens) for d in drawings), default=0)
+        return [judgement.reward for judgement in ruled]
+
+    def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
+        judge, node = self._judge, trajectory.node
+        prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
+        return [
+            Branch(node, vote, prompt, seed, limit, -1)
+            for vote, seed in enumerate(judge.seeds(trajectory))
+        ]
+
+
+class LikelihoodScorer(Generic[S]):
+    """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
+
+    def __init__(self, sampler: PolicySampler[S]) -> None:
+        self._sampler = sampler
+
+    async def score(
+        self, search: S, prompt: Path, question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """One reward a trajectory; ``question`` is in the prompt."""
+        del question
+        search.prompt = search.prompt or prompt
+        paths = [_path(prompt, trajectory.steps) for trajectory in trajectories]
+        sums: dict[Path, tuple[float, int]] = {}
+        for path, trajectory in zip(paths, trajectories, strict=True):
+            known = _known(search, prompt, trajectory.steps)
+            sums |= {} if known is None else {path: known}
+        unknown = [path for path in paths if path not in sums]
+        read = await self._sampler.sum_logprobs(search, unknown, len(prompt))
+        sums |= zip(unknown, read, strict=True)
+        return [math.exp(total / tokens) for total, tokens in map(sums.__getitem__, paths)]
+
+
+def _path(prompt: Path, steps: Sequence[Path]) -> Path:
+    return (*prompt, *(token for step in steps for token in step))
+
+
+def _known(search: ServedSearch, prompt: Path, steps: Sequence[Path]) -> tuple[float, int] | None:
+    """The sum of log-probabilities of steps drawn here and their tokens; None if one was not."""
+    path, total, tokens = prompt, 0.0, 0
+    for step in steps:
+        path = (*path, *step)
+        known = search.logprobs.get(path)
+        if known is None:
+            return None
+        total, tokens = total + known[0], tokens + known[1]
+    return total, tokens

@@ -1,0 +1,64 @@
+"""What a search costs on servers, by what its requests say, and the paths it may come back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runtime.accounting import Flops, LivePaths, no_flops, sum_of_contexts
+from search.counters import Counters
+
+Path = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RequestCosts:
+    """One search's costs, and the paths that it may come back to; ``flops``: of its policy."""
+
+    flops: Flops = no_flops
+    counters: Counters = field(default_factory=Counters)
+    _held: int = 0
+    _alive: LivePaths[Path] = field(default_factory=LivePaths)
+    _own: dict[Path, int] = field(default_factory=dict)
+
+    def read(self, tokens: int, cached: int, *, known: bool, block: int = 1) -> None:
+        """A request's prefix was read, all but its ``cached`` first tokens.
+
+        ``known``: all but the last token was in the cache once; that one, drawn but never read,
+        belongs to decoding. ``block``: the server caches so many tokens together or none.
+        """
+        fresh = tokens - cached
+        expected = max(0, tokens - 1) // block * block if known else 0
+        again = max(0, expected - cached)
+        self.counters.cached_tokens += cached
+        self.counters.expected_tokens += expected
+        self.counters.prefilled_tokens += max(0, fresh - 1) if known else fresh
+        self.counters.rehydrated_tokens += again
+        self.counters.rehydrations += again > 0
+        self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)
+
+    def add_decoded(self, prefix: int, tokens: int) -> None:
+        """So many tokens were drawn after a prefix that was read."""
+        self.counters.decoded_tokens += tokens
+        self.counters.flops += self.flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
+
+    def hold(self, node: int, path: Path, own: int) -> None:
+        """The search may come back to this node, whose last ``own`` tokens are its step."""
+        if self._alive.add(node, path):
+            self._own[path] = own
+            self._held += own
+            self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held)
+
+    def mark_dead(self, nodes: Iterable[int]) -> None:
+        """The search will not come back to these."""
+        for path in self._alive.mark_dead(nodes):
+            self._held -= self._own.pop(path)
+
+    @property
+    def held(self) -> int:
+        """Tokens of the live steps, prompt included."""
+        return self._held
+
+    def knows(self, path: Path) -> bool:
+        """Whether a live step ends there."""
+        return path in self._alive
