@@ -41,7 +41,7 @@ from server.gpus import Gpu, local_gpu
 from server.launch_memory import DEFAULT_SHARES, room_on
 from server.model_download import is_whole, with_models
 from server.model_settings import bundled
-from server.setting_types import RUNNING
+from server.setting_types import OTHERS_RUN
 from server.settings import Settings, SettingsError, load_settings
 
 HALF, FLOAT = 2, 4
@@ -151,7 +151,11 @@ def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
             _ = Text(folder).vocab_size
         except (ValueError, OSError) as error:
             yield str(error)
-        if settings.engine_way != RUNNING and hub_name(folder) is None and not is_whole(folder):
+        if (
+            settings.engine_way not in OTHERS_RUN
+            and hub_name(folder) is None
+            and not is_whole(folder)
+        ):
             yield f"{folder}: holds no weights, or not all of them"
         elif is_whole(folder):
             try:

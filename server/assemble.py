@@ -19,6 +19,7 @@ from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedded.options import EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
+from runtime.openai.openai_engine import OpenaiEngine
 from runtime.reward_format import REWARD_FORMATS, reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
@@ -31,6 +32,7 @@ from server.gpus import Gpu, local_gpu
 from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
+from server.openai_assembly import openai_options
 from server.service import own_version
 from server.setting_types import EMBEDDED, LAUNCHED
 from server.settings import (
@@ -96,6 +98,10 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
             verifier = await _verifier(settings, started)
             if settings.engine == "sglang":
                 engine, restartable = await _sglang_engine(settings, started)
+            elif settings.engine == "openai":
+                engine = await _openai_engine(settings)
+                restartable = None
+                started.push_async_callback(engine.close)
             else:
                 options = replace(engine_options(settings), attention=attention)
                 engine = restartable = await EmbeddedEngine.start(options)
@@ -149,7 +155,7 @@ def _text(value: Any) -> Any:
 
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """What forward passes of the policy, of the reward model and for embedding cost."""
-    if settings.engine == "sglang":
+    if settings.engine != "embedded":
         prm = settings.reward_model
         return known_flops(settings.policy_model), known_flops(prm) if prm else no_flops, no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
@@ -257,6 +263,13 @@ def sglang_options(
     )
 
 
+async def _openai_engine(settings: Settings) -> OpenaiEngine:
+    """Raises SettingsError naming the key that is wrong, EngineDown for a server not there."""
+    form, embedder = _format(settings), _embedder(settings)
+    options = openai_options(settings, form, embedder, endpoint_options(settings))
+    return await OpenaiEngine.start(options)
+
+
 def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOptions]:
     """The policy's server, and the reward model's where the format reads one; for ``gpu``, or the
     first one here.
@@ -306,7 +319,7 @@ def _format(settings: Settings) -> str:
     Raises SettingsError for what is the embedded engine's alone.
     """
     if settings.kv_policy == "full":
-        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': SGLang evicts; lru or arborkv is needed")
+        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; lru or arborkv is needed")
     form = known_format(settings)
     if reward_format(form).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
@@ -317,7 +330,7 @@ def _format(settings: Settings) -> str:
 def _embedder(settings: Settings) -> EmbedderName:
     if settings.embedder == "hidden":
         raise SettingsError(
-            f"{PREFIX}EMBEDDER = 'hidden': SGLang gives no hidden states away; "
+            f"{PREFIX}EMBEDDER = 'hidden': servers give no hidden states away; "
             "lexical, encoder or endpoint is needed"
         )
     return settings.embedder

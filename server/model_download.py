@@ -15,7 +15,7 @@ from models.catalog import hub_name, public_policy
 from runtime.checkpoint import config_of
 from server.assemble import known_format
 from server.model_settings import bundled
-from server.setting_types import RUNNING
+from server.setting_types import OTHERS_RUN
 from server.settings import Settings, SettingsError, option, settings_by_name, variable
 
 log = logging.getLogger("hedgerow")
@@ -37,7 +37,7 @@ def with_models(settings: Settings, *, weights: bool = True) -> Settings:
     tried and how to go on.
     """
     settings = _made(settings)
-    weights = weights and settings.engine_way != RUNNING
+    weights = weights and settings.engine_way not in OTHERS_RUN
     for patterns in (DESCRIPTION, (WEIGHTS,)) if weights else (DESCRIPTION,):
         missing = {
             key: name for key in _read(settings) if (name := _missing(settings, key, weights))

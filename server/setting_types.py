@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from models.bundled import BUNDLED_MODELS
 from runtime.profiles import PROFILES
@@ -22,14 +23,38 @@ from server.model_settings import (
     served_name,
 )
 
+PREFIX = "HEDGEROW_"
 EMBEDDED = "--engine embedded"
 LAUNCHED = "--engine sglang --launch"
 RUNNING = "--engine sglang with --policy-url"
-ON_SGLANG = (RUNNING, LAUNCHED)
-EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING)
+OPENAI = "--engine openai"
+OTHERS_RUN = (RUNNING, OPENAI)
+ON_SERVERS = (RUNNING, LAUNCHED, OPENAI)
+ON_OWN_ENGINES = (EMBEDDED, LAUNCHED, RUNNING)
+EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING, OPENAI)
 """To run an engine."""
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.\w+)*:[^\W\d]\w*(?:\.\w+)*")
+HEADER = re.compile(r"[A-Za-z0-9-]+")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class DeclaredSettings(BaseSettings):
+    """Fields that ``setting`` declares."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        enable_decoding=False,
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: Any, *_: Any, **others: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """By name alone: ``load_settings`` reads the environment."""
+        return (init_settings,)
 
 
 def setting(
@@ -160,6 +185,19 @@ def _by_commas(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def headers_of(text: str) -> dict[str, str]:
+    """``Name: value``, several by commas. Raises ValueError for anything else."""
+    parts = [part.partition(":") for part in text.split(",") if part.strip()]
+    if not all(colon and HEADER.fullmatch(name.strip()) for name, colon, _ in parts):
+        raise ValueError("Name: value is needed, several by commas")
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def _headers(secret: SecretStr) -> SecretStr:
+    headers_of(secret.get_secret_value())
+    return secret
+
+
 def _url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r} must start with http:// or https://")
@@ -182,6 +220,9 @@ DraftWidths = Annotated[
 ]
 LoadSizes = Annotated[tuple[Positive, Positive, Positive], BeforeValidator(_by_commas)]
 Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_by_commas)]
+OptionalHeaders = Annotated[
+    Annotated[SecretStr, AfterValidator(_headers)] | None, BeforeValidator(_optional)
+]
 OptionalShares = Annotated[
     Annotated[tuple[Share, Share], BeforeValidator(_by_commas)] | None, BeforeValidator(_optional)
 ]
@@ -194,6 +235,6 @@ OptionalCheckpoint = Annotated[
     Annotated[Path, AfterValidator(checkpoint)] | None, BeforeValidator(_optional)
 ]
 ServedName = Annotated[str, AfterValidator(_served)]
-EngineName = Annotated[Literal["auto", "embedded", "sglang"], AfterValidator(_engine)]
+EngineName = Annotated[Literal["auto", "embedded", "sglang", "openai"], AfterValidator(_engine)]
 LaunchPython = Annotated[Path, AfterValidator(_python)]
 OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]

@@ -12,10 +12,7 @@ from typing import Any, Literal
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
-    BaseSettings,
     EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
 )
 
 from models.bundled import SPRIG_FOLDER
@@ -29,22 +26,27 @@ from runtime.embedded.choices import (
 )
 from runtime.servers.routing import PATTERN
 from search.spec import AnswerRule
+from server.http_settings import HttpSettings, LimitSettings
 from server.model_settings import AUTO
 from server.setting_types import (
     EMBEDDED,
     LAUNCHED,
-    ON_SGLANG,
+    ON_OWN_ENGINES,
+    ON_SERVERS,
+    OPENAI,
+    OTHERS_RUN,
+    PREFIX,
     RUNNING,
+    DeclaredSettings,
     DraftCheckpoint,
     DraftWidths,
     EngineName,
     FormatName,
-    FrontEndName,
     LaunchPython,
     LoadSizes,
-    Names,
     OptionalCheckpoint,
     OptionalFile,
+    OptionalHeaders,
     OptionalPath,
     OptionalSecret,
     OptionalShares,
@@ -57,7 +59,6 @@ from server.setting_types import (
     setting,
 )
 
-PREFIX = "HEDGEROW_"
 API_KEY = "api_key"
 """The one variable that is for clients: ``--url`` sends it."""
 UNKNOWN_DEFAULT = "default_factory_not_called"
@@ -71,24 +72,7 @@ def _shipped_theta(values: dict[str, Any]) -> Path | None:
     return path if bundled and path.is_file() else None
 
 
-class _Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        enable_decoding=False,
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: Any, *_: Any, **others: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """By name alone: ``load_settings`` reads the environment."""
-        return (init_settings,)
-
-
-class ModelSettings(_Settings):
+class ModelSettings(DeclaredSettings):
     """The models, and what runs them. A table of ``models_file`` may set those of one model."""
 
     revision: str | None = setting(None, "of a policy model on the hub: branch, tag or commit")
@@ -122,27 +106,38 @@ class ModelSettings(_Settings):
 
     policy_urls: Urls = setting(
         (),
-        "SGLang servers of the policy model",
-        on=(RUNNING,),
+        "servers of the policy model",
+        on=OTHERS_RUN,
         flag="--policy-url",
     )
     reward_urls: Urls = setting(
         (),
-        "SGLang servers of the reward model",
-        on=(RUNNING,),
+        "servers of the reward model",
+        on=OTHERS_RUN,
         flag="--reward-url",
     )
+    policy_name: str | None = setting(
+        None, "what the policy's servers call it; none: the only one they have", on=(OPENAI,)
+    )
+    reward_name: str | None = setting(None, "likewise of the reward model", on=(OPENAI,))
+    policy_key: OptionalSecret = setting(
+        None, "sent to policy_urls as a bearer token", on=(OPENAI,)
+    )
+    reward_key: OptionalSecret = setting(
+        None, "sent to reward_urls as a bearer token", on=(OPENAI,)
+    )
+    server_headers: OptionalHeaders = setting(
+        None, "sent to both: Name: value, by commas", on=(OPENAI,)
+    )
     routing: str = setting(
-        "none", "what routers at the URLs are told", on=(RUNNING,), off="none", pattern=PATTERN
+        "none", "what routers at the URLs are told", on=OTHERS_RUN, off="none", pattern=PATTERN
     )
-    start_seconds: float = setting(
-        600.0, "for SGLang servers to be there at start", on=ON_SGLANG, gt=0
-    )
-    connect_seconds: float = setting(10.0, "to reach a SGLang server", on=ON_SGLANG, gt=0)
-    answer_seconds: float = setting(600.0, "for its answer to one request", on=ON_SGLANG, gt=0)
-    probe_seconds: float = setting(20.0, "for its sign of life", on=ON_SGLANG, gt=0)
+    start_seconds: float = setting(600.0, "for servers to be there at start", on=ON_SERVERS, gt=0)
+    connect_seconds: float = setting(10.0, "to reach a server", on=ON_SERVERS, gt=0)
+    answer_seconds: float = setting(600.0, "for its answer to one request", on=ON_SERVERS, gt=0)
+    probe_seconds: float = setting(20.0, "for its sign of life", on=ON_SERVERS, gt=0)
     recovery_seconds: float = setting(
-        600.0, "that a search waits for a lost one to be back", on=ON_SGLANG, ge=0
+        600.0, "that a search waits for a lost one to be back", on=ON_SERVERS, ge=0
     )
     launch: bool = setting(
         False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
@@ -205,8 +200,15 @@ class ModelSettings(_Settings):
     verify_batch: int = setting(
         0, "sequences whose drafts are checked at once; 0: all", on=(EMBEDDED,), ge=0
     )
-    speculate: bool = setting(False, "idle places decode what rounds may ask for next")
-    lookahead: bool = setting(True, "what is decoded ahead is scored with the step before it")
+    speculate: bool = setting(
+        False, "idle places decode what rounds may ask for next", on=ON_OWN_ENGINES, off=False
+    )
+    lookahead: bool = setting(
+        True,
+        "what is decoded ahead is scored with the step before it",
+        on=ON_OWN_ENGINES,
+        off=False,
+    )
     dedup: bool = setting(
         True, "what several sequences have alike is computed once", on=(EMBEDDED,), off=False
     )
@@ -233,72 +235,6 @@ class ModelSettings(_Settings):
     embeddings_key: SecretStr | None = setting(None, "sent as a bearer token")
 
 
-class HttpSettings(_Settings):
-    """Where it listens, what it logs, and how long it waits."""
-
-    host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "0 lets the system choose", ge=0, le=65535)
-    root_path: str = setting("", "where a proxy shows this server", pattern=r"^(/[^/]+)*$")
-    front_end: FrontEndName = setting("", "its name among several, which ids end with")
-    trusted_proxies: Names = setting((), "whose X-Forwarded headers are read")
-    cors_origins: Names = setting((), "none: CORS is off")
-    log_format: Literal["text", "json"] = setting("text", "of a log line")
-    log_prompts: bool = setting(False, "log what is asked")
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "and what is above")
-    otlp_endpoint: str | None = setting(
-        None, "where spans go, such as http://host:4318", pattern="^https?://"
-    )
-    head_seconds: float = setting(10.0, "for a request's head to come", gt=0)
-    body_seconds: float = setting(60.0, "for a request's body to come", gt=0)
-    body_idle_seconds: float = setting(10.0, "of these without a byte", gt=0)
-    deadline_seconds: float = setting(600.0, "most time for one request", gt=0)
-    keepalive_seconds: float = setting(10.0, "most silence in a stream", gt=0)
-    ready_seconds: float = setting(2.0, "most time for the engine's answer", gt=0)
-    stall_seconds: float = setting(30.0, "without a sign of life: the engine stands still", gt=0)
-    watchdog_seconds: float = setting(1.0, "between looks at the engine", gt=0)
-    restart_attempts: int = setting(20, "most in a row that fail, ever longer apart", ge=1)
-    retry_after_seconds: int = setting(5, "what a refused client is told", ge=1, le=60)
-    retry_seconds: float = setting(
-        10.0, "what fails later is not to be retried by the client itself", gt=0
-    )
-    drain_seconds: int = setting(10, "for running requests at shutdown", ge=1)
-    kept_seconds: float = setting(600.0, "a finished search is kept so long", gt=0)
-    kept_searches: int = setting(256, "most finished searches that are kept", ge=1)
-    kept_bytes: int = setting(64 << 20, "of these together", ge=1024)
-
-
-class LimitSettings(_Settings):
-    """Who may ask, and for how much."""
-
-    api_keys: SecretStr = setting(SecretStr(""), "name:key, by commas")
-    api_keys_file: OptionalPath = setting(None, "TOML, a table a key")
-    metrics_key: OptionalSecret = setting(None, "opens /metrics")
-    admin_key: OptionalSecret = setting(None, "opens /admin; without it: closed")
-    share_cache: bool = setting(False, "cached prefixes serve all keys")
-    max_running: int = setting(64, "requests whose trees grow at once", ge=1)
-    max_queued: int = setting(1024, "requests that may wait", ge=0)
-    key_running: int = setting(64, "of these, of one key", ge=1)
-    key_queued: int | None = setting(
-        None, "of one key; none: half of max_queued, without keys all", ge=0
-    )
-    key_tokens_a_day: int | None = setting(None, "of one key, by UTC", ge=1)
-    key_tokens_total: int | None = setting(None, "of one key, since start", ge=1)
-    max_body_bytes: int = setting(2 << 20, "of one request", ge=1024)
-    max_connections: int = setting(8192, "open at once, idle ones included", ge=1)
-    max_bodies: int = setting(4096, "on their way at once", ge=1)
-    max_bodies_by_address: int = setting(1024, "of these, of one address", ge=1)
-    max_bodies_bytes: int = setting(256 << 20, "of these, and of open requests", ge=1024)
-    max_messages: int = setting(1024, "of one request", ge=1)
-    max_stop_strings: int = setting(16, "of one request", ge=1, le=16)
-    max_choices: int = setting(16, "n of a request", ge=1)
-    max_width: int = setting(1024, "of a search", ge=1, le=1024)
-    max_depth: int = setting(200, "of a search", ge=1, le=200)
-    max_prompt_tokens: int = setting(1 << 20, "of one request", ge=1)
-    max_tree_tokens: int = setting(1 << 20, "of one request's tree", ge=1)
-    default_max_tokens: int = setting(1024, "of one trajectory", ge=1)
-    step_tokens: int = setting(16, "a streamed piece of a plain reply", ge=1)
-
-
 class Settings(LimitSettings, HttpSettings, ModelSettings):
     """What a server is started with. Sizes are in the unit that the name says."""
 
@@ -307,6 +243,8 @@ class Settings(LimitSettings, HttpSettings, ModelSettings):
         """How the engine runs, as ``setting(on=...)`` names it."""
         if self.engine == "embedded":
             return EMBEDDED
+        if self.engine == "openai":
+            return OPENAI
         return RUNNING if self.policy_urls and not self.launch else LAUNCHED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from models.bundled import SPRIG_FOLDER
-from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, RUNNING
+from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, OPENAI, RUNNING
 from server.settings import PREFIX, Settings, SettingsError, declared, load_settings
 
 ACTED_ON_BY = {
@@ -22,6 +22,7 @@ WAYS = {
     EMBEDDED: {"engine": "embedded"},
     LAUNCHED: {"engine": "sglang", "launch": "true"},
     RUNNING: {"engine": "sglang", "policy_urls": "http://a:1", "reward_urls": "http://b:1"},
+    OPENAI: {"engine": "openai", "policy_urls": "http://a:1", "reward_urls": "http://b:1"},
 }
 VALUES = {
     "kv_tokens": "5000",
@@ -57,6 +58,13 @@ VALUES = {
     "reward_args": "--tp-size 2",
     "policy_urls": "http://a:1",
     "reward_urls": "http://a:1",
+    "policy_name": "a",
+    "reward_name": "b",
+    "policy_key": "k",
+    "reward_key": "k",
+    "server_headers": "X-Org: a, X-Team: b",
+    "speculate": "true",
+    "lookahead": "true",
 }
 
 
