@@ -30,6 +30,9 @@ WORDS = "0123456789 +-*/()="
 class Stub:
     """Answers ``/generate`` of one model: tokens follow from those before and from the seed."""
 
+    work = "/generate"
+    """Where requests for work go."""
+
     def __init__(self, pieces: Sequence[bytes], words: Sequence[int], end: int) -> None:
         """``pieces``: every id's bytes; ``words``: the ids to draw; ``end``: the text's last."""
         self._pieces = pieces
@@ -85,20 +88,26 @@ class Stub:
             case _:
                 return [b"{}"]
 
+    def draw(
+        self, ids: Sequence[int], seed: int, most: int, stop: Sequence[str]
+    ) -> tuple[list[int], bool]:
+        """At most so many tokens after these, and whether what stops them is the last."""
+        drawn: list[int] = []
+        delimiters = [self._pieces.index(text.encode()) for text in stop]
+        stops = {self._end, *delimiters}
+        while len(drawn) < most and not stops & set(drawn[-1:]):
+            drawn.append(self._token(share([seed, *ids, *drawn]), delimiters))
+        return drawn, bool(stops & set(drawn[-1:]))
+
     def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
         ids, wanted = list(asked["input_ids"]), asked["sampling_params"]
-        drawn: list[int] = []
         seed = wanted.get("sampling_seed", 0) % (1 << 64)
-        delimiters = [self._pieces.index(stop.encode()) for stop in wanted.get("stop", ())]
-        stops = {self._end, *delimiters}
-        while len(drawn) < wanted["max_new_tokens"] and not stops & set(drawn[-1:]):
-            roll = share([seed, *ids, *drawn])
-            drawn.append(self._token(roll, delimiters))
+        drawn, stopped = self.draw(ids, seed, wanted["max_new_tokens"], wanted.get("stop", ()))
         logprob = math.log(0.5)
         meta: dict[str, Any] = {
             "prompt_tokens": len(ids),
             "cached_tokens": 0,
-            "finish_reason": {"type": "stop" if stops & set(drawn[-1:]) else "length"},
+            "finish_reason": {"type": "stop" if stopped else "length"},
             "output_token_logprobs": [[logprob, token, None] for token in drawn],
             "output_top_logprobs": [[[logprob, token, None]] for token in drawn],
             "input_token_logprobs": [
@@ -177,7 +186,7 @@ class MortalStub:
 
     async def _meddle(self, path: str) -> int:
         """The status of an answer, once there is to be one."""
-        work = path == "/generate"
+        work = path == self._stub.work
         self.asked += work
         while self.still:
             await asyncio.sleep(0.01)

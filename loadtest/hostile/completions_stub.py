@@ -1,0 +1,68 @@
+"""An OpenAI-compatible server as the engine sees it, drawing by hash: vLLM's answers, at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from loadtest.hostile.sglang_stub import Stub, share
+
+NAME = "stub"
+LOGPROB = math.log(0.5)
+
+
+class CompletionsStub(Stub):
+    """Answers ``/v1/completions``, and names one model. ``without``: fields that its answers lack;
+    ``seeds``: whether it heeds them."""
+
+    work = "/v1/completions"
+    without: tuple[str, ...] = ()
+    seeds = True
+    models: tuple[str, ...] = (NAME,)
+    _draws = 0
+
+    def _said(self, path: str, body: bytes) -> list[bytes]:
+        match path:
+            case "/v1/completions":
+                return [json.dumps(self._completed(json.loads(body))).encode()]
+            case "/v1/models":
+                listed = [{"id": name, "max_model_len": 1024} for name in self.models]
+                return [json.dumps({"data": listed}).encode()]
+            case "/metrics":
+                return []
+            case _:
+                return [b"{}"]
+
+    def _completed(self, asked: dict[str, Any]) -> dict[str, Any]:
+        prompt = asked["prompt"]
+        prompts = prompt if isinstance(prompt[0], list) else [prompt]
+        choices = [self._choice(asked, ids) | {"index": at} for at, ids in enumerate(prompts)]
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 0}}
+        return {"choices": choices, "usage": usage}
+
+    def _choice(self, asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+        self._draws += 1
+        seed = asked.get("seed", 0) if self.seeds else self._draws
+        drawn, stopped = self.draw(ids, seed, asked["max_tokens"], asked.get("stop", ()))
+        tops = [{f"token_id:{token}": LOGPROB} for token in drawn]
+        if verdicts := asked.get("logprob_token_ids"):
+            good = min(max(share(ids), 1e-6), 1 - 1e-6)
+            odds = [math.log(good), math.log(1 - good)]
+            tops[0] |= {f"token_id:{t}": p for t, p in zip(verdicts, odds, strict=True)}
+        choice = {
+            "text": b"".join(self._pieces[token] for token in drawn).decode(errors="replace"),
+            "token_ids": drawn,
+            "finish_reason": "stop" if stopped else "length",
+            "logprobs": {
+                "tokens": [f"token_id:{token}" for token in drawn],
+                "token_logprobs": [LOGPROB] * len(drawn),
+                "top_logprobs": tops,
+            },
+            "prompt_logprobs": [None]
+            + [
+                {str(ids[at]): {"logprob": -1.0 - share(ids[: at + 1])}}
+                for at in range(1, len(ids))
+            ],
+        }
+        return {name: value for name, value in choice.items() if name not in self.without}

@@ -1,0 +1,311 @@
+"""The engine over OpenAI-compatible servers: what it asks, what it takes, and servers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from loadtest.hostile.completions_stub import LOGPROB, CompletionsStub
+from loadtest.hostile.sglang_stub import MortalStub
+from models.bundled import SPRIG_FOLDER
+from runtime.openai import openai_engine
+from runtime.openai.openai_engine import OpenaiEngine
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
+from runtime.servers import liveness
+from runtime.servers.server import ServerTimes
+from runtime.text import Text
+from search.controller import Problem, search
+from search.engine import (
+    Branch,
+    EngineDown,
+    EngineError,
+    Hint,
+    PrefixTooLong,
+    Sampling,
+    Trajectory,
+)
+from search.outcome import Outcome
+from search.spec import SearchSpec, StopReason
+from search.tree import ROOT, Finish
+
+POLICY = SPRIG_FOLDER / "policy"
+QUESTION = "Use 4 9 10 13 to make 24."
+SPEC = SearchSpec(policy="rebase", width=8, seed=3)
+PROMPT = tuple(Text(POLICY).encode(QUESTION))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is back is noticed soon."""
+    monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
+    monkeypatch.setattr(openai_engine, "WATCH_SECONDS", 0.05)
+
+
+@dataclass
+class Servers:
+    """An engine over one server of each kind."""
+
+    engine: OpenaiEngine
+    policy: MortalStub
+    reward: MortalStub
+
+    def victim(self, name: str) -> MortalStub:
+        return self.policy if name == "policy" else self.reward
+
+    async def grown(self, tree: str, deadline: float | None = None) -> Outcome:
+        return await search(
+            Problem(PROMPT, QUESTION),
+            SPEC,
+            self.engine,
+            tree_id=tree,
+            answer_of=lambda text: text,
+            deadline=None if deadline is None else time.monotonic() + deadline,
+            clock=time.monotonic,
+        )
+
+
+@asynccontextmanager
+async def stubs(
+    policy: CompletionsStub | None = None, reward_format: str = "math-shepherd", **more: Any
+) -> AsyncIterator[Servers]:
+    text = Text(POLICY)
+    servers = MortalStub(policy or CompletionsStub.of(text)), MortalStub(CompletionsStub.of(text))
+    for server in servers:
+        await server.start()
+    asked, scored = (server.url for server in servers)
+    reward = ServedModel(SPRIG_FOLDER / "prm", (scored,))
+    options = OpenaiOptions(
+        policy=ServedModel(POLICY, (f"{asked}/v1",), **more.pop("served", {})),
+        reward=None if reward_format == "none" else reward,
+        reward_format=reward_format,
+        **more,
+    )
+    engine = None
+    try:
+        engine = await OpenaiEngine.start(options)
+        yield Servers(engine, *servers)
+    finally:
+        if engine is not None:
+            await engine.close()
+        for server in servers:
+            await server.kill()
+
+
+def branch(limit: int = 16, seed: int = 5, node: int = 1) -> Branch:
+    return Branch(ROOT, 0, PROMPT, seed, limit, node)
+
+
+async def test_the_same_seed_is_the_same_tree() -> None:
+    """Whatever runs beside it."""
+    async with stubs() as servers:
+        assert servers.engine.capabilities.seeded
+        assert not servers.engine.capabilities.exact
+        alone = await servers.grown("alone")
+        both = await asyncio.gather(servers.grown("oak"), servers.grown("elm"))
+        assert {outcome.digest for outcome in both} == {alone.digest}
+        assert alone.answer
+
+
+async def test_a_step_ends_where_the_embedded_engine_ends_it() -> None:
+    """At a stop string, at the end token, or at its limit; log-probabilities are a mean."""
+    async with stubs() as servers:
+        sampling = Sampling(stop=("\n\n",), max_step_tokens=200)
+        steps = await servers.engine.expand(
+            "oak", [branch(200, seed, seed) for seed in range(1, 40)], sampling
+        )
+        assert {step.finish for step in steps} == {Finish.STEP, Finish.END}
+        for step in steps:
+            ended = step.text.endswith("\n\n")
+            assert ended == (step.finish is Finish.STEP)
+            assert "\n\n" not in step.text[:-2]
+            assert step.logprob == pytest.approx(LOGPROB)
+            assert step.entropy == pytest.approx(math.log(2))
+        (short,) = await servers.engine.expand("elm", [branch(3)], Sampling(stop=()))
+        assert (short.finish, len(short.tokens)) == (Finish.LENGTH, 3)
+
+
+async def test_what_a_server_stopped_too_early_goes_on_with_another_seed() -> None:
+    """Servers stop by the text; where no step ends, the rest is asked for from the ids drawn."""
+
+    class Hasty(CompletionsStub):
+        asked: list[tuple[int, int]]
+
+        def draw(self, ids: Any, seed: int, most: int, stop: Any) -> tuple[list[int], bool]:
+            self.asked.append((len(ids), seed))
+            drawn, _ = super().draw(ids, seed, most, stop)
+            return drawn[:2], True
+
+    stub = Hasty.of(Text(POLICY))
+    stub.asked = []
+    async with stubs(stub) as servers:
+        stub.asked.clear()
+        (step,) = await servers.engine.expand("oak", [branch(6)], Sampling(stop=()))
+    assert len(step.tokens) in range(1, 7)
+    assert [ids for ids, _ in stub.asked] == [
+        len(PROMPT) + drawn for drawn in range(0, len(step.tokens), 2)
+    ]
+    assert len({seed for _, seed in stub.asked}) == len(stub.asked)
+
+
+async def test_a_search_costs_what_it_asked_for() -> None:
+    """Drawn tokens are counted once; what died is held no longer."""
+    async with stubs() as servers:
+        engine = servers.engine
+        steps = await engine.expand("oak", [branch(node=1), branch(seed=6, node=2)], Sampling())
+        engine.hint("oak", Hint(dead=(1, 2)))
+        costs = await engine.release("oak")
+        assert costs.decoded_tokens == sum(len(step.tokens) for step in steps)
+        assert costs.prefilled_tokens == 2 * len(PROMPT) - 1
+        assert costs.rehydrated_tokens == len(PROMPT) - 1  # the stub caches nothing
+        assert (await engine.release("oak")).decoded_tokens == 0
+
+
+async def test_rewards_without_a_reward_model_are_the_policys_likelihood() -> None:
+    """Of steps drawn here it is known; of others it is read."""
+    async with stubs(reward_format="none") as servers:
+        engine = servers.engine
+        (step,) = await engine.expand("oak", [branch()], Sampling())
+        drawn = Trajectory(1, (step.tokens,), (step.text,))
+        assert await engine.score("oak", PROMPT, QUESTION, [drawn]) == [
+            pytest.approx(math.exp(LOGPROB))
+        ]
+        (told,) = await engine.score("elm", PROMPT, QUESTION, [drawn])
+        assert 0 < told < math.exp(-1)
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        (("token_ids", "logprobs"), "tell no token ids"),
+        (("logprobs",), "tell no log-probabilities"),
+    ],
+)
+async def test_a_server_that_cannot_serve_trees_is_refused(
+    without: tuple[str, ...], message: str
+) -> None:
+    """At the start, with what is missing."""
+    stub = CompletionsStub.of(Text(POLICY))
+    stub.without = without
+    with pytest.raises(ValueError, match=f"policy_urls: .*{message}"):
+        async with stubs(stub):
+            pass
+
+
+async def test_ids_may_come_as_names_of_tokens() -> None:
+    """As vLLM has long told them."""
+    stub = CompletionsStub.of(Text(POLICY))
+    stub.without = ("token_ids",)
+    async with stubs(stub) as servers:
+        named = await servers.grown("oak")
+    async with stubs() as servers:
+        assert named.digest == (await servers.grown("oak")).digest
+
+
+async def test_a_server_without_seeds_says_so() -> None:
+    """Its trees are drawn anew each time."""
+    stub = CompletionsStub.of(Text(POLICY))
+    stub.seeds = False
+    async with stubs(stub) as servers:
+        assert servers.engine.capabilities.reproducible == "no"
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "message"),
+    [
+        (("a", "b"), None, "serves a, b: name one by policy_name"),
+        (("a", "b"), "c", "serves a, b, not policy_name = 'c'"),
+    ],
+)
+async def test_a_model_that_is_not_there(
+    models: tuple[str, ...], name: str | None, message: str
+) -> None:
+    """Both sides are named."""
+    stub = CompletionsStub.of(Text(POLICY))
+    stub.models = models
+    with pytest.raises(ValueError, match=message):
+        async with stubs(stub, served={"name": name}):
+            pass
+
+
+async def test_another_tokenizer_is_noticed() -> None:
+    """Its ids stand for other words here."""
+    text = Text(POLICY)
+    words = CompletionsStub.of(text)
+    strange = CompletionsStub(
+        [bytes(reversed(piece)) + b"!" for piece in text.pieces], words._words, words._end
+    )
+    with pytest.raises(ValueError, match=r"spells the tokens .* name the model"):
+        async with stubs(strange):
+            pass
+
+
+async def test_no_server_at_all() -> None:
+    """It is waited for, and then missed by name."""
+    options = OpenaiOptions(policy=ServedModel(POLICY, ("http://127.0.0.1:9",)), start_seconds=0.2)
+    with pytest.raises(EngineDown, match=r"no policy server: http://127.0.0.1:9"):
+        await OpenaiEngine.start(options)
+
+
+async def test_what_does_not_fit_is_refused() -> None:
+    """Before a server is asked."""
+    async with stubs() as servers:
+        with pytest.raises(PrefixTooLong, match="context of 1024"):
+            await servers.engine.expand("oak", [branch(2000)], Sampling())
+        with pytest.raises(EngineError, match="has an empty one"):
+            await servers.engine.score("oak", PROMPT, QUESTION, [Trajectory(1, ((),), ("",))])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("who", ["policy", "reward"])
+async def test_a_search_outlives_its_only_server(who: str) -> None:
+    """Killed again and again: the tree is the undisturbed one."""
+    async with stubs() as servers:
+        undisturbed = await servers.grown("calm")
+        victim, growing = servers.victim(who), asyncio.create_task(servers.grown("oak"))
+        for _ in range(3):
+            seen = victim.asked
+            while victim.asked == seen:
+                await asyncio.sleep(0.001)
+            await victim.kill()
+            fleets = servers.engine._policy, servers.engine._rewards
+            while sum(fleet.waiting for fleet in fleets) == 0:
+                await asyncio.sleep(0.001)
+            await victim.start()
+        assert (await growing).digest == undisturbed.digest
+        assert (await servers.engine.usage()).totals.sent_again > 0
+        await servers.engine.health()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("who", ["policy", "reward"])
+async def test_a_deadline_is_kept_though_a_server_stands_still(who: str) -> None:
+    """And nothing of the search stays."""
+    async with stubs(times=ServerTimes(stall=60)) as servers:
+        victim = servers.victim(who)
+        victim.still = True
+        outcome = await servers.grown("oak", deadline=0.3)
+        assert outcome.stop_reason is StopReason.DEADLINE
+        assert not servers.engine._searches
+        victim.still = False
+
+
+async def test_an_aborted_tree_fails_its_calls() -> None:
+    """And no other's."""
+    async with stubs() as servers:
+        servers.policy.still = True
+        waiting = asyncio.create_task(servers.engine.expand("oak", [branch()], Sampling()))
+        while not servers.policy.asked:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        await servers.engine.abort("oak")
+        with pytest.raises(EngineError, match="tree 'oak' was aborted"):
+            await waiting
+        servers.policy.still = False
+        assert len(await servers.engine.expand("elm", [branch()], Sampling())) == 1
