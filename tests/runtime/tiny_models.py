@@ -95,13 +95,14 @@ def make_reward_model(
     seed: int = 0,
     specials: Sequence[str] = (),
     template: str = "",
+    **sizes: int,
 ) -> Path:
     """A random model whose class is ``architecture`` and whose ``head`` holds tensors by name.
 
     As reward models come: a known body, heads of their own, no language-model head; ``specials``
     follow those of ``make_tokenizer``.
     """
-    make_checkpoint(folder, name, seed=seed, vocab_size=320)
+    make_checkpoint(folder, name, seed=seed, vocab_size=320, **sizes)
     make_tokenizer(specials, template).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("lm_head.weight", None)

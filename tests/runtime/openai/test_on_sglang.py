@@ -1,0 +1,75 @@
+"""SGLang's OpenAI routes under the openai engine: the steps and trees of the native engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from models.bundled import SPRIG_FOLDER
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
+from runtime.openai.openai_engine import OpenaiEngine
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
+from runtime.servers.server import ServerTimes
+from runtime.text import Text
+from search.engine import Branch, Sampling, Step
+from search.tree import Finish
+from tests.runtime.sglang.support import SharedServers
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.sglang,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
+TEXT = Text(POLICY)
+GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
+QUESTION = "Use 4 9 10 13 to make 24."
+PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engine(yard: SharedServers) -> AsyncIterator[OpenaiEngine]:
+    """Over the policy's server alone."""
+    (policy,) = await yard.have("stock")
+    times = ServerTimes(connect=60, probe=60)
+    served = ServedModel(POLICY, (policy.url,))
+    made = await OpenaiEngine.start(OpenaiOptions(policy=served, times=times))
+    yield made
+    await made.close()
+
+
+async def test_greedy_steps_are_the_embedded_engines(engine: OpenaiEngine) -> None:
+    """Step after step to the end: ids, texts, finishes, log-probabilities."""
+    embedded = await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
+    try:
+        steps: list[Step] = []
+        while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
+            prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
+            branch = Branch(len(steps), 0, prefix, 1, 64, len(steps) + 1)
+            (ours,) = await engine.expand("oak", [branch], GREEDY)
+            (theirs,) = await embedded.expand("oak", [branch], GREEDY)
+            assert (ours.tokens, ours.text, ours.finish) == (
+                theirs.tokens,
+                theirs.text,
+                theirs.finish,
+            )
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+            steps.append(ours)
+        assert steps[-1].finish is Finish.END
+    finally:
+        await embedded.close()
+
+
+async def test_cached_tokens_are_told(engine: OpenaiEngine) -> None:
+    """What a step's child reads was in the cache, but for its last token."""
+    first = Branch(0, 0, PROMPT, 1, 64, 1)
+    (step,) = await engine.expand("elm", [first], GREEDY)
+    await engine.expand("elm", [Branch(1, 0, PROMPT + step.tokens, 2, 64, 2)], GREEDY)
+    costs = await engine.release("elm")
+    assert costs.rehydrated_tokens == 0
+    assert costs.cached_tokens >= len(PROMPT) + len(step.tokens) - 1

@@ -1,0 +1,144 @@
+"""Real vLLM servers on the CPU under the openai engine; ``make test-vllm`` makes their environment.
+
+The policy's steps are the embedded engine's, a tiny Qwen2.5-Math-PRM's rewards are its own forward
+pass's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from models.bundled import SPRIG_FOLDER
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
+from runtime.openai.openai_engine import OpenaiEngine
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
+from runtime.text import Text
+from search.controller import Problem, search
+from search.engine import Branch, Sampling, Step, Trajectory
+from search.spec import SearchSpec
+from search.tree import Finish
+from tests.runtime.openai.vllm_server import VLLM, serving
+from tests.runtime.published_models import QWEN, QWEN_SPECIALS, TWO_CLASSES
+from tests.runtime.tiny_models import make_reward_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+POLICY = SPRIG_FOLDER / "policy"
+TEXT = Text(POLICY)
+QUESTION = "Use 4 9 10 13 to make 24."
+PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
+GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
+FORMAT = "qwen2.5-math-prm"
+
+
+@pytest.fixture(scope="module")
+def prm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 32, as vLLM's CPU attention has none of 16."""
+    folder = tmp_path_factory.mktemp("models") / "Qwen2.5-Math-PRM-7B"
+    return make_reward_model(
+        folder,
+        dict(TWO_CLASSES),
+        "Qwen2ForProcessRewardModel",
+        specials=QWEN_SPECIALS,
+        template=QWEN,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def servers(prm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The policy's, and the reward model's; its published tag is vLLM's default."""
+    assert VLLM.is_file(), "make vllm-env first"
+    logs = tmp_path_factory.mktemp("logs")
+    tag = Text(prm).token("<extra_0>")
+    pooling = ["--runner", "pooling", "--pooler-config", f'{{"step_tag_id": {tag}}}']
+    with (
+        serving(POLICY, logs / "policy", ["--enable-prompt-tokens-details"]) as policy,
+        serving(prm, logs / "prm", pooling) as reward,
+    ):
+        yield policy, reward
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(servers: tuple[str, str], prm: Path) -> AsyncIterator[OpenaiEngine]:
+    """Over both."""
+    policy, reward = servers
+    options = OpenaiOptions(
+        policy=ServedModel(POLICY, (policy,)),
+        reward=ServedModel(prm, (reward,)),
+        reward_format=FORMAT,
+    )
+    made = await OpenaiEngine.start(options)
+    yield made
+    await made.close()
+
+
+async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, prm: Path) -> None:
+    """Greedy, step after step to the end; rewards to 1e-3."""
+    embedded = await EmbeddedEngine.start(
+        EngineOptions(str(POLICY), str(prm), reward_format=FORMAT, threads=1)
+    )
+    try:
+        steps: list[Step] = []
+        while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
+            prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
+            branch = Branch(len(steps), 0, prefix, 1, 64, len(steps) + 1)
+            (ours,) = await engine.expand("oak", [branch], GREEDY)
+            (theirs,) = await embedded.expand("oak", [branch], GREEDY)
+            assert (ours.tokens, ours.text, ours.finish) == (
+                theirs.tokens,
+                theirs.text,
+                theirs.finish,
+            )
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+            steps.append(ours)
+        paths = [
+            Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
+            for n in range(1, len(steps) + 1)
+        ]
+        ours = await engine.score("oak", PROMPT, QUESTION, paths)
+        theirs = await embedded.score("oak", PROMPT, QUESTION, paths)
+        assert ours == pytest.approx(theirs, abs=1e-3)
+    finally:
+        await embedded.close()
+
+
+@pytest.mark.parametrize("policy", ["best_of_n", "rebase", "dvts", "ets"])
+async def test_the_same_seed_is_the_same_tree(engine: OpenaiEngine, policy: str) -> None:
+    """Twice, up to rounding: vLLM draws by each request's own seed."""
+    outcomes = [
+        await search(
+            Problem(PROMPT, QUESTION),
+            SearchSpec(policy=policy, width=4, seed=3),
+            engine,
+            tree_id=f"{policy}-{number}",
+            answer_of=lambda text: text,
+            deadline=None,
+            clock=time.monotonic,
+        )
+        for number in range(2)
+    ]
+    assert outcomes[0].digest == outcomes[1].digest
+    assert outcomes[0].answer
+
+
+async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:
+    """What a child reads was there in whole blocks of 16."""
+    (step,) = await engine.expand("elm", [Branch(0, 0, PROMPT, 1, 64, 1)], GREEDY)
+    path = PROMPT + step.tokens
+    await engine.expand("elm", [Branch(1, 0, path, 2, 64, 2)], GREEDY)
+    costs = await engine.release("elm")
+    assert costs.expected_tokens == (len(path) - 1) // 16 * 16
+    assert costs.rehydrated_tokens == 0
