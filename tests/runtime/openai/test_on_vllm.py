@@ -135,10 +135,10 @@ async def test_the_same_seed_is_the_same_tree(engine: OpenaiEngine, policy: str)
 
 
 async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:
-    """What a child reads was there in whole blocks of 16."""
+    """What a child reads was there in whole blocks of 32."""
     (step,) = await engine.expand("elm", [Branch(0, 0, PROMPT, 1, 64, 1)], GREEDY)
     path = PROMPT + step.tokens
     await engine.expand("elm", [Branch(1, 0, path, 2, 64, 2)], GREEDY)
     costs = await engine.release("elm")
-    assert costs.expected_tokens == (len(path) - 1) // 16 * 16
+    assert costs.expected_tokens == (len(path) - 1) // 32 * 32
     assert costs.rehydrated_tokens == 0
