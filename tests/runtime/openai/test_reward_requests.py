@@ -1,0 +1,130 @@
+"""What reward servers are asked, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from models.bundled import SPRIG_FOLDER
+from runtime.openai.reward_requests import PooledOutputs, Verdicts, reward_request, trial_path
+from runtime.openai.server_dialect import cached_tokens, token_ids, top_logprobs
+from runtime.openai.server_load import ServerLoad, parse_load
+from runtime.reward_format import REWARD_FORMATS
+from runtime.reward_reader import Softmax
+from runtime.text import Text
+from search.engine import EngineError, RewardMissing
+
+TEXT = Text(SPRIG_FOLDER / "prm")
+FORM = REWARD_FORMATS["math-shepherd"]
+QWEN = REWARD_FORMATS["qwen2.5-math-prm"]
+SKYWORK = REWARD_FORMATS["skywork"]
+
+
+def verdicts() -> Verdicts:
+    made = reward_request(FORM, TEXT, Text(SPRIG_FOLDER / "policy"))
+    assert isinstance(made, Verdicts)
+    return made
+
+
+def choice(index: int, told: dict[str, float]) -> dict[str, object]:
+    return {"index": index, "logprobs": {"top_logprobs": [told]}}
+
+
+def test_a_round_is_one_request() -> None:
+    """All paths as token ids; both verdicts' log-probabilities are asked for by id."""
+    asked = verdicts()
+    body = asked.body([(1, 2), (1, 3)])
+    assert body["prompt"] == [[1, 2], [1, 3]]
+    assert body["logprob_token_ids"] == [asked.softmax.good, asked.softmax.bad]
+    assert (body["max_tokens"], body["temperature"]) == (1, 0)
+
+
+def test_verdicts_are_read_by_id_or_by_name() -> None:
+    """P(good) = .75 against .25, whichever order the choices come in, and whatever is likelier."""
+    asked = verdicts()
+    good, bad = math.log(0.3), math.log(0.1)
+    by_id = {f"token_id:{asked.softmax.good}": good, f"token_id:{asked.softmax.bad}": bad, "x": 0.6}
+    by_name = {"+": bad, "-": good}
+    answer = {"choices": [choice(1, by_name), choice(0, by_id)]}
+    assert asked.rewards(answer) == pytest.approx([0.75, 0.25])
+
+
+def test_a_verdict_that_is_not_told() -> None:
+    """It is not guessed."""
+    asked = verdicts()
+    with pytest.raises(EngineError, match=f"no log-probability of verdict {asked.softmax.bad}"):
+        asked.rewards({"choices": [choice(0, {f"token_id:{asked.softmax.good}": -1.0})]})
+
+
+def pooled(*items: object) -> dict[str, object]:
+    return {"data": [{"index": at, "data": data} for at, data in enumerate(items)]}
+
+
+def test_the_last_row_of_a_path_is_its_reward() -> None:
+    """A row a step tag; two outputs are classes, one is a value."""
+    classes = PooledOutputs(verdicts().paths, QWEN)
+    answer = pooled([[5.0, 0.0], [0.0, math.log(3)]], [[0.0, 0.0]])
+    assert classes.rewards(answer) == pytest.approx([0.75, 0.5])
+    value = PooledOutputs(verdicts().paths, SKYWORK)
+    assert value.rewards(pooled([0.0], [[9.0], [math.log(3)]])) == pytest.approx([0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("form", "data", "message"),
+    [
+        (QWEN, [], "gave no outputs for a path that ends with '<extra_0>'"),
+        (QWEN, [[1.0]], "has 1 outputs; more than 1 outputs needed"),
+        (SKYWORK, [[1.0, 2.0]], "has 2 outputs; one output needed"),
+    ],
+)
+def test_another_head_is_noticed(form: object, data: list[object], message: str) -> None:
+    """At the trial of a start, as at any path."""
+    asked = PooledOutputs(verdicts().paths, form)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(EngineError, match=message):
+        asked.rewards(pooled(data))
+
+
+def test_a_format_that_no_server_gives() -> None:
+    """The mean over the vocabulary's logits is in no answer."""
+    with pytest.raises(RewardMissing, match="reads 'mean'"):
+        reward_request(REWARD_FORMATS["llemma"], TEXT, TEXT)
+
+
+def test_the_trial_ends_with_the_tag() -> None:
+    """So that a pooler that reads tags has one to read."""
+    asked = verdicts()
+    assert trial_path(asked)[-1] == TEXT.token("ки")
+    assert isinstance(asked.softmax, Softmax)
+
+
+def test_what_answers_may_lack() -> None:
+    """It is None, and nothing is made up."""
+    assert token_ids({"text": "a"}) is None
+    assert token_ids({"logprobs": {"tokens": ["a"]}}) is None
+    assert token_ids({"logprobs": {"tokens": ["token_id:7"]}}) == [7]
+    assert top_logprobs({}, 0, 4) == []
+    assert top_logprobs({"logprobs": {"top_logprobs": [{"a": -2, "b": -1, "c": -3}]}}, 0, 2) == [
+        -1,
+        -2,
+    ]
+    assert cached_tokens({"usage": {"prompt_tokens_details": None}}) is None
+    assert cached_tokens({"usage": {"prompt_tokens_details": {"cached_tokens": None}}}) == 0
+
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE python_gc gauge
+python_gc 3.0
+"""
+
+
+def test_vllms_load() -> None:
+    """Requests over its engines; the share of its KV in tokens."""
+    assert parse_load(METRICS, 1000) == ServerLoad(used=250, running=3, waiting=4)
+    assert parse_load("", 0) == ServerLoad()
