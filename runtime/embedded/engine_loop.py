@@ -39,6 +39,7 @@ from runtime.embedded.pipe import (
 from runtime.embedded.reward_scorer import load_scorer
 from runtime.embedded.scheduler import scheduler_for
 from runtime.embedded.sequence import ExpandResult
+from runtime.embedded.shortlist import shortlist
 from runtime.embedded.step_embedder import load_embedder
 from runtime.embedded.validation import CallError, CallErrors, check, each
 from runtime.reward_format import reward_format
@@ -97,6 +98,7 @@ class EngineLoop:
             threads=options.pass_threads,
             kernel=options.kernel,
         )
+        shortlist()  # what it takes to build it, the first request shall not wait for
         options = split_pools(options, SharedKv.of(options))
         self._pipe = pipe
         self._options = options

@@ -1,7 +1,8 @@
 """Drawing tokens by coupled noise, and what is known of each draw.
 
 Float64 throughout, every draw by itself: its token, log-probability and entropy are the same bits
-whatever is drawn beside it. Samples from one row share its log-probabilities.
+whatever is drawn beside it. Which tokens of a vocabulary float64 need look at, ``shortlist`` knows;
+what is left over looks at all of them.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ from hedgerow_sglang.gumbel_max import (
     highest,
 )
 from hedgerow_sglang.noise import Words, gumbel_of, hashes, hashes_of
+from runtime.embedded.shortlist import Draws, Floats, shortlist_samples
 
-Floats = NDArray[np.float64]
 MANY = 2048
 """Tokens that may be in a nucleus, above which they are not put in order."""
+COLD = 1e-290
+"""Temperatures up to which the likeliest token is taken: scores by less would be infinite."""
+SUMMED = 1 << 16
+"""Logits that are added up together: with float64 of them they stay within a core's cache."""
 NEAR = 1e-9
 """Of what is wanted of a sum: however it is rounded, it is not off by so much."""
 
@@ -72,25 +77,37 @@ def sample(
         raise ValueError(f"temperature: {heat.min()}; at least 0 is needed")
     if ((mass <= 0) | (mass > 1)).any():
         raise ValueError(f"top_p: {mass}; more than 0 and at most 1 is allowed")
-    noise = np.asarray(seeds, np.uint64), np.asarray(positions)
     likeliest = values.argmax(-1)
-    most = values[np.arange(len(values)), likeliest].astype(np.float64)[:, None]
-    tokens = likeliest[of]
-    drawn, entropies = np.empty(len(of)), np.empty(len(values))
+    most = values[np.arange(len(values)), likeliest].astype(np.float64)
+    log_total, entropies = np.empty((2, len(values)))
+
+    def add_up(block: slice) -> None:
+        log_total[block], entropies[block] = _log_total(values[block], most[block], block.start)
+
+    _share(add_up, [*blocks(len(values), values.shape[1], SUMMED)])
+    draws = Draws(
+        rows=of,
+        likeliest=likeliest[of],
+        most=most[of],
+        log_total=log_total[of],
+        heat=heat,
+        mass=mass,
+        seeds=np.asarray(seeds, np.uint64),
+        positions=np.asarray(positions, np.int64),
+    )
+    tokens = shortlist_samples(values, draws)
+    tokens[heat <= COLD] = draws.likeliest[heat <= COLD]
+    left = (tokens < 0).nonzero()[0]
 
     def draw(block: slice) -> None:
-        logprobs, entropies[block] = _log_softmax(values[block], most[block], block.start)
-        draws = ((of >= block.start) & (of < block.stop)).nonzero()[0]
-        warm = draws[heat[draws] > 0]
-        for part in blocks(len(warm), values.shape[1]):
-            some = warm[part]
-            scores = _tempered(logprobs, of[some] - block.start, heat[some])
-            best = _ranked(scores, noise[0][some], noise[1][some], mass[some])
-            tokens[some] = best[:, 0]
-        drawn[draws] = logprobs[of[draws] - block.start, tokens[draws]]
+        own = draws.some(left[block])
+        best = _ranked(_scores(values[own.rows], own), own.seeds, own.positions, own.mass)
+        tokens[left[block]] = best[:, 0]
 
-    _share(draw, [*blocks(*values.shape)])
-    return Samples(tokens, drawn, entropies[of])
+    _share(draw, [*blocks(len(left), values.shape[1])])
+    logprobs = values[of, tokens] - draws.most
+    logprobs -= draws.log_total
+    return Samples(tokens, logprobs, entropies[of])
 
 
 def _share(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
@@ -149,34 +166,34 @@ def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
     return each if each.ndim else np.full(draws, each)
 
 
-def _log_softmax(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:
-    """Log-probabilities (rows, vocab), good until the next call, and entropies (rows,).
+def _log_total(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:
+    """The logarithm of what exp(logit - most) add up to, and the entropy, of every row: (rows,).
 
-    ``most``: each row's highest, (rows, 1). ``first``: the number of its first row among all.
+    ``most``: each row's highest, (rows,). ``first``: the number of its first row among all.
     """
-    x = SCRATCH.take("logprobs", logits.shape, np.float64)
+    x = SCRATCH.take("logits", logits.shape, np.float64)
     weight = SCRATCH.take("weights", logits.shape, np.float64)
-    np.subtract(logits, most, out=x)
+    np.subtract(logits, most[:, None], out=x)
     np.exp(x, out=weight)
     total = weight.sum(-1)
-    weight *= x
     log_total = np.log(total)
-    entropies = log_total - weight.sum(-1) / total
+    x *= weight
+    entropies = log_total - x.sum(-1) / total
     if not np.isfinite(entropies).all():
         row = first + int(np.flatnonzero(~np.isfinite(entropies))[0])
         raise FloatingPointError(f"logits: row {row} is not finite")
-    x -= log_total[:, None]
-    return x, entropies
+    return log_total, entropies
 
 
-def _tempered(logprobs: Floats, rows: NDArray[np.int64], heat: Floats) -> Floats:
-    """The log-probabilities of ``rows`` by their temperatures, (draws, vocab)."""
-    scores = logprobs if np.array_equal(rows, np.arange(len(logprobs))) else logprobs[rows]
-    if (heat == 1.0).all():
-        return scores
-    with np.errstate(over="ignore"):  # as cold as can be: the likeliest at 0, others at -inf
-        out = SCRATCH.take("scores", scores.shape, np.float64)
-        return np.divide(scores, heat[:, None], out=out)
+def _scores(logits: NDArray[np.float32], draws: Draws) -> Floats:
+    """What noise is added to, of every token: (draws, vocab), good until the next call."""
+    x = SCRATCH.take("scores", logits.shape, np.float64)
+    np.subtract(logits, draws.most[:, None], out=x)
+    x -= draws.log_total[:, None]
+    if (draws.heat != 1.0).any():
+        with np.errstate(over="ignore"):
+            x /= draws.heat[:, None]
+    return x
 
 
 def _ranked(

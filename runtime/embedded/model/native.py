@@ -1,6 +1,6 @@
 """The functions of ``native.c``, compiled on the machine that runs them.
 
-The library is built once, in a second, by the C compiler that is found (``CC``, cc, gcc, clang) and
+A library is built once, in a second, by the C compiler that is found (``CC``, cc, gcc, clang) and
 kept under ``~/.cache/hedgerow`` by what its bits depend on. Where there is no compiler the engine
 does the same by torch: other bits, and more time.
 """
@@ -15,14 +15,17 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from runtime.user_cache import user_cache
 
 _LOG = logging.getLogger(__name__)
+
+Library = TypeVar("Library")
 
 SOURCE = Path(__file__).with_suffix(".c")
 MULTIPLE, MOST = 16, 256
@@ -97,11 +100,17 @@ class Native:
 @cache
 def native() -> Native:
     """The library, built if need be. Raises NotBuilt."""
+    return load(SOURCE, "rows", Native)
+
+
+def load(source: Path, name: str, library: Callable[[Path], Library]) -> Library:
+    """What ``library`` makes of a source's file, which is built if need be and begins with
+    ``name``; without threads where the compiler knows none. Raises NotBuilt."""
     compiler = _compiler()
     tried = []
     for flags in ((*FLAGS, THREADED), FLAGS):
         try:
-            return Native(_build(compiler, flags))
+            return library(_build(compiler, flags, source, name))
         except NotBuilt as error:
             tried.append(str(error))
     raise NotBuilt("; ".join(tried))
@@ -114,25 +123,24 @@ def _compiler() -> str:
     raise NotBuilt("no C compiler (CC, cc, gcc, clang)")
 
 
-def _build(compiler: str, flags: Sequence[str]) -> Path:
+def _build(compiler: str, flags: Sequence[str], source: Path, name: str) -> Path:
     """The library's file. Another process may build it at the same time: the last one stays."""
-    wanted = hashlib.sha256("\0".join(_bit_sources(compiler, flags)).encode()).hexdigest()[:16]
-    folder = user_cache()
-    path = folder / f"rows-{wanted}.so"
+    bits = "\0".join(_bit_sources(compiler, flags, source))
+    path = user_cache() / f"{name}-{hashlib.sha256(bits.encode()).hexdigest()[:16]}.so"
     if path.is_file():
         return path
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        compiled, linked = Path(place) / "rows.o", Path(place) / "rows.so"
-        _run([compiler, *flags, "-c", str(SOURCE), "-o", str(compiled)])
+    with tempfile.TemporaryDirectory(dir=path.parent) as place:
+        compiled, linked = Path(place) / "compiled.o", Path(place) / "linked.so"
+        _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
         _run([compiler, "-shared", str(compiled), "-lm", "-o", str(linked)])
         linked.replace(path)
     _LOG.info("built %s with %s %s", path, compiler, " ".join(flags))
     return path
 
 
-def _bit_sources(compiler: str, flags: Sequence[str]) -> Iterator[str]:
+def _bit_sources(compiler: str, flags: Sequence[str], source: Path) -> Iterator[str]:
     """What the library's bits depend on: source, compiler, flags and the processor's features."""
-    yield SOURCE.read_text(encoding="utf-8")
+    yield source.read_text(encoding="utf-8")
     yield _run([compiler, "--version"])
     yield " ".join(flags)
     yield f"{platform.machine()} {platform.processor()}"
