@@ -150,6 +150,15 @@ class Text:
         self._must_fit(text)
         return self.encode(text)
 
+    def encode_step(self, words: str, delimiter: str) -> list[int]:
+        """The ids of a step that somebody wrote, amid a reply, with the delimiter if it ends so.
+
+        Other control tokens are text. Raises PrefixTooLong, untokenised, for what cannot fit.
+        """
+        self._must_fit(words)
+        bare = words.removesuffix(delimiter)
+        return self.encode_after(self.plain(bare) + words[len(bare) :])
+
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """A conversation by the checkpoint's chat template, up to where the assistant goes on.
 

@@ -53,6 +53,7 @@ class VerifiedEngine(EngineWrapper):
             exact=able.exact and pure,
             seeded=able.seeded and pure,
             scores=True,
+            likelihood=able.likelihood and not self._alone,
             fingerprint=f"{able.fingerprint}/{self._verifier.fingerprint}",
         )
 

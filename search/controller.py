@@ -158,6 +158,16 @@ def _policy(
     return policy, scores
 
 
+def check_rewards(rewards: Sequence[float], wanted: int, able: Capabilities) -> None:
+    """Raise RewardMissing unless an engine gave so many rewards in [0, 1]."""
+    good = [reward for reward in rewards if 0.0 <= reward <= 1.0]
+    if len(good) != wanted:
+        raise RewardMissing(
+            f"engine {able.engine} ({dict(able.models)}) gave {len(good)} rewards in [0, 1] "
+            f"for {wanted} trajectories"
+        )
+
+
 @dataclass(slots=True)
 class _SearchLoop:
     """One search under way.
@@ -355,13 +365,7 @@ class _SearchLoop:
             return {}
         problem = self.problem
         rewards = await self.engine.score(self.tree_id, problem.prompt, problem.question, wanted)
-        good = [r for r in rewards if 0.0 <= r <= 1.0]
-        if len(good) != len(wanted):
-            able = self.engine.capabilities
-            raise RewardMissing(
-                f"engine {able.engine} ({dict(able.models)}) gave {len(good)} rewards in [0, 1] "
-                f"for {len(wanted)} trajectories"
-            )
+        check_rewards(rewards, len(wanted), self.engine.capabilities)
         return {trajectory.node: r for trajectory, r in zip(wanted, rewards, strict=True)}
 
     def outcome(

@@ -171,8 +171,9 @@ or a verifier may judge a step differently the next time."""
 class Capabilities:
     """What an engine can do, said aloud.
 
-    ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps. ``exact``:
-    same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
+    ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps;
+    ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
+    ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
@@ -192,6 +193,7 @@ class Capabilities:
     threads: int = 0
     kernel: str = ""
     outcome: bool = False
+    likelihood: bool = False
 
     @property
     def reproducible(self) -> Reproducible:

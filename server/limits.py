@@ -89,6 +89,19 @@ class Quotas:
             if spent.completion:
                 self._book(key, spent, searched)
 
+    @contextmanager
+    def booking_scores(self, key: ApiKey) -> Iterator[ReplyTokens]:
+        """Books what was scored, also if it fails or its client leaves midway.
+
+        What is read is a prompt's; a search's reading by a reward model costs its key nothing.
+        """
+        spent = ReplyTokens(0)
+        try:
+            yield spent
+        finally:
+            if spent.prompt:
+                self._book(key, spent, searched=False)
+
     def account(self, name: str) -> dict[str, Any]:
         """One key's sums under its name."""
         return {"key": name, **asdict(self._account(name))}

@@ -53,6 +53,7 @@ class Metrics:
         self.unread_answers = self._count(
             "unread_answers", "Answers like maths that were compared by their spelling alone."
         )
+        self.scores = self._count("scores", "Rewards given for steps that clients had.")
         self.policy_seconds = self._count("policy_seconds", "Time spent on planning.", "policy")
         self.rounds = self._count("rounds", "Rounds that were planned and grown.", "policy")
         self.solver_fallbacks = self._count(

@@ -20,7 +20,7 @@ from pydantic_core import PydanticKnownError
 
 from search.spec import SearchSpec
 from server.api_errors import ApiError, bad_value, echo, unsupported
-from server.unsupported_parameters import CHAT, HARMLESS, TEXT, asks_nothing
+from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
 log = logging.getLogger("hedgerow.requests")
 
@@ -59,7 +59,8 @@ _Prompt = Annotated[str, Field(min_length=1)]
 _PROMPT_SCHEMA = _schema(_Prompt | Annotated[list[_Prompt], Field(max_length=1)])
 
 
-def _whole(value: object) -> object:
+def whole_number(value: object) -> object:
+    """The value. Raises for what is no number, such as "5" and true; 5.0 is one."""
     if isinstance(value, str | bool):
         raise PydanticKnownError("int_type")
     return value
@@ -73,23 +74,23 @@ Seed = Annotated[
         le=2**64 - 1,
         json_schema_extra={"minimum": 2048 - 2**63, "maximum": 2**64 - 4096},
     ),
-    BeforeValidator(_whole),
+    BeforeValidator(whole_number),
 ]
 """The document names what is within these ends as a double too, as many clients read numbers."""
-Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_whole)]
-Index = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(whole_number)]
+Index = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(whole_number)]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, strict=True)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 
 
-def _few(value: object) -> object:
-    """Raises ValueError for an object with more fields than anybody means."""
+def few_fields(value: object) -> object:
+    """The value. Raises ValueError for an object with more fields than anybody means."""
     if isinstance(value, dict) and len(value) > MOST_FIELDS:
         raise ValueError(f"at most {MOST_FIELDS} fields are allowed, these are {len(value)}")
     return value
 
 
-Spec = Annotated[SearchSpec, BeforeValidator(_few)]
+Spec = Annotated[SearchSpec, BeforeValidator(few_fields)]
 
 
 class Message(BaseModel):
@@ -148,7 +149,7 @@ class GenerationRequest(BaseModel):
     @classmethod
     def _let_go_of_the_unread(cls, data: object) -> object:
         """A request may wait for long: of what nobody reads the names are enough."""
-        _few(data)
+        few_fields(data)
         if isinstance(data, dict):
             for name in data.keys() - cls.model_fields.keys() - CHAT.keys() - TEXT.keys():
                 data[name] = None
@@ -197,7 +198,7 @@ class SearchRequest(BaseModel):
     background: StrictBool = Field(default=False, description="it goes on without its client")
     dry_run: StrictBool = Field(default=False, description="say what it may cost, search nothing")
 
-    _bounded = model_validator(mode="before")(_few)
+    _bounded = model_validator(mode="before")(few_fields)
 
 
 class BranchRequest(BaseModel):
@@ -211,7 +212,7 @@ class BranchRequest(BaseModel):
     stream: StrictBool = False
     background: StrictBool = False
 
-    _bounded = model_validator(mode="before")(_few)
+    _bounded = model_validator(mode="before")(few_fields)
 
 
 class IgnoredFields:
@@ -231,10 +232,9 @@ class IgnoredFields:
                 log.info("ignoring the unknown request field %r (said once)", short)
 
 
-def refuse_unsupported(request: GenerationRequest) -> set[str]:
+def refuse_unsupported(request: BaseModel, refused: Neutral) -> set[str]:
     """Raise ApiError for a known field this server cannot honour; return the unknown names."""
     extra = request.model_extra or {}
-    refused = TEXT if isinstance(request, TextRequest) else CHAT
     for name, neutral in refused.items():
         if name in extra and not asks_nothing(extra[name], neutral):
             allowed = " or ".join(repr(value) for value in neutral if value is not None)

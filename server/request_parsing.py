@@ -41,6 +41,7 @@ from server.request_models import (
 )
 from server.service import Service
 from server.settings import Settings
+from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
 
@@ -98,7 +99,7 @@ class ParsedRequest:
 
 async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> ParsedRequest:
     """Understand a chat request. Raises ApiError naming what is wrong with it."""
-    service.ignored.note(refuse_unsupported(request))
+    service.ignored.note(refuse_unsupported(request, CHAT))
     limit = request.max_completion_tokens or request.max_tokens
     asked = request.reasoning and request.reasoning.effort
     width = EFFORT_WIDTH.get(request.reasoning_effort or asked or "none")
@@ -122,7 +123,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
 
 async def parse_completion(request: TextRequest, service: Service, key: ApiKey) -> ParsedRequest:
     """Understand a request for a text completion. Raises ApiError naming what is wrong with it."""
-    service.ignored.note(refuse_unsupported(request))
+    service.ignored.note(refuse_unsupported(request, TEXT))
     spec = _spec_of(request, None, service, key, request.max_tokens)
     text = prompt_text(request.prompt)
     prompt = await _tokens(lambda own: own.encode_prompt(text), len(text), "prompt", service, key)

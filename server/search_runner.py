@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,7 @@ from server.limits import context_for
 from server.plain_completion import PlainCompletion, PlainReply, complete
 from server.prometheus_metrics import Metrics
 from server.reply_text import answers_to, split_reasoning
+from server.scoring import ReplySteps, Rewards, score_replies
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +41,8 @@ class WorkDone(Generic[R]):
 
 log = logging.getLogger("hedgerow.search")
 
-PLAIN = "plain"
+PLAIN, SCORE = "plain", "score"
+"""What stands in a policy's place where nothing is searched."""
 
 
 class SearchRunner:
@@ -53,11 +55,13 @@ class SearchRunner:
         answers: AnswerRule = "auto",
         search: Callable[..., Awaitable[Outcome]] = search,
         complete: Callable[..., Awaitable[PlainReply]] = complete,
+        score: Callable[..., Awaitable[list[Rewards]]] = score_replies,
     ) -> None:
-        """``search`` and ``complete``: these two, or the same wrapped."""
+        """``search``, ``complete`` and ``score``: these, or the same wrapped."""
         self.engine = engine
         self._search = search
         self._complete = complete
+        self._score = score
         self._answers: AnswerRule = answers
         self.metrics = metrics
         self._running: dict[asyncio.Task[Any], QueueSlot] = {}
@@ -181,6 +185,25 @@ class SearchRunner:
         self.metrics.generated.inc(reply.tokens)
         self.metrics.kept.inc(reply.tokens)
         return reply
+
+    async def score(
+        self,
+        replies: Sequence[ReplySteps],
+        tree_id: str,
+        *,
+        seed: int,
+        seconds: float,
+        on_scored: Callable[[int], None],
+    ) -> list[Rewards]:
+        """The rewards of steps that a client has; ``on_scored`` as in ``score_replies``."""
+        with self.metrics.in_flight_of(SCORE):
+            scored = await self._score(
+                replies, self.engine, tree_id, seed=seed, seconds=seconds, on_scored=on_scored
+            )
+        self.metrics.searches.labels(SCORE, "scored").inc()
+        rewards = [reward for of_reply in scored for reward in of_reply if reward is not None]
+        self.metrics.scores.inc(len(rewards))
+        return scored
 
     async def close(self) -> None:
         """Cancel what is under way and wait until it has let go of its trees."""

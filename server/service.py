@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
@@ -30,6 +30,8 @@ from server.tree_log import TreeLog
 if TYPE_CHECKING:
     from server.tracing import Tracing
 
+T = TypeVar("T")
+
 LONG = 1 << 15
 """Characters from which a text is long; one of them takes tens of milliseconds."""
 
@@ -45,13 +47,13 @@ class Tokenizing:
         self._long = asyncio.Lock()
         self._other: Text | None = None
 
-    async def run(self, text: Text, size: int, encode: Callable[[Text], list[int]]) -> list[int]:
+    async def run(self, text: Text, size: int, encode: Callable[[Text], T]) -> T:
         """What ``encode`` makes of a text of so many characters."""
         if size < LONG:
             return await _beside(self._short, lambda: encode(text))
         return await _beside(self._long, lambda: self._encode_long(text, encode))
 
-    def _encode_long(self, text: Text, encode: Callable[[Text], list[int]]) -> list[int]:
+    def _encode_long(self, text: Text, encode: Callable[[Text], T]) -> T:
         if self._other is None:
             self._other = text.another()
         try:
@@ -60,7 +62,7 @@ class Tokenizing:
             give_back()
 
 
-async def _beside(lock: asyncio.Lock, work: Callable[[], list[int]]) -> list[int]:
+async def _beside(lock: asyncio.Lock, work: Callable[[], T]) -> T:
     async with lock:
         thread = asyncio.create_task(asyncio.to_thread(work))
         try:
@@ -214,4 +216,5 @@ def _runner(
     metrics.serves(settings.model, can.engine, own_version(), can.kernel)
     if traces is None:
         return SearchRunner(engine, metrics, settings.answers)
-    return SearchRunner(engine, metrics, settings.answers, traces.search, traces.complete)
+    wrapped = traces.search, traces.complete, traces.score
+    return SearchRunner(engine, metrics, settings.answers, *wrapped)

@@ -42,6 +42,7 @@ from search.events import Event, Evicted, Pruned, Rehydrated, Selected
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.plain_completion import PlainCompletion, PlainReply, complete
+from server.scoring import ReplySteps, Rewards, score_replies
 
 OTLP_PATH = "/v1/traces"
 UNTRACED = frozenset({"/health", "/ready", "/metrics"})
@@ -119,6 +120,20 @@ class Tracing:
             span.set_attribute("gen_ai.response.finish_reasons", (reply.finish_reason,))
             span.set_attribute("gen_ai.usage.output_tokens", reply.tokens)
             return reply
+
+    async def score(
+        self, replies: Sequence[ReplySteps], engine: Engine, tree_id: str, **more: Any
+    ) -> list[Rewards]:
+        """``server.scoring.score_replies``, traced."""
+        asked = {
+            "gen_ai.operation.name": "score",
+            "gen_ai.provider.name": "hedgerow",
+            "gen_ai.request.model": self._model,
+            "hedgerow.replies": len(replies),
+        }
+        with self.tracer.start_as_current_span(f"score {self._model}", attributes=asked) as span:
+            traced = TracedEngine(engine, self.tracer, span, self._model)
+            return await score_replies(replies, traced, tree_id, **more)
 
     def _asked(
         self, prompt: tuple[int, ...], how: SearchSpec | PlainCompletion, limit: int

@@ -69,6 +69,15 @@ TEXT: Neutral = {
 }
 """For text completions."""
 
+SCORE: Neutral = {
+    **_only(0, "priority"),
+    **_only({}, "mm_processor_kwargs"),
+    **_only(True, "use_activation activation softmax"),
+    **_only(False, "add_special_tokens"),
+    **_only(None, "truncate_prompt_tokens instruction chat_template"),
+}
+"""For scores."""
+
 HARMLESS = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "parallel_tool_calls"),

@@ -124,6 +124,7 @@ class EngineLoop:
             threads=options.cores,
             kernel=forward.kernel,
             outcome=self._format.outcome,
+            likelihood=scoring is None,
         )
 
     def serve(self) -> None:

@@ -340,6 +340,7 @@ class SglangEngine:
             fingerprint=self._fingerprint(),
             score_tokens=self._overhead(),
             outcome=self._form.outcome,
+            likelihood=isinstance(self._scorer, LikelihoodScorer),
         )
 
     def _say_order(self, replica: Replica) -> None:

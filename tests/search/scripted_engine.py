@@ -95,6 +95,7 @@ class ScriptedEngine:
     score_of: Callable[[Sequence[str]], float] = judge
     scores: bool = True
     outcome: bool = False
+    likelihood: bool = False
     embeds: bool = True
     vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
@@ -131,6 +132,7 @@ class ScriptedEngine:
             context_tokens=self.context_tokens,
             fingerprint="scripted-1",
             outcome=self.outcome,
+            likelihood=self.likelihood,
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:

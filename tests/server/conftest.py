@@ -72,6 +72,10 @@ class PlainText:
         """The same."""
         return self.encode(text)
 
+    def encode_step(self, words: str, delimiter: str) -> list[int]:
+        """The same."""
+        return self.encode(words)
+
     def another(self) -> PlainText:
         """It bears any number of users."""
         return self

@@ -53,7 +53,10 @@ CHECKS = (
     ensure_resource_availability,
 )
 """Whatever schemathesis can tell from a document: good data is taken, bad data refused."""
-UNTOLD = ("on this server", "goes with votes that count", "the body may have at most")
+UNTOLD = (
+    *("on this server", "goes with votes that count", "the body may have at most"),
+    "as many questions as replies",
+)
 """What is refused although the document does not tell: a key's limits, dials that need others."""
 
 
@@ -110,9 +113,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "sprig", "messages": [{"role": "user", "content": "a"}]},
     "/v1/completions": {"model": "sprig", "prompt": "a"},
     "/v1/search": {"question": "a", "search": {"width": 2}},
+    "/v1/score": {"question": "a", "steps": ["b"]},
 }
 FIELDS = [*{**GOOD["/v1/chat/completions"], **GOOD["/v1/completions"], **GOOD["/v1/search"]}]
 FIELDS += ["seed", "n", "stop", "max_tokens", "temperature", "top_p", "stream_options", "stream"]
+FIELDS += ["steps", "items", "text_1", "text_2", "deadline_ms"]
 FIELDS += ["tools", "metadata", "reasoning_effort", "background", "dry_run", "logit_bias", "user"]
 SEARCH_FIELDS = ["policy", "width", "seed", "temperature", "max_depth", "max_tokens", "vote"]
 

@@ -1,0 +1,263 @@
+"""``POST /v1/score``: what clients may send, and what of it is to be scored.
+
+One reply (``question`` or ``messages``, and ``steps``), many (``items`` of these), or vLLM's
+``text_1`` and ``text_2``: questions, and replies that are cut into steps here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from search.controller import Problem
+from search.engine import PrefixTooLong
+from server.api_errors import ApiError, bad_value
+from server.api_keys import ApiKey
+from server.request_models import (
+    Count,
+    Message,
+    Messages,
+    few_fields,
+    plain_messages,
+    refuse_unsupported,
+    whole_number,
+)
+from server.request_parsing import build_prompt, resolve_model
+from server.scoring import ReplySteps
+from server.service import Service
+from server.unsupported_parameters import SCORE
+
+MOST_ITEMS = 1 << 14
+MOST_STEPS = 1 << 14
+SEEDS = 1 << 53
+"""As many as every client's numbers can tell apart."""
+
+Seed = Annotated[int, Field(ge=0, lt=SEEDS), BeforeValidator(whole_number)]
+Words = Annotated[str, Field(min_length=1)]
+Steps = Annotated[list[Words], Field(min_length=1, max_length=MOST_STEPS, fail_fast=True)]
+Texts = Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
+
+
+def _one_of(*spellings: Sequence[str]) -> dict[str, Any]:
+    """A schema of objects that have the fields of exactly one spelling, and none of another's."""
+    names = {name for spelling in spellings for name in spelling}
+    return {
+        "oneOf": [
+            {
+                "required": list(spelling),
+                "properties": {name: {"not": {"type": "null"}} for name in spelling}
+                | {name: {"type": "null"} for name in sorted(names - set(spelling))},
+            }
+            for spelling in spellings
+        ]
+    }
+
+
+def _must_be_one_of(sent: BaseModel, *spellings: Sequence[str]) -> None:
+    """Raises ValueError naming what goes together."""
+    names = {name for spelling in spellings for name in spelling}
+    named = {name for name in names if getattr(sent, name) is not None}
+    if named not in map(set, spellings):
+        known = ", or ".join(" and ".join(spelling) for spelling in spellings)
+        raise ValueError(f"exactly {known} are needed, got {', '.join(sorted(named)) or 'none'}")
+
+
+BY_QUESTION, BY_MESSAGES = ("question", "steps"), ("messages", "steps")
+MANY, PAIRS = ("items",), ("text_1", "text_2")
+
+
+class ScoreItem(BaseModel):
+    """A question or a conversation, and the steps of a reply to it."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_one_of(BY_QUESTION, BY_MESSAGES))
+
+    question: Words | None = None
+    messages: Messages | None = None
+    steps: Steps | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ScoreItem:
+        _must_be_one_of(self, BY_QUESTION, BY_MESSAGES)
+        return self
+
+
+Items = Annotated[list[ScoreItem], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
+SPELLINGS = (BY_QUESTION, BY_MESSAGES, MANY, PAIRS)
+
+
+class ScoreRequest(BaseModel):
+    """``POST /v1/score``, in one of its spellings."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_one_of(*SPELLINGS))
+
+    model: str | None = None
+    question: Words | None = None
+    messages: Messages | None = None
+    steps: Steps | None = None
+    items: Items | None = None
+    text_1: Texts | None = Field(default=None, description="questions: one, or one a reply")
+    text_2: Texts | None = Field(default=None, description="replies, cut into steps here")
+    seed: Seed | None = Field(
+        default=None, description="of a judge's verdicts, by which they repeat"
+    )
+    deadline_ms: Count | None = None
+
+    _bounded = model_validator(mode="before")(few_fields)
+
+    @model_validator(mode="after")
+    def _whole(self) -> ScoreRequest:
+        _must_be_one_of(self, *SPELLINGS)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedScore:
+    """A request understood. ``seconds``: the most time for all of it, the queue included."""
+
+    id: str
+    created: int
+    model: str
+    key: ApiKey
+    replies: tuple[ReplySteps, ...]
+    seed: int
+    seconds: float
+
+    @property
+    def tree(self) -> str:
+        """The engine's name for what is scored, in the cache namespace of its key."""
+        return f"{self.key.namespace}/{self.id}" if self.key.namespace else self.id
+
+
+NO_REWARD_MODEL = (
+    "this server has no reward model, nothing here scores steps that a client gives; "
+    "start it with --reward-model or --verifier"
+)
+
+
+async def parse_score(request: ScoreRequest, service: Service, key: ApiKey) -> ParsedScore:
+    """Understand a request for rewards. Raises ApiError naming what is wrong with it."""
+    settings, able = service.settings, service.runner.engine.capabilities
+    model = request.model or settings.model
+    resolve_model(model, settings)
+    if not able.scores or able.likelihood:
+        raise ApiError(400, "no_reward_model", NO_REWARD_MODEL)
+    service.ignored.note(refuse_unsupported(request, SCORE))
+    items = list(_items(request, service.profile.delimiter))
+    if len(items) > key.width:
+        what = "items" if request.items else "text_2"
+        raise bad_value(what, f"at most {key.width} on this server, these are {len(items)}")
+    reader = _Reader(service, key)
+    replies = tuple([await reader.reply(name, item) for name, item in items])
+    seconds = settings.deadline_seconds
+    if request.deadline_ms is not None:
+        seconds = min(seconds, request.deadline_ms / 1000)
+    return ParsedScore(
+        id=f"score-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        key=key,
+        replies=replies,
+        seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed,
+        seconds=seconds,
+    )
+
+
+def _items(request: ScoreRequest, delimiter: str) -> Iterator[tuple[str, ScoreItem]]:
+    """What is to be scored, each with the name of the field that its steps stand in."""
+    if request.items is not None:
+        yield from ((f"items[{i}].steps", item) for i, item in enumerate(request.items))
+    elif request.text_1 is None or request.text_2 is None:
+        asked = {name: getattr(request, name) for name in ScoreItem.model_fields}
+        yield "steps", ScoreItem.model_construct(**asked)
+    else:
+        questions, replies = _listed(request.text_1), _listed(request.text_2)
+        if len(questions) not in (1, len(replies)):
+            needed = "one question, or as many questions as replies in text_2, are needed"
+            raise bad_value("text_1", f"{needed}, got {len(questions)} for {len(replies)}")
+        for i, reply in enumerate(replies):
+            question = questions[i % len(questions)]
+            steps = steps_of(reply, delimiter)
+            yield f"text_2[{i}]", ScoreItem.model_construct(question=question, steps=steps)
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def steps_of(reply: str, delimiter: str) -> list[str]:
+    """A reply's steps, each with the delimiter that ends it; without those that say nothing."""
+    *ended, last = reply.split(delimiter)
+    steps = [step + delimiter for step in ended if step.strip()]
+    return [*steps, last] if last.strip() else steps or [reply]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Turns what is sent into token ids, each question once, within a key's limits."""
+
+    service: Service
+    key: ApiKey
+    problems: dict[tuple[tuple[str, str], ...], Problem] = field(default_factory=dict)
+    tokens: int = 0
+
+    async def reply(self, name: str, item: ScoreItem) -> ReplySteps:
+        """One item. Raises ApiError naming what is wrong with it."""
+        words, problem = item.steps or [], await self._problem(name, item)
+        if len(words) > self.key.depth:
+            allowed = f"at most {self.key.depth} on this server, these are {len(words)}"
+            raise bad_value(name, allowed)
+        ends = problem.delimiter
+        texts = [
+            step if step.endswith(ends) or i == len(words) else step + ends
+            for i, step in enumerate(words, 1)
+        ]
+        reply = ReplySteps(problem, await self._steps(name, texts), tuple(texts))
+        self._must_fit(name, reply)
+        return reply
+
+    async def _problem(self, name: str, item: ScoreItem) -> Problem:
+        asked = item.messages or [Message(role="user", content=item.question)]
+        messages = plain_messages(asked, self.service.settings.max_messages)
+        known = tuple((message["role"], message["content"]) for message in messages)
+        if known not in self.problems:
+            self.problems[known] = await build_prompt(
+                messages, self.service, self.key, searched=True
+            )
+        return self.problems[known]
+
+    async def _steps(self, name: str, texts: list[str]) -> tuple[tuple[int, ...], ...]:
+        size, ends = sum(map(len, texts)), self.service.profile.delimiter
+        try:
+            steps = await self.service.tokenizing.run(
+                self.service.text, size, lambda own: [own.encode_step(t, ends) for t in texts]
+            )
+        except PrefixTooLong as error:
+            raise _too_long(name, str(error)) from None
+        for i, ids in enumerate(steps):
+            if not ids:
+                raise bad_value(f"{name}[{i}]", "nothing of it is left as tokens")
+        return tuple(map(tuple, steps))
+
+    def _must_fit(self, name: str, reply: ReplySteps) -> None:
+        able = self.service.runner.engine.capabilities
+        own = sum(map(len, reply.steps))
+        once, each = able.score_tokens
+        whole = len(reply.problem.prompt) + own + once + each * len(reply.steps)
+        if whole > able.context_tokens:
+            needed = f"{whole} tokens with the question; the context holds {able.context_tokens}"
+            raise _too_long(name, needed)
+        self.tokens += own
+        if self.tokens > self.key.tree_tokens:
+            allowed = f"at most {self.key.tree_tokens} tokens in all on this server"
+            raise bad_value(name, f"{allowed}, these are {self.tokens} so far")
+
+
+def _too_long(name: str, why: str) -> ApiError:
+    message = f"{name}: beyond this model's maximum context length: {why}"
+    return ApiError(400, "context_length_exceeded", message, param=name)

@@ -1,0 +1,65 @@
+"""``POST /v1/score``, and ``/score`` as vLLM has it: the reward model, for steps clients have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.admission import QueueSlot, seconds_after_turn
+from server.middleware import forget_body
+from server.score_request import ParsedScore, ScoreRequest, parse_score
+from server.scoring import Rewards
+from server.service import Service
+
+
+def score_routes(service: Service) -> APIRouter:
+    """The routes, bound to a service."""
+    router = APIRouter()
+
+    @router.post("/score")
+    @router.post("/v1/score")
+    async def score(body: ScoreRequest, request: Request) -> Response:
+        own = service.serving(body.model)
+        parsed = await parse_score(body, own, request.state.key)
+        forget_body(request)
+        slot = request.state.slot
+        return JSONResponse(await own.runner.run(_score(parsed, own, slot), slot))
+
+    return router
+
+
+async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict[str, Any]:
+    """The whole response, when it is its turn; what is read is booked as it is read."""
+    seconds = await seconds_after_turn(slot, parsed.seconds)
+    with service.quotas.booking_scores(parsed.key) as spent:
+
+        def on_scored(tokens: int) -> None:
+            spent.prompt += tokens
+
+        scored = await service.runner.score(
+            parsed.replies, parsed.tree, seed=parsed.seed, seconds=seconds, on_scored=on_scored
+        )
+    return _document(parsed, scored, spent.prompt, service)
+
+
+def _document(
+    parsed: ParsedScore, scored: Sequence[Rewards], tokens: int, service: Service
+) -> dict[str, Any]:
+    """In vLLM's shape; ``score`` is the last step's reward, ``rewards`` has one a step."""
+    return {
+        "id": parsed.id,
+        "object": "list",
+        "created": parsed.created,
+        "model": parsed.model,
+        "data": [
+            {"index": i, "object": "score", "score": rewards[-1], "rewards": rewards}
+            for i, rewards in enumerate(scored)
+        ],
+        "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
+        "seed": parsed.seed,
+        "reproducible": service.runner.engine.capabilities.reproducible,
+        "system_fingerprint": service.fingerprint,
+    }

@@ -1,0 +1,290 @@
+"""``POST /v1/score`` over the scripted engine, whose rewards follow from the steps' texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from search.engine import Trajectory
+from search.tree import round_reward
+from tests.search.scripted_engine import ScriptedEngine, judge
+from tests.server.conftest import Call, in_time, question
+
+SCORE = "/v1/score"
+JSON = {"content-type": "application/json"}
+ONE: dict[str, Any] = {"question": "Q", "steps": ["a\n\n", "b"]}
+
+
+def rewards(*steps: str) -> list[float]:
+    """What the scripted engine says of each step of a reply, as it enters a tree."""
+    return [round_reward(judge(steps[:n])) for n in range(1, len(steps) + 1)]
+
+
+async def scores(http: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """The response to a good request."""
+    return (await http.post(SCORE, json=body)).raise_for_status().json()
+
+
+async def test_a_reward_a_step(http: httpx2.AsyncClient, engine: ScriptedEngine) -> None:
+    """One reply, in vLLM's shape; tokens are characters here, the question's template included."""
+    got = await scores(http, ONE | {"seed": 5})
+    of_both = rewards("a\n\n", "b")
+    assert got["object"] == "list"
+    assert got["data"] == [
+        {"index": 0, "object": "score", "score": of_both[-1], "rewards": of_both}
+    ]
+    read = len("user: Q\n") + len("a\n\n") + len("b")
+    assert got["usage"] == {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
+    assert (got["model"], got["seed"], got["reproducible"]) == ("sprig", 5, "exact")
+    assert engine.released == [f"{got['id']}.0"]
+    assert not engine.live
+
+
+async def test_a_steps_delimiter_need_not_be_sent(http: httpx2.AsyncClient) -> None:
+    """A step that another one follows has ended as the model ends one; the last is as it stands."""
+    told = await scores(http, {"question": "Q", "steps": ["a", "b\n\n", "c"]})
+    assert told["data"][0]["rewards"] == rewards("a\n\n", "b\n\n", "c")
+
+
+async def test_many_share_what_they_have_in_common(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Questions side by side, one call a level; a step that two replies share is read once."""
+    items: list[dict[str, Any]] = [
+        {"question": "Q", "steps": ["a", "b"]},
+        {"question": "Q", "steps": ["a", "c", "d"]},
+        {"messages": question("R"), "steps": ["a"]},
+        {"messages": question("Q"), "steps": ["a", "b"]},
+    ]
+    got = await scores(http, {"items": items})
+    told = [row["rewards"] for row in got["data"]]
+    assert [row["index"] for row in got["data"]] == [0, 1, 2, 3]
+    assert told == [
+        rewards("a\n\n", "b"),
+        rewards("a\n\n", "c\n\n", "d"),
+        rewards("a"),
+        rewards("a\n\n", "b"),
+    ]
+    calls = sorted([t.texts for t in call] for call in engine.scored)
+    assert calls == [
+        [("a",)],
+        [("a\n\n",)],
+        [("a\n\n", "b"), ("a\n\n", "c\n\n")],
+        [("a\n\n", "c\n\n", "d")],
+    ]
+    nodes = [t.node for call in engine.scored for t in call]
+    assert len(set(nodes)) == 4  # of the larger tree; the other one has the first of its own
+    alone = [(await scores(http, item))["data"][0]["rewards"] for item in items]
+    assert alone == told
+
+
+@pytest.mark.parametrize("path", ["/score", SCORE])
+@pytest.mark.parametrize(
+    ("texts", "replies"),
+    [
+        ({"text_1": "Q", "text_2": "a\n\nb"}, [["a\n\n", "b"]]),
+        ({"text_1": "Q", "text_2": ["a\n\n\n\nb\n\n", " "]}, [["a\n\n", "b\n\n"], [" "]]),
+        ({"text_1": ["Q", "R"], "text_2": ["a", "b"]}, [["a"], ["b"]]),
+        ({"text_1": ["Q"], "text_2": ["a", "b", "c"]}, [["a"], ["b"], ["c"]]),
+    ],
+)
+async def test_vllms_spelling(
+    http: httpx2.AsyncClient, path: str, texts: dict[str, Any], replies: list[list[str]]
+) -> None:
+    """Questions and replies, one to one, one to many or in pairs; replies are cut into steps."""
+    got = (await http.post(path, json={"model": "sprig"} | texts)).json()
+    assert [row["score"] for row in got["data"]] == [rewards(*steps)[-1] for steps in replies]
+    assert [row["rewards"] for row in got["data"]] == [rewards(*steps) for steps in replies]
+    assert got["usage"]["total_tokens"] == got["usage"]["prompt_tokens"] > 0
+
+
+async def test_a_trees_steps_have_the_rewards_of_the_tree(http: httpx2.AsyncClient) -> None:
+    """What a search scored it would score again: the same path through the engine."""
+    body = {"question": "Q", "search": {"policy": "beam", "width": 4, "seed": 3}}
+    found = (await http.post("/v1/search", json=body)).json()
+    nodes = {node["id"]: node for node in found["tree"]["nodes"]}
+    items, expected = [], []
+    for node in nodes.values():
+        chain = [node]
+        while chain[0]["parent"]:
+            chain.insert(0, nodes[chain[0]["parent"]])
+        items.append({"question": "Q", "steps": [step["text"] for step in chain]})
+        expected.append([step["reward"] for step in chain])
+    got = await scores(http, {"items": items})
+    assert [row["rewards"] for row in got["data"]] == expected
+
+
+@pytest.mark.parametrize("engine", [ScriptedEngine(outcome=True)])
+async def test_an_outcome_models_score_is_the_whole_replys(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Its steps have none; nothing but whole replies is read, all in one call."""
+    items = [{"question": "Q", "steps": ["a", "b"]}, {"question": "Q", "steps": ["c"]}]
+    got = await scores(http, {"items": items})
+    whole = [rewards("a\n\n", "b")[-1], rewards("c")[-1]]
+    assert [row["score"] for row in got["data"]] == whole
+    assert [row["rewards"] for row in got["data"]] == [[None, whole[0]], [whole[1]]]
+    assert [len(call) for call in engine.scored] == [2]
+    assert got["usage"]["prompt_tokens"] == len("user: Q\n" + "a\n\n" + "b" + "c")
+
+
+@pytest.mark.parametrize(
+    "engine", [ScriptedEngine(scores=False), ScriptedEngine(likelihood=True)], ids=["none", "odds"]
+)
+async def test_without_a_reward_model_it_is_said(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Nothing to score with, or the log-probabilities of drawn steps alone: not worth a retry."""
+    refused = await http.post(SCORE, json=ONE)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "no_reward_model"
+    assert "--reward-model" in refused.json()["error"]["message"]
+    assert engine.scored == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"question": "Q"}, None, "question and steps, or messages and steps, or items, or"),
+        (ONE | {"items": [ONE]}, None, "got items, question, steps"),
+        ({"items": []}, "items", "at least 1"),
+        ({"items": [ONE, {"steps": ["a"]}]}, "items[1]", "got steps"),
+        ({"items": [ONE | {"odd": 1}]}, "items[0].odd", "no such field"),
+        ({"question": "Q", "steps": "a"}, "steps", "list"),
+        ({"question": "Q", "steps": ["a", ""]}, "steps[1]", "at least 1 character"),
+        ({"text_1": "Q"}, None, "got text_1"),
+        ({"text_1": ["Q", "R"], "text_2": ["a"]}, "text_1", "got 2 for 1"),
+        (ONE | {"seed": "5"}, "seed", "integer"),
+        (ONE | {"deadline_ms": 0}, "deadline_ms", "greater than or equal to 1"),
+        (ONE | {"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "not supported"),
+        (ONE | {"use_activation": False}, "use_activation", "send True"),
+        (ONE | {"model": "oak"}, "model", "does not exist"),
+        ({"question": "Q", "steps": ["\ud800"]}, "steps[0]", "unicode"),
+        ({"text_1": "Q", "text_2": ["b", "a" * 4096]}, "text_2[1]", "maximum context length"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, body: dict[str, Any], param: str, words: str
+) -> None:
+    """Field, value and what is needed, before anything is read."""
+    refused = await http.post(SCORE, content=json.dumps(body), headers=JSON)
+    error = refused.json()["error"]
+    assert refused.status_code == (404 if param == "model" else 400)
+    assert error["param"] == param
+    assert words in error["message"]
+    assert engine.scored == []
+
+
+LIMITS = {"max_width": 2, "max_depth": 3, "max_tree_tokens": 40, "max_prompt_tokens": 20}
+
+
+@pytest.mark.parametrize("settings", [LIMITS], indirect=True)
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"items": [ONE, ONE, ONE]}, "items"),
+        ({"text_1": "Q", "text_2": ["a", "b", "c"]}, "text_2"),
+        ({"question": "Q", "steps": ["a", "b", "c", "d"]}, "steps"),
+        ({"items": [ONE, {"question": "Q", "steps": ["a" * 37]}]}, "items[1].steps"),
+        ({"question": "Q" * 20, "steps": ["a"]}, "messages"),
+    ],
+)
+async def test_a_keys_limits_hold(
+    http: httpx2.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    """Of a search's width, depth, tree and prompt."""
+    refused = await http.post(SCORE, json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+    assert "at most" in refused.json()["error"]["message"]
+    assert (await http.post(SCORE, json={"items": [ONE, ONE]})).status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"key_tokens_total": 10}], indirect=True)
+async def test_what_is_read_is_the_keys(http: httpx2.AsyncClient) -> None:
+    """Booked as prompt; a key without tokens is refused before its body is looked at."""
+    used = (await scores(http, ONE))["usage"]["total_tokens"]
+    account = (await http.get("/v1/usage")).json()
+    assert account["prompt_tokens"] == account["tokens_today"] == used
+    assert (account["requests"], account["searches"], account["completion_tokens"]) == (1, 0, 0)
+    refused = await http.post(SCORE, json=ONE)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    metrics = (await http.get("/metrics")).text
+    assert "hedgerow_scores_total 2.0" in metrics
+    assert 'hedgerow_searches_total{policy="score",stop_reason="scored"} 1.0' in metrics
+
+
+def standing_still_at(call: int, engine: ScriptedEngine) -> None:
+    """Have the engine answer so many calls to score, and none after them."""
+
+    def stop() -> None:
+        if len(engine.scored) == call:
+            engine.still = frozenset({"score"})
+
+    engine.on_score = stop
+
+
+@in_time
+async def test_the_deadline_is_said_and_nothing_is_held(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """What was read by then is booked."""
+    standing_still_at(1, engine)
+    late = await http.post(SCORE, json=ONE | {"deadline_ms": 30})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert late.headers["x-should-retry"] == "false"
+    assert len(engine.aborted) == 1
+    account = (await http.get("/v1/usage")).json()
+    assert account["prompt_tokens"] == len("user: Q\n" + "a\n\n")
+
+
+@in_time
+async def test_a_client_that_leaves_takes_its_work_along(
+    app: FastAPI, engine: ScriptedEngine
+) -> None:
+    """The engine lets go of every tree; what was read is booked."""
+    standing_still_at(1, engine)
+    items = [ONE, {"question": "R", "steps": ["c", "d"]}]
+    call = Call(app, SCORE, {"items": items})
+    await engine.waiting.wait()
+    call.left.set()
+    await call.task
+    await app.state.service.runner.close()
+    assert not call.ended
+    assert len(engine.aborted) == 2
+    account = app.state.service.quotas.account("anybody")
+    assert account["prompt_tokens"] == len("user: Q\n" + "a\n\n" + "user: R\n" + "c\n\n")
+
+
+class OneFails(ScriptedEngine):
+    """Gives no reward of use after the question R."""
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """Above 1, or for ever at work."""
+        if question == "R":
+            return [2.0] * len(trajectories)
+        return await super().score(tree, prompt, question, trajectories)
+
+
+@pytest.mark.parametrize("engine", [OneFails(still=frozenset({"score"}))])
+@in_time
+async def test_one_questions_fault_ends_all_of_its_request(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """And leaves nothing at work for the others."""
+    refused = await http.post(SCORE, json={"items": [ONE, {"question": "R", "steps": ["a"]}]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "reward_missing")
+    assert len(engine.aborted) == 2
+    assert len(asyncio.all_tasks()) == 1  # this test

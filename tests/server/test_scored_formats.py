@@ -1,0 +1,133 @@
+"""``POST /v1/score`` by every reward format on tiny random models, against transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
+from runtime.text import Text
+from search.engine import Engine
+from server.app import create_app
+from server.service import create_service
+from server.settings import Settings
+from tests.runtime import outcome_model
+from tests.runtime.test_reward_models import CASES, QUESTION, STEPS
+from tests.runtime.tiny_models import make_checkpoint
+from tests.server.conftest import BASE
+
+SCORE = "/v1/score"
+WITHIN = 1e-4
+"""Rewards are rounded to as much: half of it is rounding."""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy beside all of them."""
+    return make_checkpoint(tmp_path_factory.mktemp("policy"))
+
+
+@asynccontextmanager
+async def client_of(engine: Engine, policy: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """Of a server over this engine."""
+    app = create_app(create_service(Settings(profile="chat"), engine, Text(policy)))  # type: ignore[arg-type]
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=60) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving(policy: Path, prm: Path | None, form: str) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a server over an embedded engine with this reward model."""
+    model = None if prm is None else str(prm)
+    options = EngineOptions(
+        str(policy), model, form, prm_kv_tokens=2000, batch_limit=8, threads=1, strict=True
+    )
+    engine = await EmbeddedEngine.start(options)
+    try:
+        async with client_of(engine, policy) as client:
+            yield client
+            usage = await engine.usage()
+            assert usage.prm_kv_tokens_active == usage.kv_tokens_active == 0
+    finally:
+        await engine.close()
+
+
+async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list[float | None]]:
+    """Of each reply."""
+    got = (await client.post(SCORE, json=body)).raise_for_status().json()
+    return [row["rewards"] for row in got["data"]]
+
+
+@pytest.mark.parametrize("form", CASES)
+async def test_rewards_are_those_of_transformers(form: str, policy: Path, tmp_path: Path) -> None:
+    """A reply's three steps, by question or by messages, alone or beside others, in vLLM's spelling
+    and while a search grows: the same numbers."""
+    prm = CASES[form].make(tmp_path)
+    expected = CASES[form].expected(prm)
+    one = {"question": QUESTION, "steps": STEPS}
+    message = {"role": "user", "content": QUESTION}
+    items = [one, {"messages": [message], "steps": STEPS[:2]}, one | {"question": "And 4?"}]
+    pairs = {"text_1": QUESTION, "text_2": ["".join(STEPS), STEPS[0]]}
+    async with serving(policy, prm, form) as client:
+        assert await rewards(client, one) == [pytest.approx(expected, abs=WITHIN)]
+        search = {"policy": "beam", "width": 4, "max_depth": 3, "max_step_tokens": 12, "seed": 1}
+        grown, told = await asyncio.gather(
+            client.post("/v1/search", json={"question": QUESTION, "search": search}),
+            rewards(client, {"items": items}),
+        )
+        scored = await rewards(client, pairs)
+    assert grown.status_code == 200
+    assert told[:2] == [
+        pytest.approx(expected, abs=WITHIN),
+        pytest.approx(expected[:2], abs=WITHIN),
+    ]
+    assert told[2] != told[0]
+    assert scored == [told[0], told[0][:1]]
+
+
+async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
+    """Each reply whole."""
+    prm = outcome_model.make_outcome_model(tmp_path)
+    replies = [t.texts for t in outcome_model.trajectories()]
+    items = [{"question": outcome_model.QUESTION, "steps": steps} for steps in replies]
+    async with serving(policy, prm, outcome_model.FORMAT) as client:
+        told = await rewards(client, {"items": items})
+    expected = outcome_model.expected_rewards(prm)
+    assert [of_reply[-1] for of_reply in told] == pytest.approx(expected, abs=WITHIN)
+    assert all(reward is None for of_reply in told for reward in of_reply[:-1])
+
+
+async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Path) -> None:
+    """Alone or in company; another seed draws others."""
+    file = tmp_path / "digit.json"
+    file.write_text(
+        json.dumps(
+            {"extends": "generative", "pattern": r"(\d)", "lowest": 0, "verdict_tokens": 40}
+            | {"template": "{question} {steps}", "votes": 4}
+        )
+    )
+    one = {"question": QUESTION, "steps": STEPS}
+    other = {"question": "And 4?", "steps": STEPS}
+    async with serving(policy, None, str(file)) as client:
+        alone = await rewards(client, one | {"seed": 7})
+        company = await rewards(client, {"items": [other, one], "seed": 7})
+        again = await rewards(client, one | {"seed": 8})
+    assert company[1] == alone[0]
+    assert len({*alone[0], *again[0]}) > 1
+    assert alone != again
+
+
+async def test_log_probabilities_are_no_reward_model(policy: Path) -> None:
+    """``none`` scores what it has drawn, not what a client gives."""
+    async with serving(policy, None, "none") as client:
+        refused = await client.post(SCORE, json={"question": QUESTION, "steps": STEPS})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_reward_model")
