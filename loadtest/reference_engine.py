@@ -100,6 +100,7 @@ class ReferenceEngine:
             fingerprint=f"reference-{options.version}-{torch.__version__}-{options.threads}",
             score_tokens=overhead,
             outcome=self._form.outcome,
+            likelihood=self._form.reads == "logprob",
         )
 
     @property

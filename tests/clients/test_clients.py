@@ -134,6 +134,17 @@ def test_its_hub(url: str, clients: Path) -> None:
     assert found["reply"]
 
 
+def test_its_hub_with_our_reward_model(url: str, clients: Path) -> None:
+    """Its beam search and its particle filter ask ``/v1/score`` of all their beams at once."""
+    found = told(clients, "with_its_hub_prm.py", url)
+    assert len(found["beam"]) == 4
+    assert all(0 <= score <= 1 for score in found["beam"])
+    assert max(found["calls"]) == 4
+    assert found["particles"] == 3
+    assert found["beam_reply"]
+    assert found["particle_reply"]
+
+
 def test_lm_eval(url: str, clients: Path, tmp_path: Path) -> None:
     """``local-chat-completions``, ten items, offline: always at temperature 0, with an empty list
     of stops; the search's diversity is its own."""

@@ -1,0 +1,60 @@
+"""``POST /v1/score`` on real SGLang servers of the bundled models, in float32 on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from models.bundled import SPRIG_FOLDER
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
+from runtime.text import Text
+from search.engine import Engine
+from server.app import create_app
+from server.service import create_service
+from server.settings import Settings
+from tests.runtime.sglang.support import SharedServers
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.sglang,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
+QUESTIONS = ("Use 4 9 10 13 to make 24.", "Use 1 5 5 5 to make 24.")
+REPLIES = (
+    ["13 - 10 = 3 (left: 3 4 9)", "9 - 3 = 6 (left: 4 6)", "4 * 6 = 24 (left: 24)"],
+    ["13 - 10 = 3 (left: 3 4 9)", "9 - 4 = 5 (left: 3 5)"],
+    ["5 + 5 = 10"],
+)
+ITEMS = [{"question": question, "steps": steps} for question in QUESTIONS for steps in REPLIES]
+
+
+async def scores(engine: Engine, body: dict[str, Any]) -> list[list[float]]:
+    """The rewards of each reply."""
+    app = create_app(create_service(Settings(), engine, Text(POLICY)))
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://h", timeout=600) as client:
+        got = (await client.post("/v1/score", json=body)).raise_for_status().json()
+    return [row["rewards"] for row in got["data"]]
+
+
+async def test_rewards_are_the_embedded_engines(yard: SharedServers) -> None:
+    """One or many, to 1e-3; a reply's rewards do not hang on its company."""
+    await yard.have("policy", "reward")
+    engine = (await yard.launched()).engine
+    many = await scores(engine, {"items": ITEMS})
+    one = [(await scores(engine, item))[0] for item in ITEMS]
+    embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, "math-shepherd"))
+    try:
+        expected = await scores(embedded, {"items": ITEMS})
+    finally:
+        await embedded.close()
+    for own, alone, there in zip(many, one, expected, strict=True):
+        assert own == pytest.approx(alone, abs=1e-3)
+        assert own == pytest.approx(there, abs=1e-3)
+    assert len({reward for row in many for reward in row}) > len(ITEMS)
