@@ -70,6 +70,13 @@ class Switch(StrEnum):
     OFF = "off"
 
 
+class Returns(StrEnum):
+    """What a finished trajectory is worth: its last reward, or 1 and 0 by its task's checker."""
+
+    REWARD = "reward"
+    CHECKER = "checker"
+
+
 class TaskSplit(StrEnum):
     """The splits of a task."""
 

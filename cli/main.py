@@ -18,6 +18,7 @@ from cli.arguments import (
     Json,
     Model,
     Policy,
+    Returns,
     SearchFields,
     Seed,
     ServeCommand,
@@ -218,6 +219,21 @@ def replay(
         print(json.dumps({"rows": report}))
     if not all(row["same"] for row in report):
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def export(
+    trees: Annotated[Path, typer.Argument(help="What --trees has written.")],
+    returns: Annotated[
+        Returns, typer.Option(help="A finished trajectory's worth: its last reward, or 1 or 0.")
+    ] = Returns.REWARD,
+) -> None:
+    """Print recorded trees as rollouts for training: a line of JSON a step."""
+    from cli.export import ExportError, exported
+
+    with refused(ExportError):
+        for step in exported(trees, returns):
+            print(json.dumps(step))
 
 
 @app.command(cls=EngineCommand)

@@ -8,12 +8,11 @@ import json
 import sys
 
 import requests
+from its_hub import OpenAICompatibleLanguageModel
 from its_hub.api import AbstractProcessRewardModel
 from its_hub.core.algorithms.beam_search import BeamSearch
 from its_hub.core.algorithms.particle_gibbs import ParticleFiltering
 from its_hub.core.lms.step_generation import StepGeneration
-
-from its_hub import OpenAICompatibleLanguageModel
 
 url, question = sys.argv[1:]
 calls = []

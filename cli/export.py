@@ -1,0 +1,95 @@
+"""``hedgerow export``: recorded trees as rollouts for training, a line of JSON a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cli.arguments import Returns
+from models.tasks import TASKS
+from models.tasks.task import Task
+from search.rollouts import RolloutStep, final_reward, rollout_steps
+from search.tree import ROOT, Node, Tree
+from search.tree_json import from_json
+from server.request_models import question_of
+
+ReturnOf = Callable[[Tree, Node], float | None]
+
+
+class ExportError(ValueError):
+    """The file holds no trees, or none of a task that can be checked; the message says where."""
+
+
+def exported(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
+    """The steps of every tree of a file that ``--trees`` has written, a tree after the other.
+
+    Raises ExportError at the line that it is about.
+    """
+    for number, (where, document) in enumerate(_documents(path)):
+        tree, name = _tree(where, document), document.get("id", f"tree-{number}")
+        return_of = final_reward
+        if returns is Returns.CHECKER:
+            return_of = _checked(where, document)
+        for step in rollout_steps(tree, return_of):
+            yield {"tree": name, **_line(step, tree.prompt)}
+
+
+def _line(step: RolloutStep, prompt: tuple[int, ...]) -> dict[str, Any]:
+    """The prompt's line has no parent, and nothing that was drawn or scored."""
+    node, root = step.node, step.node.id == ROOT
+    return {
+        "node": node.id,
+        "parent": None if root else node.parent,
+        "tokens": prompt if root else node.tokens,
+        "text": node.text,
+        "logprob": None if root else node.logprob,
+        "reward": node.reward,
+        "value": step.value,
+        "advantage": step.advantage,
+        "trajectories": step.trajectories,
+        "finish": None if root else node.finish.value,
+        "state": node.state.value,
+    }
+
+
+def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line's document, and how to call the line."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                where = f"{path}, line {number}"
+                if line.strip():
+                    yield where, _document(where, line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path}: {error}") from error
+
+
+def _document(where: str, line: str) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ExportError(f"{where}: no JSON: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("tree"), dict):
+        raise ExportError(f"{where}: holds no tree; a document of /v1/search, or of --trees, does")
+    return document
+
+
+def _tree(where: str, document: dict[str, Any]) -> Tree:
+    try:
+        return from_json(document["tree"])
+    except ValueError as error:
+        raise ExportError(f"{where}: {error}") from error
+
+
+def _checked(where: str, document: dict[str, Any]) -> ReturnOf:
+    """By the bundled task whose question this is. Raises ExportError where there is none."""
+    question = question_of(document["messages"]) if document.get("messages") else ""
+    task: Task | None = next((t for t in TASKS.values() if t.matches(question)), None)
+    if task is None:
+        known = ", ".join(TASKS)
+        raise ExportError(f"{where}: no bundled task's question; only {known} can be checked")
+    before = document.get("branched_from", {}).get("text", "")
+    check = task.check
+    return lambda tree, node: float(check(question, before + tree.text(node.id)).correct)
