@@ -41,7 +41,7 @@ from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
 from search.tree import ROOT, Node, Tree, tree_digest
 from search.tree_builder import PendingNode, TreeBuilder
-from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
+from search.vote import VOTE_SCORES, AnswerClasses, cut_short, hold_vote, vote_name
 
 T = TypeVar("T")
 
@@ -378,6 +378,8 @@ class _SearchLoop:
         """Hold the vote and sum up."""
         tree = self.builder.tree
         ballot = hold_vote(tree, vote_name(self.spec), answers)
+        if ballot.chosen is None and stop in (StopReason.MAX_TOKENS, StopReason.KV):
+            ballot = cut_short(tree)
         if self.classes is self.spelled:  # what time has changed is told as such
             stop, ballot = StopReason.DEADLINE, replace(ballot, rule=f"{ballot.rule} {UNCOMPARED}")
         text = "" if ballot.chosen is None else tree.text(ballot.chosen)

@@ -28,8 +28,9 @@ class AnswerClass:
 class Outcome:
     """A searched tree and what was made of it.
 
-    ``chosen``: node id of the trajectory whose ``text`` is the reply, None when nothing finished; a
-    node above the last dead one when every branch died.
+    ``chosen``: node id of the trajectory whose ``text`` is the reply, None when nothing finished;
+    of an open path when a budget of tokens was met before that; a node above the last dead one when
+    every branch died.
     ``answer``: the winning class's, None when no answer could be extracted. ``answers``: all
     classes by falling weight. ``vote``: the rule that was applied, a fall-back included.
     ``reproducible``: what the engine says of itself.

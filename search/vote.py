@@ -16,7 +16,7 @@ from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.policies.policy import Scores
 from search.spec import SearchSpec, VoteName
-from search.tree import UNITS, Finish, Node, NodeState, Tree
+from search.tree import ROOT, UNITS, Finish, Node, NodeState, Tree
 
 VOTE_SCORES: Mapping[VoteName, Scores] = {
     "weighted_majority": Scores.FINISHED,
@@ -195,11 +195,23 @@ def _units(node: Node, rule: str) -> int:
 
 def _without_answers(tree: Tree, finished: Sequence[Node]) -> Ballot:
     pool = [node for node in finished if node.finish is Finish.END] or finished
+    return _best(tree, pool, "no reply has an answer")
+
+
+def _best(tree: Tree, pool: Sequence[Node], why: str) -> Ballot:
+    """The path with the highest last reward, or mean log-probability, where nothing votes."""
     if all(node.reward is not None for node in pool):
         chosen = min(pool, key=lambda node: (-(node.reward or 0.0), node.id))
-        return Ballot(None, chosen.id, (), "best_last (no reply has an answer)")
+        return Ballot(None, chosen.id, (), f"best_last ({why})")
     chosen = min(pool, key=lambda node: (-_mean_logprob(tree, node), node.id))
-    return Ballot(None, chosen.id, (), "best_logprob (no reply has an answer)")
+    return Ballot(None, chosen.id, (), f"best_logprob ({why})")
+
+
+def cut_short(tree: Tree) -> Ballot:
+    """The reply of a tree that a budget of tokens has ended before any trajectory finished: the
+    best open path, by its last reward or, without rewards, its mean log-probability."""
+    drawn = [node for node in tree.leaves() if node.id != ROOT]
+    return _best(tree, drawn, "no trajectory finished") if drawn else _dead_end(tree)
 
 
 def _dead_end(tree: Tree) -> Ballot:

@@ -44,9 +44,16 @@ class Certain:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    """What a round of a search came to, in a line."""
+
+    line: str
+
+
 T = TypeVar("T")
 
-Tell = Callable[[Certain | Event], None]
+Tell = Callable[[Certain | RoundLine], None]
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -86,11 +93,15 @@ async def _work(
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
     if parsed.spec is None:
         return CompletedReply(parsed, await _draw(parsed, service, slot, tell))
-    listen = (lambda _: None) if tell is None else _certain(parsed, parsed.spec, tell)
+    progress = Progress()
+    if parsed.include_reasoning:
+        listen = _rounds(progress, tell)
+    else:
+        listen = (lambda _: None) if tell is None else _certain(parsed, parsed.spec, tell)
     outcome = await search_in_turn(parsed, service, slot, listen)
     if service.trees.wanted:
         await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    return CompletedReply(parsed, outcome)
+    return CompletedReply(parsed, outcome, progress.text)
 
 
 async def _draw(
@@ -161,8 +172,20 @@ async def search_in_turn(
         )
 
 
+def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
+    """Tells of each round as it is over. Of the reply nothing is told before the end: clients show
+    what comes after its beginning as a thought within it."""
+
+    def on_event(event: Event) -> None:
+        line = progress.on_event(event)
+        if tell is not None and line is not None:
+            tell(RoundLine(line))
+
+    return on_event
+
+
 def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
-    """Tells a search's events, and what of its reply is certain once all of a round are heard."""
+    """Tells what of a search's reply is certain once all events of a round are heard."""
     stable_prefix, sent = StablePrefix(spec), 0
     loop, looking = asyncio.get_running_loop(), False
 
@@ -178,7 +201,6 @@ def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[E
 
     def on_event(event: Event) -> None:
         nonlocal looking
-        tell(event)
         stable_prefix.on_event(event)
         if not looking:
             looking = True
@@ -194,9 +216,9 @@ async def _chunks(
     work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
     written: ReplyFormat,
 ) -> AsyncGenerator[bytes, None]:
-    """The stream: roles, text when it is certain (empty deltas meanwhile), reasons, usage, end."""
+    """The stream: roles, rounds or text as it is certain (empty deltas meanwhile), reasons, usage,
+    end."""
     settings = service.settings
-    progress = Progress() if parsed.include_reasoning else None
     reasoning = [ReasoningStream(parsed.in_reasoning) for _ in range(parsed.choices)]
     for index in range(1 if parsed.spec else parsed.choices):
         for opening in written.opening(index):
@@ -213,7 +235,7 @@ async def _chunks(
                 case Certain(index, text):
                     for piece in written.pieces(index, *reasoning[index].more(text)):
                         yield event(piece)
-                case Event() if progress is not None and (line := progress.on_event(item)):
+                case RoundLine(line):
                     for chunk in written.reasoning(0, line):
                         yield event(chunk)
     except Exception as error:  # the HTTP boundary: told to the client, then cut

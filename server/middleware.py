@@ -26,6 +26,7 @@ from server.api_errors import (
     internal_error,
     request_id,
     shutting_down,
+    unforeseen,
 )
 from server.api_keys import ApiKey, must_hold
 from server.connections import BodyLimits
@@ -74,7 +75,7 @@ class RequestMiddleware:
             except ClientLeft:
                 self._metrics.disconnects.inc()
             except StreamAborted as aborted:
-                log.error("the stream failed", exc_info=aborted.__cause__)
+                _log_failure(aborted.__cause__)
             except Exception:  # the HTTP boundary: logged here, its text goes no further
                 log.exception("failed")
                 if status == LEFT:
@@ -90,6 +91,14 @@ class RequestMiddleware:
                 fields |= {} if key is None else {"key": key.name}
                 line = " ".join(f"{k}={v}" for k, v in fields.items())
                 log.info("answered %s", line, extra={"fields": fields})
+
+
+def _log_failure(error: BaseException | None) -> None:
+    """Why a stream was cut: a fault of the server's with where it stands, any other in a line."""
+    if isinstance(error, Exception) and not unforeseen(error):
+        log.warning("the stream failed: %s", error)
+    else:
+        log.error("the stream failed", exc_info=error)
 
 
 OPEN = frozenset({"/", "/health", "/ready"})

@@ -19,8 +19,11 @@ SCHEMA_VERSION = 1
 class CompletedReply:
     """A finished reply: its choices (text and why it ended), its usage, its ``search`` object."""
 
-    def __init__(self, parsed: ParsedRequest, done: Sequence[PlainReply] | Outcome) -> None:
-        """Raises ApiError (504) when the search finished no trajectory."""
+    def __init__(
+        self, parsed: ParsedRequest, done: Sequence[PlainReply] | Outcome, rounds: str = ""
+    ) -> None:
+        """``rounds``: what is told of the search's. Raises ApiError (504) when it has no reply."""
+        self.rounds = rounds
         if isinstance(done, Outcome):
             self.choices = _best_choices(parsed, done)
             self.usage = search_usage(done)
@@ -45,10 +48,11 @@ class ReplyFormat:
     def completion(self, reply: CompletedReply) -> dict[str, Any]:
         """The whole response."""
         parsed = self._parsed
-        choices = [
-            _choice(i, ended) | self._message(*parsed.split_reasoning(text))
-            for i, (text, ended) in enumerate(reply.choices)
-        ]
+        choices = []
+        for i, (text, ended) in enumerate(reply.choices):
+            thought, content = parsed.split_reasoning(text)
+            reasoning = thought if i else reply.rounds + thought
+            choices.append(_choice(i, ended) | self._message(reasoning, content))
         body = self._head(self.kind)
         body |= {"choices": choices, "usage": reply.usage, "seed": parsed.seed}
         return body if reply.search is None else body | {"search": reply.search}

@@ -164,7 +164,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
     reasoning: Reasoning | None = None
     include_reasoning: StrictBool | None = Field(
-        default=None, description="a streamed search tells of each round as reasoning_content"
+        default=None, description="a search tells of each round as reasoning_content"
     )
 
 

@@ -107,9 +107,10 @@ LONGEST_STEP = 80
 
 
 class Progress:
-    """Sums up each round of a search in a line once the next begins."""
+    """Sums up each round of a search in a line once the next begins; ``text``: all lines so far."""
 
     def __init__(self) -> None:
+        self.text = ""
         self._round = 0
         self._steps: dict[int, str] = {}
         self._best: tuple[float, str] | None = None
@@ -120,6 +121,7 @@ class Progress:
         number = getattr(event, "round", self._round)
         over = isinstance(event, Answered) or number != self._round
         line = self._line() if over and self._steps else None
+        self.text += line or ""
         if over:
             self._round, self._steps, self._best = number, {}, None
         match event:

@@ -149,6 +149,20 @@ async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> Non
     assert (outcome.stop_reason, outcome.answer) == (StopReason.MAX_TOKENS, "1")
 
 
+@pytest.mark.parametrize("budget", [{"max_tokens": 12}, {"max_kv_tokens": 8}])
+async def test_a_budget_met_before_anything_finished_leaves_the_best_path(
+    budget: dict[str, int],
+) -> None:
+    """Of three first steps the one with the highest reward; there is no answer in it."""
+    engine = chain(5)
+    engine.score_of = lambda texts: {"0": 0.2, "1": 0.7, "2": 0.6}[texts[-1][0]]
+    engine.say = lambda branch: f"{branch.child}s\n\n"
+    outcome = await run(engine, policy="beam", width=3, **budget)
+    assert (outcome.chosen, outcome.text, outcome.answer) == (2, "1s\n\n", None)
+    assert outcome.vote == "best_last (no trajectory finished)"
+    assert outcome.stats.reply_tokens == 4
+
+
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),

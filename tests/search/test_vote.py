@@ -13,7 +13,7 @@ from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.spec import SearchSpec, VoteName
 from search.tree import Finish, Tree
-from search.vote import AnswerClasses, Ballot, hold_vote, vote_name
+from search.vote import AnswerClasses, Ballot, cut_short, hold_vote, vote_name
 from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.trees import END, LIMIT, STEP, drawn
 
@@ -213,6 +213,20 @@ def test_nothing_finished_chooses_nothing() -> None:
     """An open branch is no reply."""
     ballot = vote(drawn((0, "a", STEP, 0.5)), "weighted_majority")
     assert ballot == Ballot(None, None, (), "none (no trajectory finished)")
+
+
+def test_what_a_budget_cut_short_is_the_best_open_path() -> None:
+    """By the last reward, ties to the lower id; without rewards by the mean log-probability; what
+    was given up, or has gone on, is none; where nothing was drawn there is no reply."""
+    why = "(no trajectory finished)"
+    lines = ((0, "a", STEP, 0.9), (0, "b", STEP, 0.5), (1, "c", STEP, 0.5), (0, "d", STEP, 0.8))
+    tree = drawn(*lines)
+    assert cut_short(tree).chosen == 4
+    tree.prune(4)
+    assert cut_short(tree) == Ballot(None, 2, (), f"best_last {why}")
+    bare = drawn((0, "a", STEP, None), (0, "b", STEP, 0.5), logprobs=(-1.0, -2.0))
+    assert cut_short(bare) == Ballot(None, 1, (), f"best_logprob {why}")
+    assert cut_short(Tree([1])) == Ballot(None, None, (), f"none {why}")
 
 
 def test_when_every_branch_has_died_the_last_of_them_speaks() -> None:

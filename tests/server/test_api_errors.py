@@ -260,6 +260,28 @@ async def test_a_budget_that_nothing_fits_in_is_said(http: httpx2.AsyncClient) -
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"), [("max_tokens", "max_tokens"), ("max_kv_tokens", "kv")]
+)
+async def test_a_budget_of_tokens_leaves_what_was_drawn(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, name: str, reason: str
+) -> None:
+    """As OpenAI's servers do: the text so far and ``length``; streamed and by /v1/search too."""
+    engine.say = lambda branch: f"step {branch.child}{len(branch.tokens)}\n\n"
+    search = {"width": 2, "seed": 1, name: 20}
+    body = GOOD | {"search": search}
+    answer = (await http.post(CHAT, json=body)).raise_for_status().json()
+    said = answer["choices"][0]["message"]["content"]
+    assert said.startswith("step ")
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert (answer["search"]["answer"], answer["search"]["stop_reason"]) == (None, reason)
+    streamed = (await http.post(CHAT, json=body | {"stream": True})).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line[6:7] == "{"]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == said
+    found = await http.post("/v1/search", json={"messages": GOOD["messages"], "search": search})
+    assert found.json()["text"] == said
+
+
+@pytest.mark.parametrize(
     ("error", "status", "code", "shown"),
     [
         (RewardMissing("format x: no tag"), 500, "reward_missing", "no tag"),

@@ -8,8 +8,9 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
+from search.tree import ROOT
 from server.reply_text import answer_of
-from tests.search.scripted_engine import ScriptedEngine
+from tests.search.scripted_engine import ScriptedEngine, babble
 from tests.server.conftest import question, saying
 
 
@@ -118,8 +119,14 @@ async def test_what_a_text_completion_does_not_offer_is_named(
     assert answer.json()["error"]["param"] == param
 
 
-async def test_a_search_tells_how_it_gets_on_if_asked(openai: AsyncOpenAI) -> None:
-    """A line a round as ``reasoning_content``, before the reply; none unless asked."""
+async def test_a_search_tells_how_it_gets_on_if_asked(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """A line a round as ``reasoning_content``, before the reply and never within it, though much of
+    that is certain early; whole the same; none unless asked."""
+    engine.say = lambda branch: (
+        "Let us see.\n\n" if branch.parent == ROOT else babble(branch)  # all say that first
+    )
     body: dict[str, Any] = {"search": {"policy": "rebase", "width": 4, "seed": 3}}
 
     async def deltas(extra: dict[str, Any]) -> list[Any]:
@@ -135,9 +142,21 @@ async def test_a_search_tells_how_it_gets_on_if_asked(openai: AsyncOpenAI) -> No
     ]
     assert "4 steps" in lines[0]
     assert "best 0." in lines[0]
+    thoughts = [bool(getattr(d, "reasoning_content", None)) for d in told]
+    parts = [thought for thought, d in zip(thoughts, told, strict=True) if thought or d.content]
+    assert parts == [True] * len(lines) + [False]
     quiet = await deltas({})
     assert not any(getattr(d, "reasoning_content", None) for d in quiet)
-    assert [d.content for d in quiet if d.content] == [d.content for d in told if d.content]
+    assert len([d for d in quiet if d.content]) > 1
+    said = "".join(d.content or "" for d in told)
+    assert said == "".join(d.content or "" for d in quiet)
+    for extra, thought in (({"include_reasoning": True}, "".join(lines)), ({}, None)):
+        whole = await openai.chat.completions.create(
+            model="sprig", messages=question(), extra_body=body | extra
+        )
+        message = whole.choices[0].message
+        assert message.content == said
+        assert (message.model_extra or {}).get("reasoning_content") == thought
 
 
 async def test_a_search_says_how_its_answers_are_read(

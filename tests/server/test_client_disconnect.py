@@ -99,9 +99,13 @@ async def test_one_client_leaving_leaves_the_others_alone(
 
 @pytest.mark.parametrize("path_body", [REQUESTS[2], REQUESTS[3], REQUESTS[5]])
 async def test_a_failing_stream_says_why_and_is_cut(
-    app: FastAPI, engine: ScriptedEngine, path_body: tuple[str, dict[str, Any]]
+    app: FastAPI,
+    engine: ScriptedEngine,
+    path_body: tuple[str, dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An error event, no [DONE], and a body that is never ended: what every client notices."""
+    """An error event, no [DONE], and a body that is never ended: what every client notices. In the
+    log it is a line, without a traceback."""
     engine.fail_at = 0
     path, body = path_body
     call = Call(app, path, body)
@@ -111,6 +115,9 @@ async def test_a_failing_stream_says_why_and_is_cut(
     assert b"[DONE]" not in call.body
     assert not call.ended
     assert not engine.live
+    (line,) = [record for record in caplog.records if "the stream failed" in record.message]
+    assert (line.levelname, line.exc_info) == ("WARNING", None)
+    assert line.message == "the stream failed: the engine is down"
 
 
 async def test_shutdown_lets_go_of_everything(app: FastAPI, engine: ScriptedEngine) -> None:

@@ -17,6 +17,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "sprig", "messages": question(), "max_tokens": 4},
     "/v1/completions": {"model": "sprig", "prompt": "a", "max_tokens": 4},
     "/v1/search": {"question": "a", "search": {"width": 4, "max_depth": 2, "seed": 1}},
+    "/v1/score": {"question": "a", "steps": ["b"]},
+    "/score": {"text_1": "a", "text_2": "b"},
     "/v1/search/{search_id}/branch": {"node": 1, "search": {"width": 2, "max_depth": 4}},
 }
 """Requests that are answered; one field of each is made odd."""
