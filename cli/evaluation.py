@@ -18,6 +18,7 @@ from rich.table import Table
 
 from cli.anatomy import TreeAnatomy, anatomy_of, anatomy_table, together
 from cli.custom_dataset import CustomDataset
+from cli.intervals import clustered95
 from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
 from runtime.accounting import Flops, no_flops
@@ -37,10 +38,6 @@ from server.limits import context_for
 from server.reply_text import Answers, answers_to
 from server.settings import Settings
 from server.tree_log import TreeLog
-
-Z95 = 1.959963984540054
-"""The 97.5 % point of the normal distribution."""
-
 
 Graded = Task | CustomDataset
 """What reads a reply's answer and checks a whole reply."""
@@ -133,31 +130,47 @@ async def _question(
     done: Callable[[Trial], None],
 ) -> list[TrialScore]:
     """All specs on one question, in the specs' order; ``name`` begins the trees' ids."""
-    asked = wanted.profile.asked([{"role": "user", "content": question}])
-    prompt = tuple(text.encode_chat(asked))
-    problem = Problem(prompt, question, wanted.profile.delimiter)
+    problem = problem_of(question, wanted.profile, text)
     seed = item_seed(run_seed, question)
     scores: dict[int, TrialScore] = {}
     for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
-        rule, of = wanted.specs[i].answers or wanted.answers, wanted.task.answer
-        bundled = rule == "auto" and not isinstance(wanted.task, CustomDataset)
-        answers = Answers(of) if bundled else answers_to(question, rule)
-        outcome = await search(
-            problem,
-            wanted.specs[i].model_copy(update={"seed": seed}),
-            engine,
-            tree_id=f"{name}-{i}",
-            answer_of=answers.of,
-            same_answer=answers.same,
-            clock=time.monotonic,
-            context_tokens=context_for(wanted.specs[i], engine.capabilities),
-        )
+        spec = wanted.specs[i].model_copy(update={"seed": seed})
+        answers = answers_of(wanted.task, question, spec.answers or wanted.answers)
+        outcome = await search_for(problem, spec, engine, answers, f"{name}-{i}")
         trial = judge(wanted.task, question, outcome)
         anatomy = anatomy_of(wanted.task, question, outcome)
         right = trial.correct, trial.any_correct
         scores[i] = TrialScore(*right, outcome.stats, outcome.digest, anatomy)
         done(trial)
     return [scores[i] for i in range(len(wanted.specs))]
+
+
+def problem_of(question: str, profile: Profile, text: Text) -> Problem:
+    """A question as the policy model is asked it."""
+    asked = profile.asked([{"role": "user", "content": question}])
+    return Problem(tuple(text.encode_chat(asked)), question, profile.delimiter)
+
+
+def answers_of(task: Graded, question: str, rule: AnswerRule) -> Answers:
+    """How replies' answers are read and compared; ``auto`` is a bundled task's own way."""
+    bundled = rule == "auto" and not isinstance(task, CustomDataset)
+    return Answers(task.answer) if bundled else answers_to(question, rule)
+
+
+async def search_for(
+    problem: Problem, spec: SearchSpec, engine: Engine, answers: Answers, tree_id: str
+) -> Outcome:
+    """Search, as a server would that is asked with this spec and its seed."""
+    return await search(
+        problem,
+        spec,
+        engine,
+        tree_id=tree_id,
+        answer_of=answers.of,
+        same_answer=answers.same,
+        clock=time.monotonic,
+        context_tokens=context_for(spec, engine.capabilities),
+    )
 
 
 def judge(task: Graded, question: str, outcome: Outcome) -> Trial:
@@ -206,38 +219,6 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> d
         "tree_digest": combined_digest(score.digest for score in scores),
         "anatomy": together([score.anatomy for score in scores], accuracy, pass_at_n),
     }
-
-
-def clustered95(right: Sequence[bool], n: int) -> list[float]:
-    """The 95 % interval of a share over ``n`` questions, each answered once a seed.
-
-    ``right``: seed by seed, the questions in the same order. A question's answers resemble each
-    other, so that they count for less than as many questions would: Wilson's interval with the
-    trials divided by the design effect (the variance of the questions' means over what independent
-    trials would give). With one seed it is Wilson's own; at least ``n`` trials are counted, since
-    further seeds do not make questions fewer.
-    """
-    seeds = len(right) // n if n else 0
-    if not seeds:
-        return [0.0, 1.0]
-    share = sum(right) / len(right)
-    means = [sum(right[i::n]) / seeds for i in range(n)]
-    between = math.fsum((mean - share) ** 2 for mean in means) / n**2
-    independent = share * (1 - share) / len(right)
-    effect = min(max(between / independent, 1.0), seeds) if independent else seeds
-    return wilson95(share, len(right) / effect)
-
-
-def wilson95(share: float, n: float) -> list[float]:
-    """Wilson's 95 % interval of a share of ``n`` trials, [low, high]; [0, 1] without any trial."""
-    if n == 0:
-        return [0.0, 1.0]
-    z2 = Z95 * Z95
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    reach = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    low = 0.0 if share == 0 else centre - reach
-    high = 1.0 if share == 1 else centre + reach
-    return [low, high]
 
 
 def item_seed(seed: int, question: str) -> int:

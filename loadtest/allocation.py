@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from cli.evaluation import clustered95, item_seed
+from cli.evaluation import item_seed
+from cli.intervals import clustered95
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
 from loadtest.paired import RESAMPLES, bootstrap95

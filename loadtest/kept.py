@@ -7,20 +7,17 @@ models, engine options and search code is taken back: whatever else stands in th
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
 import search
+from cli.kept_lines import KeptLines
 from loadtest.result import Result
 from loadtest.searches import Item, Method
 
 RESULT = TypeAdapter(Result)
-Made = TypeVar("Made")
 
 
 def code_of(*packages: ModuleType) -> str:
@@ -30,33 +27,6 @@ def code_of(*packages: ModuleType) -> str:
         for path in sorted(Path(package.__path__[0]).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-class KeptLines(Generic[Made]):
-    """What is in a file (nothing if ``path`` is None) that ``made_by`` has made, by what of."""
-
-    def __init__(self, path: Path | None, made_by: str, kind: TypeAdapter[Made]) -> None:
-        self._path = path
-        self._made_by = made_by
-        self._kind = kind
-        self._found: dict[str, Made] = {}
-        lines = path.read_text().splitlines() if path is not None and path.is_file() else []
-        for line in _whole(lines):
-            row = json.loads(line)
-            if row["made_by"] == made_by:
-                self._found[row["of"]] = kind.validate_python(row["result"])
-
-    def get(self, of: str) -> Made | None:
-        """What was made of it, if the file had it."""
-        return self._found.get(of)
-
-    def put(self, of: str, made: Made) -> None:
-        """Add a line, at once."""
-        if self._path is None:
-            return
-        result = self._kind.dump_python(made, mode="json")
-        with self._path.open("a") as out:
-            out.write(json.dumps({"made_by": self._made_by, "of": of, "result": result}) + "\n")
 
 
 class KeptResults:
@@ -81,8 +51,3 @@ class KeptResults:
 def _of(item: Item, method: Method) -> str:
     spec = method.spec.model_dump_json(exclude_none=True)
     return f"{method.name} {spec} {item.task} {item.seed} {item.question}"
-
-
-def _whole(lines: Iterable[str]) -> Iterable[str]:
-    """The lines that were written to their end."""
-    return (line for line in lines if line.endswith("}"))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.evaluation import judge, wilson95
+from cli.evaluation import judge
+from cli.intervals import wilson95
 from loadtest.searches import Item
 from models.tasks import TASKS
 from search.outcome import Outcome

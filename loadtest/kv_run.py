@@ -15,9 +15,10 @@ import kvpolicy
 import loadtest.token_eviction
 import runtime.embedded
 import search
+from cli.kept_lines import KeptLines
 from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, ModelsInProcess
-from loadtest.kept import KeptLines, code_of
+from loadtest.kept import code_of
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, KvPlan
 from loadtest.kv_rows import KvRun
 from loadtest.least_read import Draw, draws_of, least_read_again, one_by_one

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cli.evaluation import wilson95
+from cli.intervals import wilson95
 from loadtest.compare import Results
 from loadtest.paired import bootstrap95, differences
 from loadtest.throughput import Timing

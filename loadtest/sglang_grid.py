@@ -27,8 +27,9 @@ from pydantic import TypeAdapter
 import hedgerow_sglang
 import kvpolicy
 import search
+from cli.kept_lines import KeptLines
 from loadtest.configs import CONFIG_L, STEP_TOKENS, scaled
-from loadtest.kept import KeptLines, code_of
+from loadtest.kept import code_of
 from loadtest.recorded_rounds import RecordingEngine
 from loadtest.report import say
 from loadtest.searches import SPRIG, Engines, Method, grow, items_of

@@ -15,12 +15,11 @@ from cli.accuracy_plot import plot
 from cli.evaluation import (
     Evaluation,
     Trial,
-    clustered95,
     evaluate,
     item_seed,
     side_by_side,
-    wilson95,
 )
+from cli.intervals import clustered95, wilson95
 from models.tasks.task import Split, Verdict
 from search.engine import Branch, EngineDown
 from search.spec import SearchSpec

@@ -8,8 +8,9 @@ from pydantic import TypeAdapter
 
 import kvpolicy
 import search
+from cli.kept_lines import KeptLines
 from loadtest.compare import Results, compare
-from loadtest.kept import KeptLines, KeptResults, code_of
+from loadtest.kept import KeptResults, code_of
 from loadtest.searches import Method, items_of
 from search.spec import SearchSpec
 from tests.search.scripted_engine import ScriptedEngine

@@ -1,0 +1,57 @@
+"""Results kept in a file, a line each at once: what takes hours goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+Made = TypeVar("Made")
+
+
+class KeptLines(Generic[Made]):
+    """What is in a file (nothing if ``path`` is None) that ``made_by`` has made, by what of.
+
+    Whatever else stands there is left. A line that a run had no time to end does not count.
+    """
+
+    def __init__(self, path: Path | None, made_by: str, kind: TypeAdapter[Made]) -> None:
+        """Raises ValueError naming the line for a file that holds something else."""
+        self._path = path
+        self._made_by = made_by
+        self._kind = kind
+        self._made: dict[str, Made] = {}
+        text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+        self._torn = bool(text) and not text.endswith("\n")
+        for row in _rows(path, text):
+            if row["made_by"] == made_by:
+                self._made[row["of"]] = kind.validate_python(row["result"])
+
+    def get(self, of: str) -> Made | None:
+        """What was made of it, if the file had it."""
+        return self._made.get(of)
+
+    def put(self, of: str, made: Made) -> None:
+        """Add a line, at once."""
+        if self._path is None:
+            return
+        result = self._kind.dump_python(made, mode="json")
+        line = json.dumps({"made_by": self._made_by, "of": of, "result": result})
+        with self._path.open("a", encoding="utf-8") as out:
+            out.write("\n" * self._torn + line + "\n")
+        self._torn = False
+
+
+def _rows(path: Path | None, text: str) -> Iterator[dict[str, Any]]:
+    """The lines that were written to their end."""
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(row, dict) or not {"made_by", "of", "result"} <= row.keys():
+            raise ValueError(f"{path}, line {number}: no result that was kept; name another file")
+        yield row

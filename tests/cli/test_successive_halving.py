@@ -1,0 +1,214 @@
+"""Which cells go on and which one is chosen: cases worked by hand, and what always holds."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.successive_halving import (
+    Cell,
+    beaten,
+    first_questions,
+    front,
+    gain95,
+    going_on,
+    most_accurate,
+    next_questions,
+    paired,
+    shortfall,
+    tree_key,
+    worth_it,
+)
+from search.spec import SearchSpec
+
+
+def spec(policy: str = "rebase", width: int = 4, **more: Any) -> SearchSpec:
+    """A search of the grid."""
+    return SearchSpec.model_validate({"policy": policy, "width": width, **more})
+
+
+def cell(width: int, right: int, tokens: float, of: int = 8, **more: Any) -> Cell:
+    """The first so many questions right."""
+    flags = tuple(i < right for i in range(of))
+    return Cell(spec(width=width, **more), flags, of, tokens)
+
+
+def names(cells: list[Cell]) -> list[int]:
+    """Cells by their widths."""
+    return [one.spec.width for one in cells]
+
+
+CELLS = st.lists(
+    st.builds(
+        lambda width, vote, flags, tokens: Cell(spec(width=width, vote=vote), flags, 6, tokens),
+        st.integers(1, 12),
+        st.sampled_from(["majority", "weighted_majority", "best_last"]),
+        st.tuples(*[st.booleans()] * 6),
+        st.integers(1, 9).map(float),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def test_seeds_of_a_question_are_averaged() -> None:
+    """Two questions, two seeds, seed by seed: (1, 0), then (1, 1)."""
+    both = Cell(spec(), (True, False, True, True), 2, 10.0)
+    assert both.by_question == [1.0, 0.5]
+    assert both.accuracy == 0.75
+
+
+def test_a_gain_by_hand() -> None:
+    """Eight questions, three won and none lost; with half a win and half a loss more, and two
+    questions: a mean of .3, and a variance of (3 + 1) / 10 - .09 = .31 over ten."""
+    mean, error = paired(cell(4, 5, 1), cell(4, 2, 1))
+    assert mean == pytest.approx(0.3)
+    assert error == pytest.approx(math.sqrt(0.031))
+    low, high = gain95(cell(4, 5, 1), cell(4, 2, 1))
+    assert (low, high) == pytest.approx((-0.0451, 0.6451), abs=1e-4)
+
+
+def test_few_questions_that_agree_prove_nothing() -> None:
+    """An interval of four equal answers is wide; of four hundred it is narrow."""
+    few = gain95(cell(4, 4, 1, of=4), cell(8, 4, 2, of=4))
+    many = gain95(cell(4, 400, 1, of=400), cell(8, 400, 2, of=400))
+    assert few == pytest.approx((-0.3267, 0.3267), abs=1e-4)
+    assert many == pytest.approx((-0.0049, 0.0049), abs=1e-4)
+
+
+def test_the_front_by_hand() -> None:
+    """Dearer and no better is off it; equal in both is on it beside its like."""
+    cells = [cell(1, 2, 10), cell(2, 5, 40), cell(3, 5, 50), cell(4, 4, 20), cell(5, 5, 40)]
+    assert names(front(cells)) == [1, 2, 4, 5]
+    assert [shortfall(one, cells) for one in cells] == [0, 0, 0, 0, 0]
+    assert shortfall(cell(6, 3, 45), cells) == 0.25
+
+
+def test_a_rung_by_hand() -> None:
+    """Six trees: three on the front, which is half of them. With seven there are four places: of
+    the other four one is two answers below the front and three are one; the cheapest has it."""
+    cells = [
+        cell(1, 2, 10),
+        cell(2, 5, 40),
+        cell(3, 7, 90),
+        cell(4, 4, 50),
+        cell(5, 5, 95),
+        cell(6, 1, 30),
+    ]
+    assert names(going_on(cells)) == [1, 2, 3]
+    assert names(going_on([*cells, cell(7, 4, 45)])) == [1, 2, 3, 6]
+
+
+def test_who_is_surely_beaten_goes_even_where_there_is_room() -> None:
+    """Ten of ten against none, for less: the interval is wholly above 0."""
+    good, bad, other = cell(1, 10, 10, 10), cell(2, 0, 20, 10), cell(3, 9, 30, 10)
+    assert beaten(bad, [good, bad])
+    assert not beaten(other, [good, other])
+    assert names(going_on([good, bad, other, cell(4, 9, 30, 10)])) == [1, 3]
+
+
+def test_votes_of_a_tree_go_on_together_unless_they_are_beaten() -> None:
+    """They cost nothing more; one that is surely worse than its like is dropped all the same."""
+    votes = [
+        cell(4, right, 20, of=20, vote=vote)
+        for vote, right in (("majority", 16), ("weighted_majority", 14), ("best_last", 3))
+    ]
+    kept = going_on([*votes, cell(8, 2, 70, of=20)])
+    assert [one.spec.vote for one in kept] == ["majority", "weighted_majority"]
+
+
+def test_questions_of_the_rungs() -> None:
+    """Half of the budget for the first one, eight questions at most; then twice as many, or what
+    is left for."""
+    assert first_questions(100_000, 1_000, 400) == 8
+    assert first_questions(12_999, 1_000, 400) == 6
+    assert first_questions(100_000, 1_000, 5) == 5
+    with pytest.raises(ValueError, match="1,000 tokens over the whole grid: at least 8,000"):
+        first_questions(7_999, 1_000, 400)
+    assert next_questions(8, 100_000, 1_000, 400) == 16
+    assert next_questions(8, 3_999, 1_000, 400) == 11
+    assert next_questions(8, 999, 1_000, 400) == 8
+    assert next_questions(8, -5, 1_000, 400) == 8
+    assert next_questions(300, 1e9, 1_000, 400) == 400
+
+
+def test_choices_by_hand() -> None:
+    """Of a hundred questions 50, 80, 83 and 84 right. The last is the most accurate: it is 4/102
+    ahead of the second, more than the error of .0215, and 1/102 of the third, within .0138."""
+    cells = [
+        cell(1, 50, 10, 100),
+        cell(2, 80, 40, 100),
+        cell(3, 83, 90, 100),
+        cell(4, 84, 160, 100),
+    ]
+    assert most_accurate(cells).spec.width == 4
+    assert most_accurate(cells, 159).spec.width == 3
+    assert most_accurate(cells, 40).spec.width == 2
+    assert most_accurate(cells, 5).spec.width == 1
+    assert paired(cells[3], cells[1]) == pytest.approx((4 / 102, 0.0215), abs=1e-4)
+    assert paired(cells[3], cells[2]) == pytest.approx((1 / 102, 0.0138), abs=1e-4)
+    assert worth_it(cells).spec.width == 3
+    assert worth_it([cells[0], *cells[2:], cell(5, 83, 40, 100)]).spec.width == 5
+
+
+def test_equal_trees_have_one_key() -> None:
+    """Votes share a tree, but for chains that score nothing and votes that may end the search."""
+    assert tree_key(spec(vote="majority")) == tree_key(spec(vote="best_min"))
+    assert tree_key(spec(vote="majority")) != tree_key(spec(vote="majority", temperature=0.5))
+    alone, scored = spec("self_consistency"), spec("self_consistency", vote="best_last")
+    assert tree_key(alone) != tree_key(scored)
+    one, other = (spec(vote=v, consensus="certain") for v in ("majority", "lineages"))
+    assert tree_key(one) != tree_key(other)
+
+
+@given(CELLS)
+def test_the_front_goes_on_and_half_of_the_trees_at_most_beside_it(cells: list[Cell]) -> None:
+    """What is on the front is never dropped, so that no rung ends without a cell."""
+    kept, best = going_on(cells), front(cells)
+    assert best
+    assert all(one in kept for one in best)
+    trees, of_front = ({tree_key(c.spec) for c in part} for part in (cells, best))
+    left = {tree_key(c.spec) for c in kept}
+    assert len(left) <= max(math.ceil(len(trees) / 2), len(of_front))
+    assert [one for one in cells if one in kept] == kept
+
+
+@given(CELLS)
+def test_nothing_dominates_what_is_chosen(cells: list[Cell]) -> None:
+    """More tokens never buy less, and what is worth them costs no more than the best."""
+    limits = sorted(one.tokens for one in cells)
+    chosen = [most_accurate(cells, tokens) for tokens in limits]
+    assert all(one in front(cells) for one in [*chosen, worth_it(cells)])
+    for less, more in pairwise(chosen):
+        assert less.accuracy <= more.accuracy
+        assert less.tokens <= more.tokens
+    assert worth_it(cells).tokens <= most_accurate(cells).tokens
+
+
+@given(CELLS, st.randoms())
+def test_the_order_of_the_cells_decides_ties_alone(cells: list[Cell], dice: Any) -> None:
+    """In another order the choice has the same accuracy and tokens."""
+    shuffled = dice.sample(cells, len(cells))
+    for choose in (most_accurate, worth_it):
+        one, other = choose(cells), choose(shuffled)
+        assert (one.accuracy, one.tokens) == (other.accuracy, other.tokens)
+
+
+@given(st.floats(1, 1e9), st.floats(1, 1e6), st.integers(1, 500))
+def test_no_rung_costs_more_than_is_left(budget: float, cost: float, most: int) -> None:
+    """As far as the cost of a question is known."""
+    try:
+        first = first_questions(budget, cost, most)
+    except ValueError:
+        assert budget < 8 * cost
+        return
+    assert 1 <= first <= most
+    assert first * cost <= budget / 2 * (1 + 1e-9)
+    more = next_questions(first, budget - first * cost, cost, most)
+    assert first <= more <= most
+    assert more * cost <= budget * (1 + 1e-9)
