@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from search.engine import EngineError
-from search.spec import PolicyName, SearchSpec
+from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from server.settings import ModelSettings, Settings, SettingsError, load_settings, option
 from server.tree_log import TreeLog
 
@@ -94,7 +94,10 @@ Model = Annotated[
         metavar="[MODEL]", help="A Hugging Face name, a folder, or a bundled name; as --model."
     ),
 ]
-Policy = Annotated[str, typer.Option(help=f"Search policy: {', '.join(get_args(PolicyName))}.")]
+Policy = Annotated[
+    str,
+    typer.Option(help=f"Search policy: {', '.join((*get_args(PolicyName), AUTO_POLICY))}."),
+]
 SearchFields = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any other field of a search, as name=value; may be repeated."),
@@ -199,22 +202,24 @@ def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, li
 
 
 def specs_of(
-    policies: str, widths: str, seeds: str, fields: list[str] | None
-) -> tuple[list[SearchSpec], list[int]]:
+    policies: str, widths: str | None, seeds: str, fields: list[str] | None
+) -> tuple[list[RequestedSearch], list[int]]:
     """A search for every policy and width, and the seeds."""
     numbers = [_number("seed", part) for part in parts(seeds)]
-    wide = [_number("width", part) for part in parts(widths)]
+    wide = [None] if widths is None else [_number("width", part) for part in parts(widths)]
     if not (numbers and wide and parts(policies)):
         fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
     specs = [spec_of(p, w, numbers[0], fields) for p in parts(policies) for w in wide]
     return specs, list(dict.fromkeys(numbers))
 
 
-def spec_of(policy: str, width: int, seed: int | None, fields: list[str] | None) -> SearchSpec:
+def spec_of(
+    policy: str, width: int | None, seed: int | None, fields: list[str] | None
+) -> RequestedSearch:
     """The search that is asked for; ``fields`` are its other fields, as ``--set`` takes them."""
-    own = {"policy": policy, "width": width, "seed": seed}
+    own = {"policy": policy, "seed": seed} | ({} if width is None else {"width": width})
     try:
-        return SearchSpec.model_validate(dict(_field(text) for text in fields or ()) | own)
+        return RequestedSearch.model_validate(dict(_field(text) for text in fields or ()) | own)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

@@ -34,6 +34,7 @@ from search.stats import SearchStats
 from search.tree import combined_digest
 from search.tree_json import to_json
 from server.assemble import running
+from server.auto_policy import tuned_searches, what_is_run
 from server.limits import context_for
 from server.reply_text import Answers, answers_to
 from server.settings import Settings
@@ -258,8 +259,11 @@ async def run_evaluation(
         async with AsyncExitStack() as started:
             each = [running(own) for own in side_by_side(settings, engines)]
             parts = [await started.enter_async_context(one) for one in each]
+            able = parts[0].engine.capabilities
+            tuned = tuned_searches(settings, able)
+            specs = [what_is_run(spec, settings, able, tuned) for spec in wanted.specs]
             rows = await evaluate(
-                replace(wanted, profile=PROFILES[settings.profile]),
+                replace(wanted, specs=specs, profile=PROFILES[settings.profile]),
                 [one.engine for one in parts],
                 parts[0].text,
                 flops=parts[0].flops,

@@ -36,11 +36,12 @@ from runtime.text import Text
 from search.engine import EngineError
 from search.outcome_rewards import outcome_policies
 from server import machine
-from server.assemble import known_format, server_options, sglang_options
+from server.assemble import server_options, sglang_options
 from server.gpus import Gpu, local_gpu
 from server.launch_memory import DEFAULT_SHARES, room_on
 from server.model_download import is_whole, with_models
 from server.model_settings import bundled
+from server.reward_settings import known_format
 from server.setting_types import OTHERS_RUN
 from server.settings import Settings, SettingsError, load_settings
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from cli.solve import SHORT_DIGEST, SearchClient, search_client
-from search.spec import SearchSpec
+from search.spec import RequestedSearch
 from search.tree import Node, Tree
 from search.tree_json import from_json
 from server.api_errors import field_name
@@ -107,7 +107,7 @@ def _record(document: Any, path: Path) -> Record:
     try:
         request = SearchRequest(
             messages=[Message(**message) for message in search["messages"]],
-            search=SearchSpec(**search["spec"]),
+            search=RequestedSearch(**search["spec"]),
         )
         tree = from_json(document["tree"]) if "tree" in document else None
     except ValidationError as error:

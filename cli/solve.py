@@ -18,7 +18,7 @@ from rich.text import Text
 from cli.live_tree import LiveTree
 from search.engine import EngineError
 from search.events import Event
-from search.spec import SearchSpec
+from search.spec import RequestedSearch
 from server.api_errors import ApiError, translate
 from server.request_models import SearchRequest
 from server.request_parsing import parse_search
@@ -127,7 +127,7 @@ async def search_client(
 
 async def solve(
     question: str,
-    spec: SearchSpec,
+    spec: RequestedSearch,
     settings: Settings,
     console: Console,
     trees: TreeLog,
@@ -145,7 +145,8 @@ async def solve(
     if url is not None:
         trees.write(document)
     if picture is not None:
-        drawing.save_picture(picture, f"{spec.policy}, width {spec.width}, seed {document['seed']}")
+        title = f"{document['policy']}, width {document['width']}, seed {document['seed']}"
+        drawing.save_picture(picture, title)
     show(document, console)
     return document
 

@@ -22,6 +22,7 @@ PolicyName = Literal[
     "tot_bfs",
     "adaptive",
 ]
+AUTO_POLICY: Literal["auto"] = "auto"
 VoteName = Literal[
     "weighted_majority", "majority", "lineages", "best_last", "best_min", "best_prod", "best_mean"
 ]
@@ -225,3 +226,11 @@ class SearchSpec(BaseModel):
                 "a probability goes with votes that count: majority, weighted_majority, lineages"
             )
         return value
+
+
+class RequestedSearch(SearchSpec):
+    """A search as it is asked for: which policy may be left to the server (``auto``)."""
+
+    model_config = ConfigDict(title="SearchSpec")
+
+    policy: Literal[PolicyName, "auto"] = "rebase"  # type: ignore[assignment]

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from kvpolicy.roofline import SplitLoad
 from runtime.accounting import Flops, no_flops
-from runtime.checkpoint import architecture, check_weights
+from runtime.checkpoint import check_weights
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedded.options import EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.openai.openai_engine import OpenaiEngine
-from runtime.reward_format import REWARD_FORMATS, reward_format
+from runtime.reward_format import reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
 from runtime.sglang.sglang_options import EmbedderName, SglangOptions
@@ -33,6 +33,7 @@ from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
 from server.openai_assembly import openai_options
+from server.reward_settings import known_format, verified_alone
 from server.service import own_version
 from server.setting_types import EMBEDDED, LAUNCHED
 from server.settings import (
@@ -113,17 +114,6 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
         yield RunningModel(engine, text, flops, restartable)
 
 
-def known_format(settings: Settings) -> str:
-    """The reward format. Raises SettingsError where none follows from the reward model."""
-    if settings.reward_format != AUTO:
-        return settings.reward_format
-    kind = architecture(settings.reward_model) if settings.reward_model else None
-    raise SettingsError(
-        f"{variable('reward_format')} = 'auto': nothing is known of {settings.reward_model} "
-        f"({kind or 'it names no class'}); set one of {', '.join(REWARD_FORMATS)}, or a .json file"
-    )
-
-
 def engine_options(settings: Settings) -> EngineOptions:
     """The embedded engine's options; without a reward model that it needs, the format is ``none``.
 
@@ -166,12 +156,6 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
         layer = settings.embedder_layer or middle_layer(policy.layers)
         embedding = replace(policy, layers=layer).flops
     return policy.flops, prm, embedding
-
-
-def verified_alone(settings: Settings) -> bool:
-    """Whether rewards would be the policy's log-probabilities, for which a verifier stands in."""
-    form = reward_format(known_format(settings))
-    return form.reads == "logprob" or (form.needs_model and settings.reward_model is None)
 
 
 def verifier_options(settings: Settings) -> VerifierOptions | None:
@@ -371,7 +355,8 @@ def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings
     own = {"models_file": None, "model": name, "engine": "embedded"}
     servers = settings.model_dump(exclude_unset=True) | own
     if "policy_model" in table:
-        servers.pop("kv_theta", None)  # fitted to another model
+        for fitted in ("kv_theta", "tuned"):  # to another model
+            servers.pop(fitted, None)
     try:
         return settings_by_name(servers | table, str)
     except SettingsError as error:

@@ -166,6 +166,15 @@ def apply_limits(
     return settled
 
 
+def lowered(fields: dict[str, Any], key: ApiKey) -> dict[str, Any]:
+    """Fields of a search that its client did not give, within the key's limits."""
+    most = {"width": key.width, "max_depth": key.depth, "max_tokens": key.tree_tokens}
+    return {
+        name: min(value, most[name]) if name in most and value is not None else value
+        for name, value in fields.items()
+    }
+
+
 def most_tokens(spec: SearchSpec) -> int:
     """The most that a tree can come to: every round as wide as may be, every step as long.
 

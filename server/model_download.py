@@ -13,8 +13,8 @@ from typing import Any
 from models.bundled import BUNDLED_MODELS, bundled_name
 from models.catalog import hub_name, public_policy
 from runtime.checkpoint import config_of
-from server.assemble import known_format
 from server.model_settings import bundled
+from server.reward_settings import known_format
 from server.setting_types import OTHERS_RUN
 from server.settings import Settings, SettingsError, option, settings_by_name, variable
 

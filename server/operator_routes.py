@@ -8,11 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from models.catalog import hub_name
-from runtime.verifiers.verifier import URLS
 from search.engine import EngineDown, EngineError, Usage
 from server.api_errors import shutting_down
 from server.request_parsing import model_names, resolve_model
+from server.reward_settings import judges
 from server.service import Service
 from server.settings import Settings
 
@@ -89,12 +88,10 @@ async def _usage_of(service: Service) -> Usage | None:
 
 def _model(name: str, settings: Settings) -> dict[str, object]:
     """OpenAI's description, and what judges its steps; where the operator has that is not told."""
-    prm, verifier = settings.reward_model, settings.verifier
     return {
         "id": name,
         "object": "model",
         "created": EPOCH,
         "owned_by": OWNER,
-        "reward_model": prm and (hub_name(prm) or "/".join(prm.parts[-2:])),
-        "verifier": "endpoint" if (verifier or "").startswith(URLS) else verifier,
+        **judges(settings),
     }

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from models.tasks import TASKS
-from search.spec import PolicyName, SearchSpec
+from search.spec import AUTO_POLICY, PolicyName, SearchSpec
 from server.service import Service, own_version
 
 FOLDER = Path(__file__).parent / "playground"
@@ -65,7 +65,7 @@ def page_facts(service: Service) -> dict[str, Any]:
     return {
         "version": own_version(),
         "key_needed": len(service.keys) > 0,
-        "policies": list(get_args(PolicyName)),
+        "policies": [*get_args(PolicyName), AUTO_POLICY],
         "policy": defaults.policy,
         "width": defaults.width,
         "max_width": settings.max_width,

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from search.spec import SearchSpec
+from search.spec import RequestedSearch
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
@@ -90,7 +90,7 @@ def few_fields(value: object) -> object:
     return value
 
 
-Spec = Annotated[SearchSpec, BeforeValidator(few_fields)]
+Spec = Annotated[RequestedSearch, BeforeValidator(few_fields)]
 
 
 class Message(BaseModel):
@@ -193,7 +193,7 @@ class SearchRequest(BaseModel):
     model: str | None = None
     question: str | None = Field(default=None, min_length=1)
     messages: Messages | None = None
-    search: Spec = SearchSpec()
+    search: Spec = RequestedSearch()
     stream: StrictBool = False
     background: StrictBool = Field(default=False, description="it goes on without its client")
     dry_run: StrictBool = Field(default=False, description="say what it may cost, search nothing")
@@ -208,7 +208,7 @@ class BranchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     node: Index
-    search: Spec = SearchSpec()
+    search: Spec = RequestedSearch()
     stream: StrictBool = False
     background: StrictBool = False
 

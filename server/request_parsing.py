@@ -19,11 +19,12 @@ from runtime.text import Text
 from search.controller import Problem
 from search.engine import PrefixTooLong
 from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
-from search.spec import PolicyName, SearchSpec
+from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
+from server.auto_policy import auto_fields, effort_fields, without_auto
 from server.continuation import Continuation, continuation_at
-from server.limits import apply_limits, needs_rewards, policy_needs_rewards
+from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
 from server.plain_completion import PlainCompletion
 from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
@@ -45,9 +46,6 @@ from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
 
-EFFORT_POLICY: PolicyName = "ets"
-"""The policy behind ``reasoning_effort``: the one place to change it."""
-EFFORT_WIDTH = {"low": 4, "medium": 16, "high": 64, "xhigh": 256}
 LISTED_WIDTHS = (4, 16, 64)
 SEEDS = 2**63
 
@@ -102,8 +100,8 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     service.ignored.note(refuse_unsupported(request, CHAT))
     limit = request.max_completion_tokens or request.max_tokens
     asked = request.reasoning and request.reasoning.effort
-    width = EFFORT_WIDTH.get(request.reasoning_effort or asked or "none")
-    by_effort = None if width is None else SearchSpec(policy=_effort_policy(service), width=width)
+    effort, able = request.reasoning_effort or asked or "none", service.runner.engine.capabilities
+    by_effort = effort_fields(effort, able, service.tuned)
     spec = _spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     problem = await build_prompt(messages, service, key, searched=spec is not None)
@@ -137,7 +135,7 @@ async def parse_search(
     """Understand a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
     settings, key = service.settings, key or service.keys.anybody
     model = request.model or settings.model
-    spec = _aliased(request.search, resolve_model(model, settings))
+    spec = _joined(request.search, resolve_model(model, settings), service, key)
     spec = _settled(spec, service, key, secrets.randbelow(SEEDS))
     if (request.question is None) == (request.messages is None):
         raise bad_value("question", "exactly one of question and messages is needed")
@@ -161,7 +159,7 @@ async def parse_branch(
     context = service.runner.engine.capabilities.context_tokens
     if len(continuation.tokens) >= context:
         raise prompt_too_long(len(continuation.tokens), context, "node")
-    spec = _aliased(request.search, kept["spec"] | {"seed": None})
+    spec = _joined(request.search, kept["spec"] | {"seed": None}, service, key)
     spec = _settled(spec, service, key, secrets.randbelow(SEEDS))
     messages = kept["messages"]
     return _parsed(
@@ -256,7 +254,9 @@ def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
     """
     if name == settings.model:
         return {}
-    policies = "|".join(get_args(PolicyName))
+    if name == f"{settings.model}:{AUTO_POLICY}":
+        return {"policy": AUTO_POLICY}
+    policies = "|".join((*get_args(PolicyName), AUTO_POLICY))
     alias = re.fullmatch(rf"{re.escape(settings.model)}:({policies})-([1-9]\d{{0,5}})", name)
     if alias is None or int(alias[2]) > settings.max_width:
         names = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
@@ -273,7 +273,7 @@ def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
         for width in LISTED_WIDTHS
         if width <= settings.max_width
     ]
-    return [settings.model, *aliases]
+    return [settings.model, f"{settings.model}:{AUTO_POLICY}", *aliases]
 
 
 def thinks(prompt: Sequence[int], service: Service) -> bool:
@@ -319,26 +319,33 @@ async def _tokens(
 
 def _spec_of(
     request: GenerationRequest,
-    by_effort: SearchSpec | None,
+    by_effort: dict[str, Any] | None,
     service: Service,
     key: ApiKey,
     limit: int | None,
 ) -> SearchSpec | None:
     """The search asked for: by field, then by alias, then by effort; None for a plain reply."""
     alias = resolve_model(request.model, service.settings)
-    spec = by_effort
     if request.search is not None or alias:
-        spec = _aliased(request.search or SearchSpec(), alias)
-    if spec is None:
+        spec = _joined(request.search or RequestedSearch(), alias, service, key)
+    elif by_effort is not None:
+        spec = SearchSpec(**by_effort)
+    else:
         return None
     if request.ignore_eos:
         spec = spec.model_copy(update={"ignore_eos": True})
     return _settled(spec, service, key, _seed(request), limit)
 
 
-def _aliased(spec: SearchSpec, others: dict[str, Any]) -> SearchSpec:
-    """The spec with ``others`` where it says nothing. Raises ValidationError if they do not fit."""
-    return SearchSpec(**(others | spec.model_dump(exclude_unset=True))) if others else spec
+def _joined(
+    asked: RequestedSearch, others: dict[str, Any], service: Service, key: ApiKey
+) -> SearchSpec:
+    """What is asked, and ``others`` where it says nothing; ``auto`` is what it stands for, no wider
+    than the key allows. Raises ValidationError if they do not fit."""
+    able = service.runner.engine.capabilities
+    auto = lowered(auto_fields(service.settings, able, service.tuned), key)
+    own = without_auto(asked.model_dump(exclude_unset=True), auto)
+    return SearchSpec(**(without_auto(others, {} if "policy" in own else auto) | own))
 
 
 def _settled(
@@ -359,10 +366,6 @@ def _settled(
     if able.outcome and (refused := outcome_refusal(spec)) is not None:
         raise bad_value(f"search.{refused[0]}", refused[1])
     return spec
-
-
-def _effort_policy(service: Service) -> PolicyName:
-    return OUTCOME_POLICY if service.runner.engine.capabilities.outcome else EFFORT_POLICY
 
 
 def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:

@@ -18,6 +18,7 @@ from runtime.text import Text
 from search.engine import Engine
 from server.admission import Admission
 from server.api_keys import ApiKeys
+from server.auto_policy import tuned_searches
 from server.kept_searches import SearchStore
 from server.limits import Quotas, TypicalCost
 from server.prometheus_metrics import Metrics
@@ -26,6 +27,7 @@ from server.request_models import IgnoredFields
 from server.search_runner import SearchRunner
 from server.settings import Settings
 from server.tree_log import TreeLog
+from server.tuned import TunedSearches
 
 if TYPE_CHECKING:
     from server.tracing import Tracing
@@ -88,8 +90,9 @@ class Service:
     """One server's parts.
 
     ``draining`` is set once the server has been told to end. ``tokenizing``: who uses the tokenizer
-    in a thread, and when; ``reading``: kept documents are read one after the other. ``others``:
-    further models by name, each with an engine and a text of its own; all else they share.
+    in a thread, and when; ``reading``: kept documents are read one after the other. ``tuned``:
+    searches that were found worth their tokens on the model. ``others``: further models by name,
+    each with an engine, a text and tuned searches of its own; all else they share.
     """
 
     settings: Settings
@@ -103,6 +106,7 @@ class Service:
     quotas: Quotas
     admission: Admission
     traces: Tracing | None = None
+    tuned: TunedSearches | None = None
     typical_cost: TypicalCost = field(default_factory=TypicalCost)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
@@ -169,7 +173,8 @@ def create_service(
 ) -> Service:
     """A server's parts over a running engine, which stays its caller's to close, as do traces.
 
-    Raises SettingsError for API keys that cannot be read.
+    Raises SettingsError for API keys that cannot be read, and for a tuned file that is not for the
+    engine.
     """
     metrics = Metrics()
     keys = ApiKeys.load(settings)
@@ -193,6 +198,7 @@ def create_service(
         quotas=Quotas(keys.names, metrics),
         admission=admission,
         traces=traces,
+        tuned=tuned_searches(settings, engine.capabilities),
     )
 
 
@@ -203,6 +209,7 @@ def add_model(service: Service, settings: Settings, engine: Engine, text: Text) 
         settings=settings,
         runner=_runner(engine, service.metrics, settings, service.traces),
         text=text,
+        tuned=tuned_searches(settings, engine.capabilities),
         typical_cost=TypicalCost(),
         tokenizing=Tokenizing(),
         others={},

@@ -22,6 +22,7 @@ from server.model_settings import (
     profile_of,
     served_name,
 )
+from server.tuned import read_tuned
 
 PREFIX = "HEDGEROW_"
 EMBEDDED = "--engine embedded"
@@ -104,6 +105,11 @@ def checkpoint(name: str | Path, revision: str | None = None) -> Path:
 def _file(path: Path) -> Path:
     if not path.is_file():
         raise ValueError("there is no such file")
+    return path
+
+
+def _tuned(path: Path) -> Path:
+    read_tuned(_file(path))
     return path
 
 
@@ -238,3 +244,4 @@ ServedName = Annotated[str, AfterValidator(_served)]
 EngineName = Annotated[Literal["auto", "embedded", "sglang", "openai"], AfterValidator(_engine)]
 LaunchPython = Annotated[Path, AfterValidator(_python)]
 OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]
+TunedFile = Annotated[Annotated[Path, AfterValidator(_tuned)] | None, BeforeValidator(_optional)]

@@ -54,6 +54,7 @@ from server.setting_types import (
     ProfileName,
     RewardCheckpoint,
     ServedName,
+    TunedFile,
     Urls,
     VerifierName,
     setting,
@@ -90,10 +91,7 @@ class ModelSettings(DeclaredSettings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
     )
     models_file: OptionalPath = setting(
-        None,
-        "TOML, a table a further model",
-        on=(EMBEDDED,),
-        flag=None,
+        None, "TOML, a table a further model", on=(EMBEDDED,), flag=None
     )
     profile: ProfileName = setting(AUTO, "how the policy model is asked and ends a step")
     reward_format: FormatName = setting(AUTO, "how rewards are read: a name, or a .json file")
@@ -103,18 +101,15 @@ class ModelSettings(DeclaredSettings):
     verifier_pure: bool = setting(False, "its numbers follow from question and steps alone")
     verifier_key: OptionalSecret = setting(None, "sent to its URL as a bearer token")
     answers: AnswerRule = setting("auto", "how replies' answers are compared")
+    tuned: TunedFile = setting(
+        None, "hedgerow tune's file: searches for policy auto and reasoning_effort"
+    )
 
     policy_urls: Urls = setting(
-        (),
-        "servers of the policy model",
-        on=OTHERS_RUN,
-        flag="--policy-url",
+        (), "servers of the policy model", on=OTHERS_RUN, flag="--policy-url"
     )
     reward_urls: Urls = setting(
-        (),
-        "servers of the reward model",
-        on=OTHERS_RUN,
-        flag="--reward-url",
+        (), "servers of the reward model", on=OTHERS_RUN, flag="--reward-url"
     )
     policy_name: str | None = setting(
         None, "what the policy's servers call it; none: the only one they have", on=(OPENAI,)

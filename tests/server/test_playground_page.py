@@ -55,7 +55,7 @@ async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.Async
 async def test_the_page_knows_policies_and_examples(http: httpx2.AsyncClient) -> None:
     """Every policy, the defaults of a search, and questions of each bundled task."""
     facts = (await http.get("/playground/facts.json")).json()
-    assert facts["policies"] == list(get_args(PolicyName))
+    assert facts["policies"] == [*get_args(PolicyName), "auto"]
     assert (facts["policy"], facts["width"], facts["key_needed"]) == ("rebase", 16, False)
     assert facts["examples"].keys() == TASKS.keys()
     assert all(TASKS[name].matches(q) for name, qs in facts["examples"].items() for q in qs)

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 from runtime.verified_engine import VerifiedEngine
 from runtime.verifiers.verifier import VerifierOptions, fingerprint_of
 from search.engine import VerifierFailed
-from server.assemble import verified_alone
+from server.reward_settings import verified_alone
 from server.settings import SettingsError, load_settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question
