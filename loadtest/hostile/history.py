@@ -19,7 +19,8 @@ HUNG = -1
 class Asked:
     """One request and its end.
 
-    ``sent``: what it asked, seed included; the same text must have the same ``digest``. ``status``:
+    ``sent``: what it asked, seed included; the same text must have the same ``digest``, but for what
+    a ``deadline`` has cut: how far a search came by then is the clock's. ``status``:
     of HTTP; 0 if the connection ended without one, ``HUNG`` if nothing did. ``error``: the code of
     a typed error. ``billed`` and ``drawn``: tokens of the usage and of the tree, -1 where unknown.
     """
@@ -31,6 +32,7 @@ class Asked:
     billed: int = -1
     drawn: int = -1
     seconds: float = 0.0
+    deadline: bool = False
 
 
 def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]:
@@ -39,10 +41,10 @@ def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]
     ``answers``: every request is a whole one, so a connection may not end without an answer.
     """
     digests: defaultdict[str, set[str]] = defaultdict(set)
-    for one in history:
-        if one.digest:
-            digests[one.sent].add(one.digest)
-    repeats = Counter(one.sent for one in history if one.digest)
+    whole = [one for one in history if one.digest and not one.deadline]
+    for one in whole:
+        digests[one.sent].add(one.digest)
+    repeats = Counter(one.sent for one in whole)
     broken = {
         "undocumented_5xx": sum(
             one.status >= 500 and one.status not in DOCUMENTED for one in history
@@ -57,6 +59,7 @@ def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]
         "requests": len(history),
         "statuses": dict(sorted(Counter(one.status for one in history).items())),
         "pairs": sum(count - 1 for count in repeats.values()),
+        "cut_by_deadline": sum(one.deadline for one in history),
         "broken": {name: count for name, count in broken.items() if count},
     }
 

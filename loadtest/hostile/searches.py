@@ -17,7 +17,7 @@ import httpx
 from loadtest.hostile.history import HUNG, Asked, StageHistory
 from loadtest.served import Served
 from models.tasks import TASKS
-from search.spec import PolicyName
+from search.spec import PolicyName, StopReason
 
 SEARCH = "/v1/search"
 PATIENCE = 180.0
@@ -77,7 +77,8 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> Asked:
     said = answer.json()
     tokens = sum(len(node["tokens"]) for node in said["tree"]["nodes"])
     billed = said["usage"]["completion_tokens"]
-    return Asked(sent, 200, "", said["tree_digest"], billed, tokens, seconds)
+    late = said["stop_reason"] == StopReason.DEADLINE
+    return Asked(sent, 200, "", said["tree_digest"], billed, tokens, seconds, late)
 
 
 async def ready(http: httpx.AsyncClient) -> None:

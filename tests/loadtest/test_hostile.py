@@ -25,6 +25,13 @@ def test_a_history_that_keeps_every_promise() -> None:
     assert (found["requests"], found["pairs"], found["broken"]) == (4, 1, {})
 
 
+def test_what_a_deadline_has_cut_is_no_pair() -> None:
+    """How far a search came by then is the clock's; it is counted by itself."""
+    cut = Asked("a", 200, "", "d2", 5, 5, 60.0, deadline=True)
+    found = checked([*FINE, cut])
+    assert (found["pairs"], found["cut_by_deadline"], found["broken"]) == (1, 1, {})
+
+
 @pytest.mark.parametrize(
     ("one", "broken"),
     [
