@@ -20,8 +20,9 @@ class Asked:
     """One request and its end.
 
     ``sent``: what it asked, seed included; the same text must have the same ``digest``, unless a
-    ``deadline`` has cut it: how far it came by then is the clock's. ``status``: of HTTP; 0 if the connection ended without one, ``HUNG`` if nothing did. ``error``: the code of
-    a typed error. ``billed`` and ``drawn``: tokens of the usage and of the tree, -1 where unknown.
+    ``deadline`` has cut it: how far it came by then is the clock's. ``status``: of HTTP; 0 if the
+    connection ended without one, ``HUNG`` if nothing did. ``error``: the code of a typed error.
+    ``billed`` and ``drawn``: tokens of the usage and of the tree, -1 where unknown.
     """
 
     sent: str
