@@ -8,8 +8,9 @@ minutes on two cores, ``--quick`` 10. ``--stage`` runs some of them alone.
 - ``leavers``: clients that leave at random moments; ``half_bodies``, ``big_bodies``: as named;
 - ``pairs``: random searches, each asked twice, of servers with other company and other settings;
 - ``kills``: searches while the engine is killed and stopped, and all of them again in peace;
-- ``disk``: no room for the file of trees; ``wires``: faults between the server and a stub of
-  SGLang, and ``real_wires`` SGLang itself, where ``make sglang-env`` has been run.
+- ``disk``: no room for the file of trees;
+- ``wires``, ``openai_wires``: faults between the server and stubs of SGLang or of vLLM, and
+  ``real_wires`` SGLang itself, where ``make sglang-env`` has been run.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ STAGES: dict[str, tuple[Stage, int, int]] = {
     "big_bodies": (lambda kept, n: checked_big(big_bodies(kept, n), kept.facts), 20, 5),
     "disk": (lambda kept, n: checked_disk(full_disk(kept, n), kept.facts), 50, 10),
     "wires": (lambda kept, n: checked_wires(wires(kept, n), kept.facts), 300, 30),
+    "openai_wires": (
+        lambda kept, n: checked_wires(wires(kept, n, "openai"), kept.facts),
+        300,
+        30,
+    ),
     "real_wires": (
         lambda kept, n: checked_wires(wires(kept, n, real=True), kept.facts) if n else {},
         30,

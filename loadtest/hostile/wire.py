@@ -1,4 +1,5 @@
-"""CallErrors on the wires between a server and SGLang: a stub of it, or SGLang itself."""
+"""Faults on the wires between a server and those that run its models: stubs of SGLang or of vLLM,
+or SGLang itself."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.history import Asked, StageHistory, checked
 from loadtest.hostile.rest import held, more
 from loadtest.hostile.searches import in_company
@@ -32,7 +34,11 @@ KV_TOKENS = 20_000
 
 
 async def _faulty(
-    policies: Sequence[int], rewards: Sequence[int], numbers: Sequence[int], kept: StageHistory
+    engine: str,
+    policies: Sequence[int],
+    rewards: Sequence[int],
+    numbers: Sequence[int],
+    kept: StageHistory,
 ) -> list[Asked]:
     """Searches over wires that fail, then again over whole ones; the servers by their ports."""
     async with AsyncExitStack() as stack:
@@ -41,7 +47,7 @@ async def _faulty(
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         served = await asyncio.to_thread(
             Served,
-            engine="sglang",
+            engine=engine,
             policy_urls=",".join(urls[: len(policies)]),
             reward_urls=",".join(urls[len(policies) :]),
             stall_seconds=STALL_SECONDS,
@@ -63,9 +69,10 @@ async def _faulty(
 
 
 @asynccontextmanager
-async def _stubs() -> AsyncIterator[tuple[list[int], list[int]]]:
+async def _stubs(engine: str) -> AsyncIterator[tuple[list[int], list[int]]]:
     """Ports of stubs of the policy's servers and of the reward model's."""
-    stub = Stub.of(Text(SPRIG_FOLDER / "policy"))
+    kind = CompletionsStub if engine == "openai" else Stub
+    stub = kind.of(Text(SPRIG_FOLDER / "policy"))
     async with AsyncExitStack() as stack:
         made = [listening(stub.answer) for _ in range(REPLICAS + 1)]
         ports = [await stack.enter_async_context(each) for each in made]
@@ -84,14 +91,16 @@ async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
         )
 
 
-def wires(kept: StageHistory, count: int, *, real: bool = False) -> list[Asked]:
+def wires(
+    kept: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
+) -> list[Asked]:
     """So many searches, each over faults and again in peace."""
     if history := kept.read():
         return history
 
     async def run() -> list[Asked]:
-        async with _real() if real else _stubs() as (policies, rewards):
-            return await _faulty(policies, rewards, range(count), kept)
+        async with _real() if real else _stubs(engine) as (policies, rewards):
+            return await _faulty(engine, policies, rewards, range(count), kept)
 
     found = asyncio.run(run())
     if real:  # its arithmetic follows the batch, and with it the last digits of a reward

@@ -46,6 +46,7 @@ class Server(Liveness):
         """The capacity of its KV; 0 where it is not known."""
         self.full_waits = partial(full_waits, times.answer)
         self._probe = times.probe
+        self._answer = times.answer
         self._look: asyncio.Task[None] | None = None
         self._client = httpx.AsyncClient(
             base_url=self.url,
@@ -106,7 +107,7 @@ class Server(Liveness):
         for wait in self.full_waits() if waits is None else waits:
             if response.status_code not in FULL:
                 break
-            await self.wait_full(retry_after(response, wait))
+            await self.wait_full(min(retry_after(response, wait), self._answer))
             response = await self._send(path, body)
         if response.status_code in FULL:
             raise EngineDown(f"{self.url} is full")

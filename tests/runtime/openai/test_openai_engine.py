@@ -10,12 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 
 from loadtest.hostile.completions_stub import LOGPROB, CompletionsStub
 from loadtest.hostile.sglang_stub import MortalStub
 from models.bundled import SPRIG_FOLDER
 from runtime.openai import openai_engine
+from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.servers import liveness
@@ -309,3 +311,27 @@ async def test_an_aborted_tree_fails_its_calls() -> None:
             await waiting
         servers.policy.still = False
         assert len(await servers.engine.expand("elm", [branch()], Sampling())) == 1
+
+
+async def test_a_full_server_is_asked_again_when_it_says() -> None:
+    """After its ``Retry-After``, which an answer's time limit bounds; without one after a while."""
+    waits: list[float] = []
+
+    class Full(CompletionServer):
+        async def wait_full(self, seconds: float) -> None:
+            waits.append(seconds)
+
+    async def fine(server: CompletionServer) -> None:
+        del server
+
+    server = Full("http://x", ServerTimes(answer=60), None, {}, fine, setting="policy_name")
+    answers = [
+        httpx.Response(429, headers={"retry-after": "7"}),
+        httpx.Response(503, headers={"retry-after": "1e9"}),
+        httpx.Response(429, headers={"retry-after": "3600"}),
+        httpx.Response(200, json={"choices": []}),
+    ]
+    server._client._transport = httpx.MockTransport(lambda _: answers.pop(0))
+    assert await server.ask("/v1/completions", {}) == {"choices": []}
+    assert waits == [7.0, 0.2, 60.0]
+    await server.close()
