@@ -47,13 +47,34 @@ def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:
     truncates = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     tokens = torch.empty(len(probs), dtype=torch.int32, device=probs.device)
     for rows in blocks(len(probs), probs.shape[1], BLOCK if probs.is_cpu else DEVICE_BLOCK):
-        left = probs[rows]
+        own, seeds, at = probs[rows], info.sampling_seed[rows], positions[rows] + 1
         if truncates:
-            kept = truncated(left.double(), info.top_ks[rows], info.top_ps[rows], info.min_ps[rows])
-            left = left.masked_fill(~kept, 0.0)
-        hashed = hashes(info.sampling_seed[rows], positions[rows] + 1, probs.shape[1])
-        tokens[rows] = _drawn(left, hashed)
+            kept = truncated(own.double(), info.top_ks[rows], info.top_ps[rows], info.min_ps[rows])
+            tokens[rows] = _drawn_of(own, *kept, seeds, at)
+        else:
+            tokens[rows] = _drawn(own, hashes(seeds, at, probs.shape[1]))
     return tokens
+
+
+def _drawn_of(
+    probs: Tensor, row: Tensor, token: Tensor, whole: Tensor, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    """argmax of log p + Gumbel noise over some tokens of every row, all of ``whole`` ones."""
+    if probs.is_cpu:
+        words = noise.hashes_of(
+            seeds[row].numpy().astype(np.uint64), positions[row].numpy(), token.numpy()
+        )
+        hashed = torch.from_numpy(words.astype(np.int64))
+    else:
+        hashed = hashes(seeds, positions, probs.shape[1])[row, token]
+    likeliest = probs.argmax(-1)
+    scores = _scores(probs[row, token], hashed)
+    least = torch.full_like(likeliest, -torch.inf, dtype=torch.float64)
+    drawn = _first(likeliest, row, token, scores, least)
+    if whole.any():
+        own = hashes(seeds[whole], positions[whole], probs.shape[1])
+        drawn[whole] = _drawn(probs[whole], own)
+    return drawn
 
 
 def _drawn(probs: Tensor, hashed: Tensor) -> Tensor:
@@ -62,12 +83,26 @@ def _drawn(probs: Tensor, hashed: Tensor) -> Tensor:
     reached = _scores(probs.gather(1, likeliest), hashed.gather(1, likeliest))
     room = probs * (SPREAD * torch.exp(-reached)).float()
     near = (HASHES - hashed).float() <= room + SLACK
-    row, token = (near & (probs > 0)).nonzero(as_tuple=True)
+    row, token = _places(near & (probs > 0))
     scores = _scores(probs[row, token], hashed[row, token])
-    best = reached.flatten().scatter_reduce(0, row, scores, "amax")
+    return _first(likeliest.flatten(), row, token, scores, reached.flatten())
+
+
+def _first(other: Tensor, row: Tensor, token: Tensor, scores: Tensor, least: Tensor) -> Tensor:
+    """Of each row the token of the highest score, equals by id; ``other`` where there is none that
+    is ``least`` or more. (rows,)"""
+    best = least.scatter_reduce(0, row, scores, "amax")
     won = scores == best[row]
-    row, token = row[won], token[won]
-    return likeliest.flatten().scatter_reduce(0, row, token, "amin", include_self=False)
+    return other.scatter_reduce(0, row[won], token[won], "amin", include_self=False)
+
+
+def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and ids of what is true, of a few."""
+    if mask.is_cpu:  # where torch takes ten times as long
+        row, token = np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1])
+        return torch.from_numpy(row), torch.from_numpy(token)
+    row, token = mask.nonzero(as_tuple=True)
+    return row, token
 
 
 def _scores(probs: Tensor, hashed: Tensor) -> Tensor:
@@ -75,8 +110,11 @@ def _scores(probs: Tensor, hashed: Tensor) -> Tensor:
     return probs.double().log() + gumbel_of(hashed)
 
 
-def truncated(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    """Which tokens may be drawn, bool (rows, vocab): the likeliest ones, equals by id.
+def truncated(
+    probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens may be drawn: rows and ids of the likeliest ones, equals by id; and of which
+    rows all may be, bool (rows,), whose tokens are left out.
 
     ``top_ks`` of them at most (1: greedy), the fewest that reach ``top_ps``, those with at least
     ``min_ps`` times the likeliest one's probability; each (rows,). ``probs`` in float64.
@@ -94,7 +132,7 @@ def truncated(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> 
         floor = torch.maximum(floor, bound.where(enough, 0.0))
         if (enough | wanted.isinf()).all():
             break
-    row, token = ((probs >= floor) & (floor > 0)).nonzero(as_tuple=True)
+    row, token = _places((probs >= floor) & (floor > 0))
     counts = torch.bincount(row, minlength=len(probs))
     place = torch.arange(len(row), device=probs.device) - (counts.cumsum(0) - counts)[row]
     packed = probs.new_zeros((len(probs), int(counts.max())))
@@ -103,10 +141,8 @@ def truncated(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> 
     before = falling.cumsum(-1) - falling
     rank = torch.arange(packed.shape[1], device=probs.device)
     kept = (rank < top_ks.view(-1, 1)) & (before < wanted) & (falling >= least)
-    kept = torch.zeros_like(kept).scatter(-1, order, kept)
-    may = (floor == 0).expand_as(probs).clone()  # where nothing is cut
-    may[row, token] = kept[row, place]
-    return may
+    kept = torch.zeros_like(kept).scatter(-1, order, kept)[row, place]
+    return row[kept], token[kept], floor.flatten() == 0
 
 
 def _last_of(probs: Tensor, top_ks: Tensor) -> Tensor:

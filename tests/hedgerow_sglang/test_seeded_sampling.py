@@ -84,13 +84,13 @@ def test_what_may_be_drawn_by_hand() -> None:
     top_ks = torch.tensor([EVERY, EVERY, 3, 2])
     top_ps = torch.tensor([0.69, 1.0, 1.0, 1.0])
     min_ps = torch.tensor([0.0, 0.5, 0.0, 0.0])
-    kept = truncated(probs, top_ks, top_ps, min_ps)
-    assert [row.nonzero().flatten().tolist() for row in kept] == [
-        [1, 2],
-        [1, 2, 3],
-        [1, 2, 3],
-        [0, 1],
-    ]
+    row, token, whole = truncated(probs, top_ks, top_ps, min_ps)
+    assert [token[row == i].tolist() for i in range(4)] == [[1, 2], [1, 2, 3], [1, 2, 3], [0, 1]]
+    assert not whole.any()
+    top_ks[2], top_ps[0] = EVERY, 1.0
+    row, _, whole = truncated(probs, top_ks, top_ps, min_ps)
+    assert whole.tolist() == [True, False, True, False]
+    assert set(row.tolist()) == {1, 3}
 
 
 def test_noise_is_the_embedded_engines_bit_for_bit() -> None:
