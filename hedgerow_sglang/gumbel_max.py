@@ -25,6 +25,8 @@ HASHES = 2**32 - 1
 SPREAD = 2.0**32 * (1 + 1e-4)
 SLACK = 2.0
 """Hashes, and as a factor in ``SPREAD``: more than the bound can be off by in float32."""
+ROUNDING = 1e-15
+"""Of a score: what adding its noise may round off, which is all of the noise in the coldest."""
 WORD = 8
 """Truth values that are looked at together."""
 LIKELY = (2.0**-6, 2.0**-10, 2.0**-14, 2.0**-16, 2.0**-18)
@@ -100,6 +102,7 @@ def candidates(
     rows = np.arange(len(scores))[:, None]
     reached = scores[rows, likely] + gumbel_of(hashed[rows, likely])
     least = np.partition(reached, -count)[:, -count, None]
+    least -= ROUNDING * abs(least)
     room = SCRATCH.take("room", scores.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # where too few are left: all of those
         np.subtract(scores, least - math.log(SPREAD), out=room, casting="same_kind")

@@ -166,6 +166,15 @@ def test_the_last_of_a_nucleus(heat: float) -> None:
             assert found.tokens[0] == by_definition(own, row, row, heat, mass)[0]
 
 
+@pytest.mark.parametrize("heat", [1e-308, 1e-100, 1e-17])
+def test_the_coldest_draw_of_a_large_vocabulary(heat: float) -> None:
+    """Noise is nothing beside such scores, and what is likeliest has to come out all the same."""
+    logits = np.random.default_rng(0).normal(0, 3, (3, 70_000)).astype(np.float32)
+    for mass in (0.9, 1.0):
+        sampled = sample(logits, [1, 2, 3], [5, 5, 5], heat, mass)
+        assert sampled.tokens.tolist() == logits.argmax(-1).tolist()
+
+
 @built
 @pytest.mark.parametrize("mass", [0.3, 0.95, 1.0])
 @pytest.mark.parametrize("heat", [0.7, 1.0])
