@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from search.engine import Engine
 from search.events import Event
 from search.outcome import Outcome
 from search.spec import SearchSpec
@@ -107,28 +108,41 @@ async def _work(
 async def _draw(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> Sequence[PlainReply]:
-    """Plain replies, side by side: a call of the engine draws a piece of each. Until they are done
-    they cost whole pieces."""
+    """Plain replies, side by side: a call of the engine draws a piece of each to one prompt. Until
+    they are done they cost whole pieces."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
-    prompt = len(parsed.problem.prompt)
-    trees = [f"{parsed.tree}.{wanted.draw}" for wanted in parsed.completions]
-    alone, joint = len(trees) == 1, JointReplies(service.runner.engine, parsed.tree, trees)
-    with service.quotas.booking(parsed.key, prompt, searched=False) as spent:
+    runner, places = service.runner, list(_places(parsed, service.runner.engine))
+    with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as spent:
 
-        def draw(wanted: PlainCompletion) -> Coroutine[None, None, PlainReply]:
-            tree, engine = (parsed.tree, None) if alone else (trees[wanted.draw], joint)
-            timed = replace(wanted, seconds=seconds)
+        def draw(index: int, place: Place) -> Coroutine[None, None, PlainReply]:
+            wanted, tree, engine = place
 
             def on_text(text: str) -> None:
                 spent.completion += wanted.piece
                 if tell is not None:
-                    tell(Certain(wanted.draw, text))
+                    tell(Certain(index, text))
 
-            return service.runner.complete(tree, timed, on_text, engine)
+            return runner.complete(tree, replace(wanted, seconds=seconds), on_text, engine)
 
-        replies = await _all([draw(wanted) for wanted in parsed.completions])
+        replies = await _all([draw(index, place) for index, place in enumerate(places)])
         spent.completion = sum(reply.tokens for reply in replies)
         return replies
+
+
+Place = tuple[PlainCompletion, str, Engine]
+
+
+def _places(parsed: ParsedRequest, engine: Engine) -> Iterator[Place]:
+    """Each reply with its tree's name and what draws it: those to one prompt are drawn together."""
+    alone = len(parsed.completions) == 1
+    for number, draws in enumerate(parsed.completions):
+        tree = parsed.tree if alone else f"{parsed.tree}.{number}"
+        if len(draws) == 1:
+            yield draws[0], tree, engine
+            continue
+        names = [f"{tree}.{wanted.draw}" for wanted in draws]
+        joint = JointReplies(engine, tree, names)
+        yield from ((wanted, name, joint) for wanted, name in zip(draws, names, strict=True))
 
 
 async def _all(works: Sequence[Coroutine[None, None, T]]) -> list[T]:

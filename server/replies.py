@@ -31,7 +31,7 @@ class CompletedReply:
             return
         tokens = sum(reply.tokens for reply in done)
         self.choices = [(reply.text, reply.finish_reason) for reply in done]
-        self.usage = usage(len(parsed.problem.prompt), tokens, tokens)
+        self.usage = usage(parsed.prompt_tokens, tokens, tokens)
         self.search = None
 
 

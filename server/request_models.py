@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Literal
 
 from prometheus_client import Counter
@@ -56,7 +57,8 @@ _NOTHING_CALLED = _or_null(Annotated[list[Any], Field(max_length=0)])
 _Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 _STOP_SCHEMA = _or_null(_Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)])
 _Prompt = Annotated[str, Field(min_length=1)]
-_PROMPT_SCHEMA = _schema(_Prompt | Annotated[list[_Prompt], Field(max_length=1)])
+_Ids = Annotated[list[Annotated[int, Field(ge=0, le=MOST)]], Field(min_length=1)]
+_PROMPT_SCHEMA = _schema(_Prompt | _Ids | Annotated[list[_Prompt | _Ids], Field(min_length=1)])
 
 
 def whole_number(value: object) -> object:
@@ -88,6 +90,15 @@ def few_fields(value: object) -> object:
     if isinstance(value, dict) and len(value) > MOST_FIELDS:
         raise ValueError(f"at most {MOST_FIELDS} fields are allowed, these are {len(value)}")
     return value
+
+
+def only_names_of_unread(data: object, read: AbstractSet[str]) -> object:
+    """The body of a request, which may wait for long: of what nobody reads the names are enough."""
+    few_fields(data)
+    if isinstance(data, dict):
+        for name in data.keys() - read:
+            data[name] = None
+    return data
 
 
 Spec = Annotated[RequestedSearch, BeforeValidator(few_fields)]
@@ -147,13 +158,8 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _let_go_of_the_unread(cls, data: object) -> object:
-        """A request may wait for long: of what nobody reads the names are enough."""
-        few_fields(data)
-        if isinstance(data, dict):
-            for name in data.keys() - cls.model_fields.keys() - CHAT.keys() - TEXT.keys():
-                data[name] = None
-        return data
+    def _bounded(cls, data: object) -> object:
+        return only_names_of_unread(data, cls.model_fields.keys() | CHAT.keys() | TEXT.keys())
 
 
 class ChatRequest(GenerationRequest):
@@ -281,14 +287,33 @@ def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def prompt_text(prompt: Any) -> str:
-    """The prompt of a text completion. Raises ApiError for several, and for token ids."""
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
+Prompt = str | tuple[int, ...]
+
+
+def prompts_of(prompt: Any) -> dict[str, Prompt]:
+    """The prompts of a text completion by their fields' names: a text or token ids, or a list of
+    such. Raises ApiError naming what is neither."""
+    if not isinstance(prompt, list) or _are_ids(prompt):
+        return {"prompt": _prompt(prompt, "prompt")}
+    if not prompt:
+        raise bad_value("prompt", "at least one prompt is needed, got []")
+    names = ["prompt"] if len(prompt) == 1 else [f"prompt[{i}]" for i in range(len(prompt))]
+    return {name: _prompt(one, name) for name, one in zip(names, prompt, strict=True)}
+
+
+def _prompt(prompt: Any, name: str) -> Prompt:
+    if _are_ids(prompt):
+        return tuple(map(int, prompt))
     if not isinstance(prompt, str) or not prompt:
-        allowed = "must be one string and not empty; lists of prompts and token ids are not taken"
-        raise bad_value("prompt", f"{allowed}, got {echo(prompt)}")
-    return _encodable(prompt, "prompt")
+        raise bad_value(name, f"must be text or token ids, and not empty, got {echo(prompt)}")
+    return _encodable(prompt, name)
+
+
+def _are_ids(value: Any) -> bool:
+    """Whether this is a list of whole numbers; 5.0 is one."""
+    return bool(isinstance(value, list) and value) and all(
+        type(token) is int or (type(token) is float and token.is_integer()) for token in value
+    )
 
 
 def question_of(messages: list[dict[str, str]]) -> str:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from jinja2 import TemplateError
 
 from runtime.text import Text
 from search.controller import Problem
 from search.engine import PrefixTooLong
-from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
-from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
+from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
+from search.spec import RequestedSearch, SearchSpec
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
 from server.auto_policy import auto_fields, effort_fields, without_auto
 from server.continuation import Continuation, continuation_at
 from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
+from server.model_names import resolve_model
 from server.plain_completion import PlainCompletion
 from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
@@ -32,10 +32,11 @@ from server.request_models import (
     ChatRequest,
     GenerationRequest,
     Message,
+    Prompt,
     SearchRequest,
     TextRequest,
     plain_messages,
-    prompt_text,
+    prompts_of,
     question_of,
     refuse_unsupported,
     stop_strings,
@@ -46,13 +47,13 @@ from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
 
-LISTED_WIDTHS = (4, 16, 64)
 SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request understood. ``spec`` None: plain replies, drawn as ``completions`` say.
+    """A request understood. ``spec`` None: plain replies, drawn as ``completions`` say, those to
+    each prompt together.
 
     ``choices``: how many replies are wanted; ``continuation``: steps of an earlier search that it
     goes on from; ``seconds``: the most time for all of it, the queue included; ``in_reasoning``:
@@ -72,7 +73,7 @@ class ParsedRequest:
     chat: bool = False
     stop: tuple[str, ...] = ()
     choices: int = 1
-    completions: tuple[PlainCompletion, ...] = ()
+    completions: tuple[tuple[PlainCompletion, ...], ...] = ()
     include_usage: bool = False
     include_reasoning: bool = False
     continuation: Continuation | None = None
@@ -82,6 +83,13 @@ class ParsedRequest:
     def tree(self) -> str:
         """The engine's name for its tree, in the cache namespace of its key."""
         return f"{self.key.namespace}/{self.id}" if self.key.namespace else self.id
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each once."""
+        if not self.completions:
+            return len(self.problem.prompt)
+        return sum(len(draws[0].prompt) for draws in self.completions)
 
     def cut(self, text: str) -> tuple[str, bool]:
         """The reply before the client's first stop string, and whether there was one."""
@@ -123,10 +131,18 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
     """Understand a request for a text completion. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request, TEXT))
     spec = _spec_of(request, None, service, key, request.max_tokens)
-    text = prompt_text(request.prompt)
-    prompt = await _tokens(lambda own: own.encode_prompt(text), len(text), "prompt", service, key)
-    problem = Problem(prompt=prompt, question=text, delimiter=service.profile.delimiter)
-    return _completion(request, [], problem, spec, request.max_tokens, service, key)
+    asked = prompts_of(request.prompt)
+    if len(asked) > 1 and spec is not None:
+        raise bad_value("prompt", f"one at a time is searched for, got {len(asked)}")
+    if len(asked) > key.width:
+        raise bad_value("prompt", f"at most {key.width} on this server, these are {len(asked)}")
+    prompts = [await _prompt_tokens(name, prompt, service, key) for name, prompt in asked.items()]
+    first = next(iter(asked.values()))
+    question = first if isinstance(first, str) else service.text.decode(first)
+    problem = Problem(prompts[0], question, service.profile.delimiter)
+    _tell([*asked.values()], service.settings)
+    limit = request.max_tokens
+    return _completion(request, [], problem, spec, limit, service, key, prompts=prompts)
 
 
 async def parse_search(
@@ -189,10 +205,13 @@ def _completion(
     limit: int | None,
     service: Service,
     key: ApiKey,
+    *,
+    prompts: Sequence[tuple[int, ...]] | None = None,
     **more: Any,
 ) -> ParsedRequest:
     settings = service.settings
-    choices = _choices(request.n or 1, spec, settings)
+    n, prompts = _choices(request.n or 1, spec, settings), prompts or [problem.prompt]
+    choices = n * len(prompts)
     seed = _seed(request) if spec is None else spec.seed
     stop = stop_strings(request.stop, settings.max_stop_strings)
     if spec is None:
@@ -210,8 +229,11 @@ def _completion(
             stop=stop,
             ignore_eos=bool(request.ignore_eos),
         )
-        more["completions"] = tuple(replace(first, draw=i) for i in range(choices))
-    _tell(messages or problem.question, settings)
+        more["completions"] = tuple(
+            tuple(replace(first, prompt=prompt, draw=i) for i in range(n)) for prompt in prompts
+        )
+    if messages:
+        _tell(messages, settings)
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     prefix = "chatcmpl" if "chat" in more else "cmpl"
     more |= {"stop": stop, "choices": choices, "include_usage": usage}
@@ -245,35 +267,6 @@ def _parsed(
         seconds=seconds,
         **more,
     )
-
-
-def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
-    """What an alias such as ``sprig:rebase-16`` asks of a search; {} for the model's own name.
-
-    Raises ApiError when there is no such model.
-    """
-    if name == settings.model:
-        return {}
-    if name == f"{settings.model}:{AUTO_POLICY}":
-        return {"policy": AUTO_POLICY}
-    policies = "|".join((*get_args(PolicyName), AUTO_POLICY))
-    alias = re.fullmatch(rf"{re.escape(settings.model)}:({policies})-([1-9]\d{{0,5}})", name)
-    if alias is None or int(alias[2]) > settings.max_width:
-        names = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
-        message = f"model: {echo(name)} does not exist; this server has {names}"
-        raise ApiError(404, "model_not_found", message, param="model")
-    return {"policy": alias[1], "width": int(alias[2])}
-
-
-def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
-    """The model and the aliases worth listing; ``outcome``: of its reward model."""
-    aliases = [
-        f"{settings.model}:{policy}-{width}"
-        for policy in (outcome_policies() if outcome else get_args(PolicyName))
-        for width in LISTED_WIDTHS
-        if width <= settings.max_width
-    ]
-    return [settings.model, f"{settings.model}:{AUTO_POLICY}", *aliases]
 
 
 def thinks(prompt: Sequence[int], service: Service) -> bool:
@@ -315,6 +308,19 @@ async def _tokens(
     if not prompt:
         raise bad_value(field, "nothing to reply to")
     return tuple(prompt)
+
+
+async def _prompt_tokens(
+    field: str, prompt: Prompt, service: Service, key: ApiKey
+) -> tuple[int, ...]:
+    """A text completion's ids. Raises ApiError for ids that are none of the model's."""
+    if isinstance(prompt, str):
+        size = len(prompt)
+        return await _tokens(lambda own: own.encode_prompt(prompt), size, field, service, key)
+    most = service.text.model_vocab - 1
+    if wrong := [token for token in prompt if not 0 <= token <= most]:
+        raise bad_value(field, f"token ids are from 0 to {most}, got {echo(wrong[0])}")
+    return await _tokens(lambda _: list(prompt), 0, field, service, key)
 
 
 def _spec_of(

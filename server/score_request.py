@@ -19,16 +19,17 @@ from search.controller import Problem
 from search.engine import PrefixTooLong
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
+from server.model_names import resolve_model
 from server.request_models import (
     Count,
     Message,
     Messages,
-    few_fields,
+    only_names_of_unread,
     plain_messages,
     refuse_unsupported,
     whole_number,
 )
-from server.request_parsing import build_prompt, resolve_model
+from server.request_parsing import build_prompt
 from server.scoring import ReplySteps
 from server.service import Service
 from server.unsupported_parameters import SCORE
@@ -108,7 +109,10 @@ class ScoreRequest(BaseModel):
     )
     deadline_ms: Count | None = None
 
-    _bounded = model_validator(mode="before")(few_fields)
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, data: object) -> object:
+        return only_names_of_unread(data, cls.model_fields.keys() | SCORE.keys())
 
     @model_validator(mode="after")
     def _whole(self) -> ScoreRequest:

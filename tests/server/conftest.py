@@ -23,7 +23,7 @@ from server.connections import Connections, guarded
 from server.lifecycle import listen
 from server.service import create_service
 from server.settings import Settings
-from tests.search.scripted_engine import ScriptedEngine, encode
+from tests.search.scripted_engine import ScriptedEngine, decode, encode
 
 P = ParamSpec("P")
 
@@ -60,6 +60,8 @@ def saying(reply: str) -> Callable[[Branch], str]:
 class PlainText:
     """A tokenizer whose tokens are characters, like the scripted engine's."""
 
+    model_vocab = 0x110000
+
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """One line a message."""
         return list(encode("".join(f"{m['role']}: {m['content']}\n" for m in messages)))
@@ -75,6 +77,10 @@ class PlainText:
     def encode_step(self, words: str, delimiter: str) -> list[int]:
         """The same."""
         return self.encode(words)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The characters."""
+        return decode(tokens)
 
     def another(self) -> PlainText:
         """It bears any number of users."""

@@ -114,6 +114,8 @@ async def test_broken_bodies_are_refused(http: httpx2.AsyncClient, body: bytes, 
         ("/v1/search", {"messages": [{}] * 16_000}, "messages[0].role"),
         ("/v1/search", {"question": "a", "search": {str(i): 1 for i in range(9000)}}, "search"),
         ("/v1/completions", {str(i): 1 for i in range(9000)}, None),
+        ("/v1/score", {"items": [{}] * 16_000}, "items[0]"),
+        ("/v1/score", {"question": "a", "steps": [1] * 16_000}, "steps[0]"),
     ],
 )
 async def test_of_many_faults_one_is_told(

@@ -90,6 +90,48 @@ async def test_a_text_completion_takes_the_prompt_as_it_stands(
     assert chunks[-1].usage == done.usage
 
 
+async def test_text_completions_of_several_prompts_are_those_of_each(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """In the prompts' order, ``n`` to each; whole or streamed, with the seed that each has alone;
+    the usage counts every prompt once."""
+    engine.say = lambda branch: babble(branch).removesuffix("\n\n")
+    asked: dict[str, Any] = {"model": "sprig", "seed": 4, "n": 2, "max_tokens": 40}
+    prompts = ["A hedge", "A fence", "A wall"]
+    alone = [await openai.completions.create(prompt=one, **asked) for one in prompts]
+    done = await openai.completions.create(prompt=prompts, **asked)
+    texts = [choice.text for one in alone for choice in one.choices]
+    assert [choice.index for choice in done.choices] == [*range(6)]
+    assert [choice.text for choice in done.choices] == texts
+    assert len(set(texts)) > 1
+    assert done.usage is not None
+    counted = [one.usage for one in alone if one.usage is not None]
+    assert done.usage.prompt_tokens == sum(map(len, prompts))
+    assert done.usage.completion_tokens == sum(usage.completion_tokens for usage in counted)
+    streamed: dict[int, str] = {}
+    stream = await openai.completions.create(prompt=prompts, **asked, stream=True)
+    async for chunk in stream:
+        for choice in chunk.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + choice.text
+    assert [streamed[i] for i in range(6)] == texts
+    assert not engine.live
+
+
+async def test_prompts_may_be_token_ids(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """One list of them or several; what is searched for is what they spell."""
+    engine.say = lambda branch: "".join(map(chr, branch.tokens))[-3:].upper()
+    ids = [list(map(ord, prompt)) for prompt in ("A hedge", "A fence")]
+    one = await openai.completions.create(model="sprig", prompt=ids[0])
+    both = await openai.completions.create(model="sprig", prompt=ids)
+    assert [choice.text for choice in one.choices] == ["DGE"]
+    assert [choice.text for choice in both.choices] == ["DGE", "NCE"]
+    engine.say, texts = babble, []
+    for prompt in (ids[0], "A hedge"):
+        done = await openai.completions.create(model="sprig:beam-4", prompt=prompt, seed=1)
+        texts.append((done.choices[0].text, (done.model_extra or {})["search"]["tree_digest"]))
+    assert texts[0] == texts[1]
+
+
 async def test_a_text_completion_can_be_searched(openai: AsyncOpenAI) -> None:
     """By field or by alias."""
     done = await openai.completions.create(model="sprig:beam-4", prompt="?", seed=1)
@@ -100,8 +142,16 @@ async def test_a_text_completion_can_be_searched(openai: AsyncOpenAI) -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [1, 2.5]}, "prompt[0]"),
+        ({"prompt": [[1], [0x110000]]}, "prompt[1]"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a", "b"], "search": {}}, "prompt"),
+        ({"prompt": ["a", "b"], "model": "sprig:beam-4"}, "prompt"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"echo": True}, "echo"),

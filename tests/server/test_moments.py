@@ -29,6 +29,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "two choices": ("/v1/chat/completions", CHAT | {"n": 2}),
     "searched": ("/v1/chat/completions", CHAT | SEEDED),
     "searched stream": ("/v1/chat/completions", CHAT | SEEDED | {"stream": True}),
+    "two prompts": ("/v1/completions", {"model": "sprig", "prompt": ["?", "!"], "max_tokens": 16}),
+    "score": ("/v1/score", {"text_1": ["?", "!"], "text_2": ["a\n\nb", "c"]}),
     "search": ("/v1/search", {"question": "?"} | SEEDED),
     "search stream": ("/v1/search", {"question": "?"} | SEEDED | {"stream": True}),
     "background": ("/v1/search", {"question": "?", "background": True} | SEEDED),

@@ -55,7 +55,7 @@ CHECKS = (
 """Whatever schemathesis can tell from a document: good data is taken, bad data refused."""
 UNTOLD = (
     *("on this server", "goes with votes that count", "the body may have at most"),
-    "as many questions as replies",
+    *("as many questions as replies", "token ids are from", "one at a time is searched for"),
 )
 """What is refused although the document does not tell: a key's limits, dials that need others."""
 

@@ -106,6 +106,7 @@ async def test_what_cannot_fit_is_refused_by_name() -> None:
             ("/v1/chat/completions", "messages", {"messages": question()}),
             ("/v1/completions", "prompt", {"prompt": "a"}),
             ("/v1/search", "messages", {"question": "a"}),
+            ("/v1/score", "messages", {"question": "a", "steps": ["b"]}),
         ):
             answer = await http.post(path, json={"model": "sprig"} | body)
             error = answer.json()["error"]
