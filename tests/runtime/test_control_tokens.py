@@ -165,6 +165,19 @@ def test_an_added_token_in_brackets_is_no_text(tmp_path: Path) -> None:
     assert path.count(text.token("<extra_0>")) == 1
 
 
+def test_in_a_step_the_delimiter_at_its_end_is_one(tmp_path: Path) -> None:
+    """Whatever it is; elsewhere it is text like every control token, and no space is put first."""
+    text = changed(tmp_path, {})
+    tag, start = text.token("<extra_0>"), text.token("<|im_start|>")
+    ids = text.encode_step("a<extra_0> <|im_start|>b<extra_0>", "<extra_0>")
+    assert ids[-1] == tag
+    assert ids.count(tag) == 1
+    assert start not in ids
+    assert text.decode(ids) == "a<extra_0> <|im_start|>b"
+    assert text.encode_step("a\n\n", "\n\n") == text.encode_after("a\n\n")
+    assert tag not in text.encode_step("a<extra_0>", "\n\n")
+
+
 def changed(folder: Path, more: dict[str, Any], **flags: bool) -> Text:
     """The ChatML checkpoint, its tokenizer's file changed: of all added tokens these flags."""
     make_tokenizer(CONTROLS, TEMPLATES["chatml"]).save_pretrained(folder)
@@ -199,7 +212,8 @@ def test_what_cannot_fit_is_not_tokenised(tmp_path: Path) -> None:
     text = Text(tmp_path)
     most = 10 * max(map(len, text.pieces))
     assert most == 130
-    for encode in (text.encode_prompt, lambda t: text.encode_chat([{"content": t}])):
+    chat, step = lambda t: text.encode_chat([{"content": t}]), lambda t: text.encode_step(t, "\n")
+    for encode in (text.encode_prompt, chat, step):
         assert encode("a" * most)
         with pytest.raises(PrefixTooLong, match="131 bytes"):
             encode("a" * (most + 1))

@@ -125,6 +125,23 @@ async def test_attributes_follow_the_genai_conventions(
     assert searched["gen_ai.response.finish_reasons"] == (done["search"]["stop_reason"],)
 
 
+async def test_scores_have_spans_of_their_own(
+    traced: httpx2.AsyncClient, exporter: InMemorySpanExporter
+) -> None:
+    """The request, what is scored for it, and a call of the engine a level."""
+    body = {"question": "What is it?", "steps": ["a", "b"]}
+    (await traced.post("/v1/score", json=body)).raise_for_status()
+    spans = exporter.get_finished_spans()
+    [request] = [span for span in spans if span.name == "POST /v1/score"]
+    [scored] = below(spans, request)
+    assert scored.name == "score sprig"
+    assert (scored.attributes or {})["hedgerow.replies"] == 1
+    calls = below(spans, scored)
+    assert names(calls) == ["score", "score"]
+    assert [(call.attributes or {})["hedgerow.trajectories"] for call in calls] == [1, 1]
+    assert not any("What is it?" in str(span.attributes) for span in spans)
+
+
 async def test_tracing_changes_no_tree(
     traced: httpx2.AsyncClient, http: httpx2.AsyncClient
 ) -> None:

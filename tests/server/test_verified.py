@@ -38,7 +38,7 @@ class Judging:
 @pytest.fixture
 def engine() -> VerifiedEngine:
     """The scripted one with such a verifier."""
-    return VerifiedEngine(ScriptedEngine(), Judging(), alone=True)
+    return VerifiedEngine(ScriptedEngine(likelihood=True), Judging(), alone=True)
 
 
 async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
@@ -55,6 +55,16 @@ async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
     assert 'hedgerow_verifier_failures_total{served="sprig"} 1.0' in metrics
     assert "hedgerow_verifier_calls_total" in metrics
     assert "hedgerow_verifier_seconds_total" in metrics
+
+
+async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncClient) -> None:
+    """By it alone, where there is no reward model; its failure is that request's error."""
+    body = {"question": "well", "steps": ["a", "b"]}
+    scored = (await http.post("/v1/score", json=body)).raise_for_status().json()
+    assert scored["data"][0]["rewards"] == [0.5, 0.5]
+    assert scored["reproducible"] == "no"
+    failed = await http.post("/v1/score", json=body | {"question": "fail"})
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "verifier_failed")
 
 
 async def test_replies_say_so(openai: AsyncOpenAI) -> None:
