@@ -103,11 +103,13 @@ def test_a_search_that_came_to_nothing_is_not_tried_three_times(url: str) -> Non
 
 
 def test_langchain(url: str, clients: Path, expected: dict[str, str]) -> None:
-    """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, tools are refused."""
+    """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, tools are refused.
+    ``OpenAI`` sends prompts in one list."""
     found = told(clients, "with_langchain.py", url)
     assert found["whole"] == found["streamed"] == expected["plain"]
     assert found["search"] == found["search_streamed"] == expected["search"]
     assert found["batch"] == [expected["plain"]] * 3
+    assert found["listed"] == found["apart"]
     assert found["finish_reason"] == "length"
     assert found["usage"] == found["streamed_usage"]
     assert found["usage"]["output_tokens"] == 24
