@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from search.controller import ABORT_SECONDS, Problem, check_rewards, within
 from search.engine import Engine, EngineError, Trajectory
 from search.stop import Deadline, TooLate
-from search.tree import node_seed, round_reward
+from search.tree import ROOT, node_seed, round_reward
 from server.api_errors import NO_RETRY, ApiError
 
 Texts = tuple[str, ...]
@@ -35,65 +35,62 @@ class ReplySteps:
 
 
 @dataclass(slots=True)
-class ScoreTree:
-    """All replies to one question, and their rewards by the texts of a path.
+class ScoredReply:
+    """A reply, the node that its scored steps have come to, and their rewards."""
 
-    ``outcome``: whole replies alone have a reward, and are one level.
-    """
+    reply: ReplySteps
+    node: int = ROOT
+    rewards: Rewards = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is left."""
+        return len(self.rewards) == len(self.reply.texts)
+
+
+@dataclass(slots=True)
+class ScoreTree:
+    """All replies to one question. ``outcome``: whole replies alone have a reward."""
 
     name: str
     problem: Problem
+    seed: int
     outcome: bool
-    levels: list[list[Trajectory]] = field(default_factory=list)
-    rewards: dict[Texts, float] = field(default_factory=dict)
-    _known: set[Texts] = field(default_factory=set)
-
-    def add(self, reply: ReplySteps, seed: int) -> None:
-        """Take in the paths of a reply that are not there yet."""
-        most = len(reply.texts)
-        for depth in range(most if self.outcome else 1, most + 1):
-            texts, level = reply.texts[:depth], 0 if self.outcome else depth - 1
-            if texts in self._known:
-                continue
-            self._known.add(texts)
-            if level == len(self.levels):
-                self.levels.append([])
-            judged = node_seed(seed, "judge", (depth,))  # alone or in company, the same verdicts
-            path = Trajectory(len(self._known), reply.steps[:depth], texts, judged)
-            self.levels[level].append(path)
+    replies: list[ScoredReply] = field(default_factory=list)
+    _nodes: int = 0
 
     async def score(self, engine: Engine, on_scored: OnScored) -> None:
-        """Have all levels scored, one after the other."""
+        """Have level after level scored; a level's paths are made when it is its turn."""
         prompt, question = self.problem.prompt, self.problem.question
         unread = len(prompt)
-        for paths in self.levels:
-            rewards = await engine.score(self.name, prompt, question, paths)
-            check_rewards(rewards, len(paths), engine.capabilities)
-            for path, reward in zip(paths, rewards, strict=True):
-                self.rewards[path.texts] = round_reward(reward)
-                unread += sum(map(len, path.steps if self.outcome else path.steps[-1:]))
+        while due := [one for one in self.replies if not one.done]:
+            paths: dict[tuple[int, Texts], Trajectory] = {}
+            for one in due:
+                known, end = len(one.rewards), self._end(one)
+                key = one.node, one.reply.texts[known:end]
+                if key not in paths:
+                    paths[key] = self._path(one.reply, end)
+                    unread += sum(map(len, one.reply.steps[known:end]))
+                one.node = paths[key].node
+            asked = list(paths.values())
+            rewards = await engine.score(self.name, prompt, question, asked)
+            check_rewards(rewards, len(asked), engine.capabilities)
+            by_node = {path.node: r for path, r in zip(asked, rewards, strict=True)}
+            for one in due:
+                skipped = self._end(one) - len(one.rewards) - 1
+                one.rewards += [None] * skipped
+                one.rewards.append(round_reward(by_node[one.node]))
             on_scored(unread)
             unread = 0
 
-    def rewards_of(self, reply: ReplySteps) -> Rewards:
-        """Those of a reply that was taken in."""
-        texts = reply.texts
-        if self.outcome:
-            return [None] * (len(texts) - 1) + [self.rewards[texts]]
-        return [self.rewards[texts[:depth]] for depth in range(1, len(texts) + 1)]
+    def _end(self, one: ScoredReply) -> int:
+        """How many steps of a reply are scored next, the known ones before them included."""
+        return len(one.reply.texts) if self.outcome else len(one.rewards) + 1
 
-
-def score_trees(
-    replies: Sequence[ReplySteps], name: str, seed: int, *, outcome: bool
-) -> dict[Problem, ScoreTree]:
-    """A tree for each question, named after ``name``."""
-    trees: dict[Problem, ScoreTree] = {}
-    for reply in replies:
-        problem = reply.problem
-        if problem not in trees:
-            trees[problem] = ScoreTree(f"{name}.{len(trees)}", problem, outcome)
-        trees[problem].add(reply, seed)
-    return trees
+    def _path(self, reply: ReplySteps, end: int) -> Trajectory:
+        self._nodes += 1
+        judged = node_seed(self.seed, "judge", (end,))  # alone or in company, the same verdicts
+        return Trajectory(self._nodes, reply.steps[:end], reply.texts[:end], judged)
 
 
 async def score_replies(
@@ -108,10 +105,14 @@ async def score_replies(
     """The rewards of each reply's steps, rounded to 1e-4; all questions side by side.
 
     Raises EngineError, and ApiError (504) when ``seconds`` are over. Whatever happens, the engine
-    lets go of the trees.
+    lets go of the trees, which are named after ``name``.
     """
     until = Deadline(time.monotonic, time.monotonic() + seconds)
-    trees = score_trees(replies, name, seed, outcome=engine.capabilities.outcome)
+    trees: dict[Problem, ScoreTree] = {}
+    scored = [ScoredReply(reply) for reply in replies]
+    for one in scored:
+        own = f"{name}.{len(trees)}", one.reply.problem, seed, engine.capabilities.outcome
+        trees.setdefault(one.reply.problem, ScoreTree(*own)).replies.append(one)
     try:
         await within(until.left(), _side_by_side(trees.values(), engine, on_scored))
     except TooLate:
@@ -122,7 +123,7 @@ async def score_replies(
         await _let_go(trees.values(), engine.abort, until.closing(ABORT_SECONDS))
         raise
     await _let_go(trees.values(), engine.release, until.closing())
-    return [trees[reply.problem].rewards_of(reply) for reply in replies]
+    return [one.rewards for one in scored]
 
 
 async def _side_by_side(trees: Collection[ScoreTree], engine: Engine, on_scored: OnScored) -> None:
