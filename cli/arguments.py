@@ -205,19 +205,19 @@ def specs_of(
     policies: str, widths: str | None, seeds: str, fields: list[str] | None
 ) -> tuple[list[RequestedSearch], list[int]]:
     """A search for every policy and width, and the seeds."""
-    numbers = [_number("seed", part) for part in parts(seeds)]
-    wide = [None] if widths is None else [_number("width", part) for part in parts(widths)]
-    if not (numbers and wide and parts(policies)):
+    drawn = numbers("seed", seeds)
+    wide = [None] if widths is None else numbers("width", widths)
+    if not (drawn and wide and parts(policies)):
         fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
-    specs = [spec_of(p, w, numbers[0], fields) for p in parts(policies) for w in wide]
-    return specs, list(dict.fromkeys(numbers))
+    return [spec_of(p, w, drawn[0], fields) for p in parts(policies) for w in wide], drawn
 
 
 def spec_of(
-    policy: str, width: int | None, seed: int | None, fields: list[str] | None
+    policy: str, width: int | None, seed: int | None, fields: list[str] | None, **more: Any
 ) -> RequestedSearch:
-    """The search that is asked for; ``fields`` are its other fields, as ``--set`` takes them."""
-    own = {"policy": policy, "seed": seed} | ({} if width is None else {"width": width})
+    """The search that is asked for; ``fields`` are its other fields, as ``--set`` takes them, but
+    for ``more``, which have options of their own."""
+    own = {"policy": policy, "seed": seed} | ({} if width is None else {"width": width}) | more
     try:
         return RequestedSearch.model_validate(dict(_field(text) for text in fields or ()) | own)
     except ValidationError as error:
@@ -253,7 +253,9 @@ def parts(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _number(flag: str, text: str) -> int:
-    if not text.isdecimal():
-        fail(f"--{flag} {text}: must be whole numbers, separated by commas", WRONG_USE)
-    return int(text)
+def numbers(flag: str, text: str) -> list[int]:
+    """The whole numbers between commas, each once."""
+    for part in parts(text):
+        if not part.isdecimal():
+            fail(f"--{flag} {part}: must be whole numbers, separated by commas", WRONG_USE)
+    return list(dict.fromkeys(int(part) for part in parts(text)))

@@ -50,7 +50,7 @@ class CustomDataset:
 
 
 def read_dataset(path: Path) -> CustomDataset:
-    """The task of a file whose lines have the fields ``problem`` and ``answer``.
+    """The task of a file whose lines have the fields ``problem`` (or ``question``) and ``answer``.
 
     Other fields are ignored, blank lines too. Raises DatasetError.
     """
@@ -86,7 +86,7 @@ def _entry(line: str, where: str) -> tuple[str, str]:
         raise DatasetError(f"{where}: not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise DatasetError(f"{where}: must be an object with the fields problem and answer")
-    problem, answer = entry.get("problem"), entry.get("answer")
+    problem, answer = entry.get("problem", entry.get("question")), entry.get("answer")
     if not isinstance(problem, str) or not problem.strip():
         raise DatasetError(f"{where}: problem = {problem!r}: must be a text")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):

@@ -242,8 +242,7 @@ async def run_evaluation(
     ``engines``: how many; 0 for what suits the models.
     """
     console = Console(stderr=True)
-    form = reward_format(settings.reward_format)
-    if wanted.share and (settings.reward_model is None or not form.needs_model):
+    if wanted.share and not shareable(settings):
         wanted = replace(wanted, share=False)
         console.print("drawing nothing once for several searches: rewards come with the draws")
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -273,6 +272,12 @@ async def run_evaluation(
         Console().print(_table(wanted, rows))
         Console().print(anatomy_table(rows))
     return rows
+
+
+def shareable(settings: Settings) -> bool:
+    """Whether what searches have in common can be drawn once: not where rewards come with draws."""
+    form = reward_format(settings.reward_format)
+    return settings.reward_model is not None and form.needs_model
 
 
 def side_by_side(settings: Settings, engines: int) -> list[Settings]:

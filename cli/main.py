@@ -169,6 +169,62 @@ def evaluate(
 
 
 @app.command(cls=EngineCommand)
+def tune(
+    context: typer.Context,
+    *,
+    budget: Annotated[int, typer.Option(min=1, help="Generated tokens that it may take.")],
+    data: Annotated[Path | None, typer.Option(help="A file of questions and answers.")] = None,
+    task: Annotated[str | None, typer.Option(help="Bundled tasks, separated by commas.")] = None,
+    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = TaskSplit.DEV,
+    limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 400,
+    policy: Annotated[str | None, typer.Option(help="Policies, separated by commas.")] = None,
+    width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "4,16,64",
+    vote: Annotated[str | None, typer.Option(help="Votes, separated by commas.")] = None,
+    temperature: Annotated[str, typer.Option(help="Temperatures, by commas.")] = "0.7,1",
+    seed: Annotated[str, typer.Option(help="Seeds of the searches, by commas.")] = "0",
+    fields: SearchFields = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
+    engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
+    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tuned.toml"),
+    keep: Annotated[Path | None, typer.Option(help="Of what is done; default: OUT.jsonl.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against tokens.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the searches that are worth their tokens on your models and questions.
+
+    All are tried on a few questions, the better ones on ever more, until the budget is spent. What
+    was cut off goes on where it stopped when it is started again. The file is for serve --tuned.
+    """
+    from cli.grid_search import Grid
+    from cli.tuning_arguments import grid_of, questions_of
+    from cli.tuning_run import TuningRequest, run_tuning
+
+    if plot is not None:
+        from cli.accuracy_plot import check_path
+
+        with refused(ValueError, "--plot "):
+            check_path(plot)
+    if out.is_dir() or not out.parent.is_dir():
+        fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
+    specs, seeds = grid_of(policy, width, vote, temperature, seed, fields)
+    questions, name = questions_of(data, task, split, limit, seeds[0])
+    settings = models_ready(settings_of(context.obj), tell)
+    grid = Grid(
+        specs, questions, seeds, at_once=at_once, share=share is Switch.ON, answers=settings.answers
+    )
+    kept_in = keep or out.with_suffix(".jsonl")
+    request = TuningRequest(grid, budget, name, out, kept_in, engines, policy is not None)
+    report = run_to_end(run_tuning(request, settings, as_json))
+    if plot is not None:
+        from cli.tuning_plot import plot as draw
+
+        draw(report, plot)
+    if as_json:
+        print(json.dumps(report))
+
+
+@app.command(cls=EngineCommand)
 def calibrate(
     context: typer.Context,
     *,

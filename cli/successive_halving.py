@@ -55,7 +55,7 @@ def tree_key(spec: SearchSpec) -> str:
     """
     scored = max(POLICIES[spec.policy](spec).scores, VOTE_SCORES[vote_name(spec)])
     own = scored is Scores.NONE or spec.consensus is not None
-    return spec.model_dump_json(exclude=None if own else {"vote"})
+    return spec.model_dump_json(exclude_none=True, exclude=None if own else {"vote"})
 
 
 def first_questions(budget: float, cost: float, most: int) -> int:

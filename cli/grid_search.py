@@ -1,0 +1,184 @@
+"""Runs a grid of searches on questions, a row for every tree at once, and keeps what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from cli.evaluation import Graded, answers_of, item_seed, problem_of, search_for
+from cli.kept_lines import KeptLines
+from cli.shared_samples import SharedSamples
+from cli.successive_halving import Cell, tree_key
+from runtime.accounting import Flops, no_flops
+from runtime.profiles import PROFILES, Profile
+from runtime.text import Text
+from search.engine import Engine
+from search.outcome import Outcome
+from search.spec import AnswerRule, SearchSpec
+from search.vote import VOTE_SCORES, AnswerClasses, hold_vote, vote_name
+from server.reply_text import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class GridQuestion:
+    """A question, and what reads and checks its replies."""
+
+    task: Graded
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is tried: every spec, once a seed, on as many of ``questions`` as it is worth.
+
+    ``at_once`` questions run concurrently on each engine; ``share``: what the trees of a question
+    have in common is drawn once. ``answers``: how they are compared; ``auto`` is a task's own way.
+    """
+
+    specs: Sequence[SearchSpec]
+    questions: Sequence[GridQuestion]
+    seeds: Sequence[int]
+    profile: Profile = PROFILES["chat"]
+    at_once: int = 8
+    share: bool = True
+    answers: AnswerRule = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """What a tree came to: its tokens as in ``usage``, the seconds of its search, whether the reply
+    is right that each vote chooses, and its digest."""
+
+    tokens: int
+    seconds: float
+    right: dict[str, bool]
+    digest: str
+
+
+ROW = TypeAdapter(TreeRow)
+
+
+class GridSearch:
+    """The grid's trees on engines, and what is known of them.
+
+    ``kept_in``: a file (none: no file) of rows, from which those of the same models are taken and
+    to which the others are added. ``done`` hears of every row.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        engines: Sequence[Engine],
+        text: Text,
+        kept_in: Path | None = None,
+        *,
+        flops: tuple[Flops, ...] = (no_flops, no_flops),
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Raises ValueError for a file that holds something else."""
+        self._grid, self._engines, self._text = grid, engines, text
+        self._kept = KeptLines(kept_in, engines[0].capabilities.fingerprint, ROW)
+        self._flops, self._done = flops, done
+        self._trees: dict[str, list[SearchSpec]] = {}
+        for spec in grid.specs:
+            self._trees.setdefault(tree_key(spec), []).append(spec)
+        self._names = map(str, itertools.count())
+
+    async def cells(self, specs: Iterable[SearchSpec], questions: int) -> list[Cell]:
+        """Some specs of the grid on the first questions. Raises what the first search raises that
+        fails, ending the others."""
+        specs = list(specs)
+        keys = list(dict.fromkeys(map(tree_key, specs)))
+        places = [(seed, i) for seed in self._grid.seeds for i in range(questions)]
+        rooms: asyncio.Queue[Engine] = asyncio.Queue()
+        for engine in list(self._engines) * self._grid.at_once:
+            rooms.put_nowait(engine)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._rows(rooms, keys, *place)) for place in places]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        rows = [task.result() for task in tasks]
+        return [_cell(spec, [row[tree_key(spec)] for row in rows], questions) for spec in specs]
+
+    async def seconds_alone(self, specs: Iterable[SearchSpec], questions: int) -> dict[str, float]:
+        """By tree, the mean seconds of its searches on the first questions, one at a time."""
+        found: dict[str, float] = {}
+        for key in dict.fromkeys(map(tree_key, specs)):
+            seed = self._grid.seeds[0]
+            rows = [
+                await self._row(self._engines[0], key, seed, i, alone=True)
+                for i in range(min(questions, len(self._grid.questions)))
+            ]
+            found[key] = sum(row.seconds for row in rows) / len(rows)
+        return found
+
+    async def _rows(
+        self, rooms: asyncio.Queue[Engine], keys: Sequence[str], seed: int, i: int
+    ) -> dict[str, TreeRow]:
+        """The trees of one question by their keys, the widest first."""
+        engine = await rooms.get()
+        shared = SharedSamples(engine, *self._flops) if self._grid.share else engine
+        widest_first = sorted(keys, key=lambda key: -self._trees[key][0].width)
+        rows = {key: await self._row(shared, key, seed, i) for key in widest_first}
+        rooms.put_nowait(engine)
+        return rows
+
+    async def _row(
+        self, engine: Engine, key: str, run_seed: int, i: int, *, alone: bool = False
+    ) -> TreeRow:
+        """What is known of a tree, or what it comes to now."""
+        question, votes = self._grid.questions[i], [vote_name(s) for s in self._trees[key]]
+        of = json.dumps(
+            [question.task.name, question.text, run_seed, json.loads(key), votes, alone]
+        )
+        known = self._kept.get(of)
+        if known is None:
+            known = await self._grow(engine, self._trees[key], question, run_seed)
+            self._kept.put(of, known)
+        self._done()
+        return known
+
+    async def _grow(
+        self, engine: Engine, specs: Sequence[SearchSpec], question: GridQuestion, run_seed: int
+    ) -> TreeRow:
+        """Grow the tree that specs share which differ in their votes alone."""
+        needy = max(specs, key=lambda spec: VOTE_SCORES[vote_name(spec)])
+        rule = needy.answers or self._grid.answers
+        answers = answers_of(question.task, question.text, rule)
+        outcome = await search_for(
+            problem_of(question.text, self._grid.profile, self._text),
+            needy.model_copy(update={"seed": item_seed(run_seed, question.text)}),
+            engine,
+            answers,
+            f"tune-{next(self._names)}",
+        )
+        right = await asyncio.to_thread(right_by_vote, outcome, specs, question, answers)
+        stats = outcome.stats
+        return TreeRow(stats.generated_tokens, stats.seconds, right, outcome.digest)
+
+
+def right_by_vote(
+    outcome: Outcome, specs: Iterable[SearchSpec], question: GridQuestion, answers: Answers
+) -> dict[str, bool]:
+    """Whether the reply is right that each spec's vote would have chosen of this tree."""
+    tree, right = outcome.tree, {}
+    classes = AnswerClasses(answers.of, answers.same).of(tree)
+    for vote in map(vote_name, specs):
+        chosen = hold_vote(tree, vote, classes).chosen
+        right[vote] = (
+            chosen is not None and question.task.check(question.text, tree.text(chosen)).correct
+        )
+    return right
+
+
+def _cell(spec: SearchSpec, rows: Sequence[TreeRow], questions: int) -> Cell:
+    vote = vote_name(spec)
+    tokens = sum(row.tokens for row in rows) / len(rows)
+    return Cell(spec, tuple(row.right[vote] for row in rows), questions, tokens)

@@ -1,0 +1,82 @@
+"""The searches that ``hedgerow tune`` tries: policies, widths, temperatures and votes, crossed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from search.engine import Capabilities, EngineError
+from search.outcome_rewards import outcome_refusal
+from search.policies.policy import EmbeddingPolicy
+from search.policies.registry import POLICIES
+from search.spec import PolicyName, SearchSpec, VoteName
+from search.vote import vote_name
+from server.auto_policy import judged
+from server.limits import needs_rewards
+from server.settings import Settings
+
+USUAL_POLICIES: Sequence[PolicyName] = (
+    "self_consistency",
+    "best_of_n",
+    "adaptive",
+    "rebase",
+    "dora",
+    "ets",
+    "particle_filter",
+    "dvts",
+    "beam",
+)
+"""Of policies that are equal in accuracy and tokens the earlier one is chosen."""
+USUAL_VOTES: Sequence[VoteName] = ("weighted_majority", "majority", "lineages", "best_last")
+CHAINS: PolicyName = "self_consistency"
+"""Nothing judges them: they take a plain majority alone, and one chain is a plain reply."""
+
+MakeSpec = Callable[[str, int, str, float], SearchSpec]
+"""A search by policy, width, vote and temperature."""
+
+
+def crossed(
+    policies: Sequence[str],
+    widths: Sequence[int],
+    votes: Sequence[str],
+    temperatures: Sequence[float],
+    make: MakeSpec,
+) -> list[SearchSpec]:
+    """The grid. Chains are tried singly too, as a plain reply is; nothing else is of width 1 beside
+    them, since all policies are one chain then."""
+    specs = [
+        make(policy, width, vote, temperature)
+        for policy in policies
+        for width in sorted({1, *widths} if policy == CHAINS else set(widths))
+        if width > 1 or policy == CHAINS or CHAINS not in policies
+        for temperature in temperatures
+        for vote in (("majority",) if policy == CHAINS else votes)
+    ]
+    return list({spec.model_dump_json(): spec for spec in specs}.values())
+
+
+def possible(
+    specs: Sequence[SearchSpec], settings: Settings, able: Capabilities
+) -> tuple[list[SearchSpec], dict[str, str]]:
+    """The searches that the models can do; of the others, by policy and vote, why they cannot."""
+    left, refused = [], {}
+    for spec in specs:
+        why = _refusal(spec, settings, able)
+        if why is None:
+            left.append(spec)
+        else:
+            refused[f"{spec.policy} with vote {vote_name(spec)}"] = why
+    return left, refused
+
+
+def _refusal(spec: SearchSpec, settings: Settings, able: Capabilities) -> str | None:
+    if needs_rewards(spec) and not judged(settings, able):
+        return "it needs rewards, and there is neither a reward model nor a verifier"
+    if able.outcome and (refused := outcome_refusal(spec)) is not None:
+        return refused[1]
+    policy = POLICIES[spec.policy](spec)
+    if isinstance(policy, EmbeddingPolicy):
+        try:
+            policy.suited_to(able.embeds)
+        except EngineError as error:
+            return str(error)
+    return None

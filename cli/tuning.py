@@ -1,0 +1,178 @@
+"""``hedgerow tune``: which searches are worth their tokens on somebody's models and questions."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cli.grid_search import Grid, GridSearch
+from cli.intervals import clustered95
+from cli.successive_halving import (
+    LEAST_QUESTIONS,
+    Cell,
+    first_questions,
+    front,
+    gain95,
+    going_on,
+    most_accurate,
+    next_questions,
+    tree_key,
+    worth_it,
+)
+from search.spec import SearchSpec
+from server.auto_policy import models_of
+from server.settings import Settings
+from server.tuned import TunedEffort, TunedSearch, TunedSearches
+
+TIMED_QUESTIONS = 4
+EFFORT_SHARES: Mapping[TunedEffort, float] = {"low": 1 / 16, "medium": 1 / 4, "high": math.inf}
+"""What an effort may cost, as a share of the grid's dearest search, as widths 4, 16 and 64 do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """All cells that were tried on so many questions, and those of them that went on."""
+
+    questions: int
+    cells: Sequence[Cell]
+    kept: Sequence[Cell]
+
+    @property
+    def trees(self) -> int:
+        """How many trees the cells are votes on."""
+        return len(_by_tree(self.cells))
+
+    @property
+    def kept_trees(self) -> int:
+        """Of these, how many went on."""
+        return len(_by_tree(self.kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came out. ``choices`` by name (``auto``, ``low``, ``medium``, ``high``); ``seconds`` of
+    searches alone by tree; ``tokens`` of all rungs, and of the grid on all of their questions."""
+
+    rungs: Sequence[Rung]
+    choices: Mapping[str, Cell]
+    seconds: Mapping[str, float]
+    tokens: float
+    grid_tokens: float
+
+    @property
+    def last(self) -> Rung:
+        """The rung by which it was chosen."""
+        return self.rungs[-1]
+
+
+async def tune(
+    search: GridSearch, grid: Grid, budget: int, told: Callable[[Rung], None] = lambda _: None
+) -> Tuned:
+    """Try the grid on a few questions, what is left of it on more, until the budget or the
+    questions are spent or one tree is left; then choose among those of the last rung.
+
+    ``told`` hears of every rung. Raises ValueError for a budget that is too small.
+    """
+    most, seeds, specs = len(grid.questions), len(grid.seeds), list(grid.specs)
+    probe = await search.cells(specs, min(LEAST_QUESTIONS, most))
+    questions = first_questions(budget, _cost(probe) * seeds, most)
+    rungs: list[Rung] = []
+    while True:
+        cells = await search.cells(specs, questions)
+        rungs.append(Rung(questions, cells, going_on(cells)))
+        told(rungs[-1])
+        specs = [cell.spec for cell in rungs[-1].kept]
+        left = budget - tokens_of(rungs) * seeds
+        more = next_questions(questions, left, _cost(rungs[-1].kept) * seeds, most)
+        if more == questions or rungs[-1].kept_trees == 1:
+            break
+        questions = more
+    choices = chosen(rungs)
+    seconds = await search.seconds_alone(
+        [cell.spec for cell in (*front(cells), *choices.values())], TIMED_QUESTIONS
+    )
+    grid_tokens = _cost([cell for rung in rungs for cell in rung.cells]) * questions * seeds
+    return Tuned(rungs, choices, seconds, tokens_of(rungs) * seeds, grid_tokens)
+
+
+def chosen(rungs: Sequence[Rung]) -> dict[str, Cell]:
+    """The search for policy ``auto``, and one for each effort: the most accurate of those that cost
+    no more than its share of the dearest search of the grid."""
+    cells = rungs[-1].cells
+    dearest = max(_by_tree([cell for rung in rungs for cell in rung.cells]).values())
+    efforts = {name: most_accurate(cells, share * dearest) for name, share in EFFORT_SHARES.items()}
+    return {"auto": worth_it(cells), **efforts}
+
+
+def tokens_of(rungs: Sequence[Rung]) -> float:
+    """What all rungs have taken, a seed."""
+    last = {key: rung.questions for rung in rungs for key in _by_tree(rung.cells)}
+    means = _by_tree([cell for rung in rungs for cell in rung.cells])
+    return sum(means[key] * questions for key, questions in last.items())
+
+
+def _by_tree(cells: Sequence[Cell]) -> dict[str, float]:
+    """What a search takes, by tree; of several cells the last one says it."""
+    return {tree_key(cell.spec): cell.tokens for cell in cells}
+
+
+def _cost(cells: Sequence[Cell]) -> float:
+    """What a question takes of each of the cells' trees together."""
+    return sum(_by_tree(cells).values())
+
+
+def rows_of(tuned: Tuned, specs: Sequence[SearchSpec], seeds: int) -> list[dict[str, Any]]:
+    """A row for each search of the grid, in its order, by the last rung that it was in."""
+    latest = {
+        cell.spec.model_dump_json(): (rung, cell) for rung in tuned.rungs for cell in rung.cells
+    }
+    best, on_front = most_accurate(tuned.last.cells), front(tuned.last.cells)
+    rows = []
+    for rung, cell in (latest[spec.model_dump_json()] for spec in specs):
+        last = rung is tuned.last
+        rows.append(
+            {
+                "search": fields_of(cell.spec),
+                "questions": rung.questions,
+                "seeds": seeds,
+                "accuracy": cell.accuracy,
+                "accuracy_ci95": clustered95(cell.right, cell.questions),
+                "tokens": cell.tokens,
+                "seconds": tuned.seconds.get(tree_key(cell.spec)) if last else None,
+                "behind_best_ci95": list(gain95(best, cell)) if last and cell is not best else None,
+                "last_rung": last,
+                "front": last and cell in on_front,
+                "chosen": [name for name, own in tuned.choices.items() if own is cell],
+            }
+        )
+    return rows
+
+
+def fields_of(spec: SearchSpec) -> dict[str, Any]:
+    """What a search says of itself, its seed apart."""
+    return spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"seed"})
+
+
+def tuned_file(tuned: Tuned, settings: Settings, data: str, today: datetime.date) -> TunedSearches:
+    """What ``hedgerow serve --tuned`` reads."""
+    searches = {
+        name: TunedSearch(
+            search=fields_of(cell.spec),  # type: ignore[arg-type]
+            accuracy=round(cell.accuracy, 4),
+            accuracy_ci95=[round(end, 4) for end in clustered95(cell.right, cell.questions)],
+            tokens=round(cell.tokens, 1),
+            seconds=round(tuned.seconds[tree_key(cell.spec)], 3),
+            questions=cell.questions,
+        )
+        for name, cell in tuned.choices.items()
+    }
+    return TunedSearches(
+        date=today,
+        data=data,
+        **models_of(settings),
+        auto=searches["auto"],
+        reasoning_effort={name: searches[name] for name in EFFORT_SHARES},
+    )

@@ -1,0 +1,74 @@
+"""What ``hedgerow tune`` is asked for: its grid and its questions. A wrong argument ends it."""
+
+from __future__ import annotations
+
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import get_args
+
+from cli.arguments import WRONG_USE, TaskSplit, fail, numbers, parts, refused, spec_of, task_of
+from cli.custom_dataset import DatasetError, read_dataset
+from cli.grid_search import GridQuestion
+from cli.search_grid import USUAL_POLICIES, USUAL_VOTES, crossed
+from search.spec import AUTO_POLICY, SearchSpec, VoteName
+
+
+def grid_of(
+    policies: str | None,
+    widths: str,
+    votes: str | None,
+    temperatures: str,
+    seeds: str,
+    fields: list[str] | None,
+) -> tuple[list[SearchSpec], list[int]]:
+    """The searches to try, and the seeds."""
+    named = USUAL_POLICIES if policies is None else parts(policies)
+    rules = USUAL_VOTES if votes is None else parts(votes)
+    if AUTO_POLICY in named:
+        fail(f"--policy {AUTO_POLICY}: this is what is to be found; name others", WRONG_USE)
+    for rule in rules:
+        if rule not in get_args(VoteName):
+            fail(f"--vote {rule}: known are {', '.join(get_args(VoteName))}", WRONG_USE)
+    warmths = [_temperature(part) for part in parts(temperatures)]
+    wide, drawn = numbers("width", widths), numbers("seed", seeds)
+    if not (named and rules and warmths and wide and drawn):
+        needed = "--policy, --width, --vote, --temperature, --seed: each needs at least one value"
+        fail(needed, WRONG_USE)
+
+    for text in fields or ():
+        if text.partition("=")[0] in ("vote", "temperature"):
+            fail(f"--set {text}: --vote and --temperature say which are tried", WRONG_USE)
+
+    def make(policy: str, width: int, vote: str, temperature: float) -> SearchSpec:
+        return spec_of(policy, width, None, fields, vote=vote, temperature=temperature)
+
+    return crossed(named, wide, rules, warmths, make), drawn
+
+
+def questions_of(
+    data: Path | None, tasks: str | None, split: TaskSplit, limit: int, seed: int
+) -> tuple[list[GridQuestion], str]:
+    """The questions, those of several tasks in turn, and what they are called."""
+    if (data is None) == (tasks is None):
+        fail("exactly one of --data and --task is needed", WRONG_USE)
+    if data is not None:
+        with refused(DatasetError, "--data "):
+            own = read_dataset(data)
+        return [GridQuestion(own, text) for text in own.questions(limit)], data.name
+    names = parts(tasks or "")
+    if not names:
+        fail("--task: at least one is needed", WRONG_USE)
+    each = -(-limit // len(names))
+    by_task = [
+        [GridQuestion(graded, text) for text in texts]
+        for graded, texts in (task_of(name, split, each, seed) for name in names)
+    ]
+    in_turn = chain.from_iterable(zip_longest(*by_task))
+    return [q for q in in_turn if q is not None][:limit], f"{', '.join(names)} ({split.value})"
+
+
+def _temperature(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        fail(f"--temperature {text}: must be numbers, separated by commas", WRONG_USE)

@@ -1,0 +1,70 @@
+"""Accuracy against tokens, and the Pareto front: ``hedgerow tune --plot``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cli.accuracy_plot import DOTS, LOOKS, STYLE, UNDATED
+
+INCHES = (6.5, 4.2)
+FAINT = 0.25
+
+
+def plot(report: Mapping[str, Any], path: Path) -> None:
+    """Draw what was tried; the suffix gives the format. Raises OSError if it cannot be written.
+
+    A point is a search, with its 95 % interval if it came to the last rung, faint if it was dropped
+    before. A line joins the front; beside its points stand widths and what they were chosen for.
+    """
+    rows: Sequence[dict[str, Any]] = report["rows"]
+    with rc_context(STYLE):
+        figure = Figure(figsize=INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        policies = dict.fromkeys(row["search"]["policy"] for row in rows)
+        for policy, look in zip(policies, cycle(LOOKS), strict=False):
+            _points(axes, [row for row in rows if row["search"]["policy"] == policy], policy, look)
+        front = sorted((row for row in rows if row["front"]), key=lambda row: row["tokens"])
+        axes.plot(*_places(front), color="0.5", linewidth=0.8, zorder=0)
+        for row in front:
+            words = [str(row["search"]["width"]), *row["chosen"]]
+            place = row["tokens"], row["accuracy"]
+            axes.annotate(", ".join(words), place, (5, -9), textcoords="offset points", size=7)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("generated tokens a search")
+        axes.set_ylabel("accuracy, with 95 % intervals")
+        questions = report["rungs"][-1]["questions"]
+        axes.set_title(f"{report['data']}: up to {questions} questions")
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.legend(fontsize=7)
+        figure.savefig(path, dpi=DOTS, metadata=UNDATED.get(path.suffix))
+
+
+def _points(axes: Axes, mine: Sequence[dict[str, Any]], policy: str, look: tuple[Any, ...]) -> None:
+    """One policy's searches."""
+    colour, marker, _ = look
+    last = [row for row in mine if row["last_rung"]]
+    dropped = [row for row in mine if not row["last_rung"]]
+    axes.scatter(*_places(dropped), color=colour, marker=marker, s=12, alpha=FAINT, linewidths=0)
+    ends = [[abs(row["accuracy"] - row["accuracy_ci95"][i]) for row in last] for i in (0, 1)]
+    axes.errorbar(
+        *_places(last),
+        yerr=ends,
+        color=colour,
+        marker=marker,
+        linestyle="none",
+        elinewidth=0.6,
+        label=policy,
+    )
+
+
+def _places(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    return [row["tokens"] for row in rows], [row["accuracy"] for row in rows]

@@ -1,0 +1,168 @@
+"""Runs ``hedgerow tune`` on engines started for it: progress, table and file."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cli.evaluation import shareable, side_by_side
+from cli.grid_search import Grid, GridSearch
+from cli.search_grid import possible
+from cli.tuning import Rung, Tuned, rows_of, tune, tuned_file
+from runtime.profiles import PROFILES
+from search.engine import Capabilities
+from server.assemble import RunningModel, running
+from server.settings import Settings, SettingsError
+from server.tuned import tuned_toml
+
+COLUMNS = ("search", "accuracy (95 %)", "behind the best", "tokens", "seconds", "for")
+NAMED = ("policy", "width", "vote", "temperature")
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRequest:
+    """What is tuned: ``grid``, for ``budget`` tokens.
+
+    ``data``: what the questions are called in the file ``out``; ``kept_in``: where rows are kept;
+    ``engines``: how many, 0 for what suits the models. ``named``: the policies were asked for by
+    name, so that what cannot be tried is an error.
+    """
+
+    grid: Grid
+    budget: int
+    data: str
+    out: Path
+    kept_in: Path
+    engines: int = 0
+    named: bool = False
+
+
+async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) -> dict[str, Any]:
+    """Tune, write the file, print a table unless stdout is for JSON; return what came out.
+
+    Raises SettingsError for what the models cannot do and for a budget that is too small.
+    """
+    console, began = Console(stderr=True), time.monotonic()
+    async with AsyncExitStack() as started:
+        each = [running(own) for own in side_by_side(settings, request.engines)]
+        parts = [await started.enter_async_context(one) for one in each]
+        grid = _grid(request, settings, parts[0].engine.capabilities, console)
+        tuned = await _tuned(request, grid, parts, console)
+    today = datetime.datetime.now().astimezone().date()
+    file = tuned_file(tuned, settings, request.data, today)
+    request.out.write_text(tuned_toml(file), encoding="utf-8")
+    report = {
+        "data": request.data,
+        "budget": request.budget,
+        "tokens": round(tuned.tokens),
+        "grid_tokens": round(tuned.grid_tokens),
+        "seconds": time.monotonic() - began,
+        "rungs": [_rung(rung) for rung in tuned.rungs],
+        "rows": rows_of(tuned, grid.specs, len(grid.seeds)),
+    }
+    if not as_json:
+        Console().print(_table(report))
+        saved = 1 - tuned.tokens / tuned.grid_tokens
+        print(
+            f"{report['tokens']:,} tokens, {saved:.0%} less than the whole grid on "
+            f"{tuned.last.questions} questions; written to {request.out}"
+        )
+    return report
+
+
+async def _tuned(
+    request: TuningRequest, grid: Grid, parts: Sequence[RunningModel], console: Console
+) -> Tuned:
+    """With progress on the console."""
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("searches", total=None)
+
+        def told(rung: Rung) -> None:
+            went = _rung(rung)
+            console.print(
+                f"{rung.questions} questions: {went['searches']} searches of {went['trees']} "
+                f"trees; {went['kept_searches']} of {went['kept_trees']} go on"
+            )
+
+        try:
+            search = GridSearch(
+                grid,
+                [one.engine for one in parts],
+                parts[0].text,
+                request.kept_in,
+                flops=parts[0].flops,
+                done=lambda: progress.advance(bar),
+            )
+            return await tune(search, grid, request.budget, told)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+
+def _grid(request: TuningRequest, settings: Settings, able: Capabilities, console: Console) -> Grid:
+    """What of it the models can do. Raises SettingsError if that is nothing, or if what cannot be
+    done was asked for by name."""
+    specs, refused = possible(request.grid.specs, settings, able)
+    for name, why in refused.items():
+        if request.named or not specs:
+            raise SettingsError(f"{name}: {why}")
+    if refused:
+        console.print(f"left out: {'; '.join(f'{name}: {why}' for name, why in refused.items())}")
+    share = request.grid.share and shareable(settings)
+    return replace(request.grid, specs=specs, share=share, profile=PROFILES[settings.profile])
+
+
+def _rung(rung: Rung) -> dict[str, int]:
+    return {
+        "questions": rung.questions,
+        "searches": len(rung.cells),
+        "trees": rung.trees,
+        "kept_searches": len(rung.kept),
+        "kept_trees": rung.kept_trees,
+    }
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    """The Pareto front and what was chosen, the cheapest first; of votes that are equal on a tree
+    one."""
+    shown: dict[tuple[float, float], dict[str, Any]] = {}
+    for row in report["rows"]:
+        if row["front"] or row["chosen"]:
+            place = row["tokens"], row["accuracy"]
+            if row["chosen"] or place not in shown:
+                shown[place] = row
+    questions = report["rungs"][-1]["questions"]
+    table = Table(*COLUMNS, title=f"{report['data']}, {questions} questions: the Pareto front")
+    for _, row in sorted(shown.items()):
+        table.add_row(
+            name_of(row["search"]),
+            f"{row['accuracy']:.1%} ({_percent(row['accuracy_ci95'])})",
+            _percent(row["behind_best_ci95"] or ()),
+            f"{row['tokens']:,.0f}",
+            f"{row['seconds']:.2f}",
+            ", ".join(row["chosen"]),
+        )
+    return table
+
+
+def _percent(interval: Sequence[float]) -> str:
+    return " to ".join(f"{end:.0%}" for end in interval)
+
+
+def name_of(search: Mapping[str, Any]) -> str:
+    """A search in a few words: policy and width, vote, temperature, and whatever else was set."""
+    words = [
+        f"{search['policy']} {search['width']}",
+        search["vote"],
+        f"T {search['temperature']:g}",
+    ]
+    return ", ".join([*words, *(f"{k} {v}" for k, v in search.items() if k not in NAMED)])
