@@ -1,8 +1,8 @@
 """Which searches of a grid are tried on more questions, and which one is chosen in the end.
 
 Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): all on a few questions, the
-better half of them on twice as many, and so on. Better is meant twice, in accuracy and in tokens:
-what goes on is on the Pareto front or near it. Nothing is run here.
+better of them on twice as many, and so on. Better is meant twice, in accuracy and in tokens: the
+Pareto front goes on, and of what is off it the nearer half. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def tree_key(spec: SearchSpec) -> str:
     """
     scored = max(POLICIES[spec.policy](spec).scores, VOTE_SCORES[vote_name(spec)])
     own = scored is Scores.NONE or spec.consensus is not None
-    return spec.model_dump_json(exclude_none=True, exclude=None if own else {"vote"})
+    told_apart = spec.model_copy(update={"vote": vote_name(spec) if own else None})
+    return told_apart.model_dump_json(exclude_none=True)
 
 
 def first_questions(budget: float, cost: float, most: int) -> int:
@@ -119,8 +120,7 @@ def going_on(cells: Sequence[Cell]) -> list[Cell]:
     """The cells of the next rung, in their order.
 
     None that is beaten; of the trees (which their votes share) those with a cell on the front, and
-    beside these the nearest to it until half of the trees are there. Ties: the cheaper, then the
-    earlier one.
+    of the others the half that is nearer to it, rounded down. Ties: the cheaper, then the earlier.
     """
     on_front, rank = front(cells), {}
     for place, cell in enumerate(cells):
@@ -128,9 +128,8 @@ def going_on(cells: Sequence[Cell]) -> list[Cell]:
         key = tree_key(cell.spec)
         rank[key] = min(rank.get(key, standing), standing)
     kept = {tree_key(cell.spec) for cell in on_front}
-    for key in sorted(rank, key=rank.__getitem__):
-        if len(kept) < math.ceil(len(rank) / 2):
-            kept.add(key)
+    others = sorted(rank.keys() - kept, key=rank.__getitem__)
+    kept.update(others[: len(others) // 2])
     return [c for c in cells if tree_key(c.spec) in kept and not beaten(c, cells)]
 
 

@@ -32,10 +32,12 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
             _points(axes, [row for row in rows if row["search"]["policy"] == policy], policy, look)
         front = sorted((row for row in rows if row["front"]), key=lambda row: row["tokens"])
         axes.plot(*_places(front), color="0.5", linewidth=0.8, zorder=0)
-        for row in front:
-            words = [str(row["search"]["width"]), *row["chosen"]]
+        words: dict[tuple[float, float], list[str]] = {}
+        for row in front:  # of several votes that are equal one stands for all
             place = row["tokens"], row["accuracy"]
-            axes.annotate(", ".join(words), place, (5, -9), textcoords="offset points", size=7)
+            words.setdefault(place, [str(row["search"]["width"])]).extend(row["chosen"])
+        for place, labels in words.items():
+            axes.annotate(", ".join(labels), place, (5, -9), textcoords="offset points", size=7)
         axes.set_xscale("log")
         axes.set_ylim(0, 1)
         axes.set_xlabel("generated tokens a search")
