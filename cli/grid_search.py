@@ -109,15 +109,15 @@ class GridSearch:
 
     async def seconds_alone(self, specs: Iterable[SearchSpec], questions: int) -> dict[str, float]:
         """By tree, the mean seconds of its searches on the first questions, one at a time."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for key in dict.fromkeys(map(tree_key, specs)):
             seed = self._grid.seeds[0]
             rows = [
                 await self._row(self._engines[0], key, seed, i, alone=True)
                 for i in range(min(questions, len(self._grid.questions)))
             ]
-            found[key] = sum(row.seconds for row in rows) / len(rows)
-        return found
+            seconds[key] = sum(row.seconds for row in rows) / len(rows)
+        return seconds
 
     async def _rows(
         self, rooms: asyncio.Queue[Engine], keys: Sequence[str], seed: int, i: int

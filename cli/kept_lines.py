@@ -31,11 +31,12 @@ class KeptLines(Generic[Made]):
                 self._made[row["of"]] = kind.validate_python(row["result"])
 
     def get(self, of: str) -> Made | None:
-        """What was made of it, if the file had it."""
+        """What was made of it, if that is known."""
         return self._made.get(of)
 
     def put(self, of: str, made: Made) -> None:
         """Add a line, at once."""
+        self._made[of] = made
         if self._path is None:
             return
         result = self._kind.dump_python(made, mode="json")

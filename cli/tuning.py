@@ -69,12 +69,12 @@ class Tuned:
 
 
 async def tune(
-    search: GridSearch, grid: Grid, budget: int, told: Callable[[Rung], None] = lambda _: None
+    search: GridSearch, grid: Grid, budget: int, on_rung: Callable[[Rung], None] = lambda _: None
 ) -> Tuned:
     """Try the grid on a few questions, what is left of it on more, until the budget or the
     questions are spent or one tree is left; then choose among those of the last rung.
 
-    ``told`` hears of every rung. Raises ValueError for a budget that is too small.
+    ``on_rung`` hears of every rung. Raises ValueError for a budget that is too small.
     """
     most, seeds, specs = len(grid.questions), len(grid.seeds), list(grid.specs)
     probe = await search.cells(specs, min(LEAST_QUESTIONS, most))
@@ -83,7 +83,7 @@ async def tune(
     while True:
         cells = await search.cells(specs, questions)
         rungs.append(Rung(questions, cells, going_on(cells)))
-        told(rungs[-1])
+        on_rung(rungs[-1])
         specs = [cell.spec for cell in rungs[-1].kept]
         left = budget - tokens_of(rungs) * seeds
         more = next_questions(questions, left, _cost(rungs[-1].kept) * seeds, most)

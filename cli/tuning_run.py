@@ -87,7 +87,7 @@ async def _tuned(
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("searches", total=None)
 
-        def told(rung: Rung) -> None:
+        def show(rung: Rung) -> None:
             went = _rung(rung)
             console.print(
                 f"{rung.questions} questions: {went['searches']} searches of {went['trees']} "
@@ -103,7 +103,7 @@ async def _tuned(
                 flops=parts[0].flops,
                 done=lambda: progress.advance(bar),
             )
-            return await tune(search, grid, request.budget, told)
+            return await tune(search, grid, request.budget, show)
         except ValueError as error:
             raise SettingsError(str(error)) from None
 

@@ -198,6 +198,8 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
         for row in report["rows"]:
             row.pop("seconds")
     assert again == whole
+    rows = [json.loads(line)["of"] for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
+    assert len(rows) == len(set(rows)) == searches
 
 
 def test_without_a_reward_model_chains_alone_are_tried(
