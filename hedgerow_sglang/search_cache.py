@@ -77,6 +77,7 @@ class SearchCache(RadixCache):
     def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
         """The step that a request was for is complete, and cached as far as it is."""
         for block in self.searches.complete_step(note, tokens, namespace):
+            self._held.let_go(block)
             self._find(block, (self.root_node, 0))
         if note.parent is not None:
             self._rank_again(self.searches.chain((note.tree, note.parent)))

@@ -116,7 +116,8 @@ class SearchRegistry:
     def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> list[Block]:
         """The step that a request was for is complete; ``tokens``: from the prompt to its end.
 
-        The blocks that are new by it. None for one whose node or search has died meanwhile.
+        The blocks that are new by it, or longer: a step may be drawn in several requests. None for
+        one whose node or search has died meanwhile.
         """
         search = self._searches.get(note.tree)
         if search is None or note.node is None or note.parent is None:
@@ -134,7 +135,8 @@ class SearchRegistry:
         blocks = self.block_table[note.tree]
         own = max(1, len(tokens) - len(search.paths[above]))
         self.block_table.boundary(note.tree, note.node, above, own)
-        if blocks.alive(note.node) and note.node not in search.paths:
+        known = search.paths.get(note.node, tokens[:0])
+        if blocks.alive(note.node) and len(known) < len(tokens) and tokens[: len(known)] == known:
             self._add(search, note.node, above, tokens, note.turn)
             new.append((note.tree, note.node))
         return new

@@ -139,7 +139,7 @@ async def by_engine(service: Service, body: dict[str, Any]) -> float:
     request = ChatRequest(**body)
     began = time.perf_counter()
     ask = await parse_chat(request, service, service.keys.anybody)
-    await service.runner.complete(ask.tree, replace(ask.completions[0], seconds=60.0))
+    await service.runner.complete(ask.tree, replace(ask.completions[0][0], seconds=60.0))
     return time.perf_counter() - began
 
 

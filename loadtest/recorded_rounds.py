@@ -14,12 +14,11 @@ from typing import Any
 
 from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
 from runtime.engine_wrapper import EngineWrapper
-from runtime.servers.request_costs import RequestCosts
 from runtime.servers.server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from search.engine import Branch, Engine, Hint, Sampling, Step
-from search.tree import ROOT, Finish
+from search.tree import Finish
 
 Path = tuple[int, ...]
 
@@ -33,11 +32,10 @@ def plugged_server() -> Replica:
 
 @dataclass(slots=True)
 class RecordedSearch:
-    """One search's rounds so far; ``costs``: what it holds."""
+    """One search's rounds so far."""
 
     tree: str
     server: Replica = field(default_factory=plugged_server)
-    costs: RequestCosts = field(default_factory=RequestCosts)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     _notes: PluginNotes = field(init=False)
     _fresh: set[Path] = field(default_factory=set)
@@ -48,20 +46,20 @@ class RecordedSearch:
 
     def hint(self, hint: Hint) -> None:
         """A round begins."""
-        self.costs.mark_dead(hint.dead)
         self._notes.take(hint)
 
     def round(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """A round was drawn."""
         self._prompt = min(len(branch.tokens) for branch in branches)
-        held = max(self.costs.held, self._prompt)
         reads = [self._request(path, (), 0, None) for path in self._forks(branches)]
         drawn = sorted(zip(branches, steps, strict=True), key=lambda pair: pair[0].tokens)
         draws = [self._request(b.tokens, s.tokens, b.limit, b.step) for b, s in drawn]
-        self._fresh.clear()
-        for branch, step in zip(branches, steps, strict=True):
-            self._keep(branch, step)
-        self.rounds.append({"held": held, "reads": reads, "draws": draws, "holds": self.costs.held})
+        self._fresh = {
+            (*branch.tokens, *step.tokens)
+            for branch, step in drawn
+            if step.finish is not Finish.END
+        }
+        self.rounds.append({"reads": reads, "draws": draws})
 
     def document(self) -> dict[str, Any]:
         """What a replay needs."""
@@ -78,14 +76,6 @@ class RecordedSearch:
     ) -> list[Any]:
         note = self._notes.on(self.server, self._prompt, about)["custom_params"][NAME]
         return [prefix, step, limit, note]
-
-    def _keep(self, branch: Branch, step: Step) -> None:
-        if branch.parent == ROOT:
-            self.costs.hold(ROOT, branch.tokens, len(branch.tokens))
-        if step.finish is not Finish.END:
-            path = (*branch.tokens, *step.tokens)
-            self._fresh.add(path)
-            self.costs.hold(branch.node, path, len(step.tokens))
 
 
 class RecordingEngine(EngineWrapper):

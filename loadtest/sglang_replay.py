@@ -14,8 +14,8 @@ import asyncio
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +62,7 @@ from hedgerow_sglang.plugin_protocol import NAME, parse_note
 from hedgerow_sglang.search_cache import SearchCache
 from loadtest.least_read import Begun, Drawn, Over, Served, least_read_again
 from runtime.sglang.round_gate import RoundGate
+from search.engine import Branch
 
 MOST_AT_ONCE = 256
 CONTEXT = 4096
@@ -72,6 +73,30 @@ FIRST_RATIO, LEAST_RATIO, RATIO_STEPS = 0.7, 0.7 * 0.14, 600
 RETRACT_STEPS = 20
 TURNS = 12
 """Of the event loop, in which every search has asked for what it asks for next."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """What a request reads, what it draws and may draw at most, and what it says."""
+
+    prefix: Sequence[int]
+    step: Sequence[int]
+    limit: int
+    note: str
+
+    @property
+    def branch(self) -> Branch:
+        """As a search asks for it; by no node in particular."""
+        return Branch(0, 0, tuple(self.prefix), 0, self.limit, 0)
+
+    def begin(self, most: int) -> RecordedRequest:
+        """The request that draws at most so many tokens of it."""
+        return replace(self, step=self.step[:most], limit=min(self.limit, most))
+
+    def go_on(self, most: int) -> RecordedRequest:
+        """The request that draws the rest."""
+        prefix = [*self.prefix, *self.step[:most]]
+        return replace(self, prefix=prefix, step=self.step[most:], limit=self.limit - most)
 
 
 @dataclass(eq=False, slots=True)
@@ -139,15 +164,16 @@ class ReplayedServer:
         if self.evicts:
             self.cache.take_note(parse_note(text))
 
-    async def serve(self, requests: Sequence[Sequence[Any]]) -> None:
+    async def serve(self, draws: Iterable[RecordedRequest]) -> None:
         """A list of requests, until the last is answered."""
         loop = asyncio.get_running_loop()
         futures = []
-        for prefix, step, limit, note in requests:
-            self.note(note)
-            sampling = SamplingParams(max_new_tokens=limit, custom_params={NAME: note})
-            req = Req(f"r{len(self._of)}", "", array("q", prefix), sampling)
-            work = Replayed(req, tuple(step), loop.create_future())
+        for draw in draws:
+            self.note(draw.note)
+            custom = {NAME: draw.note}
+            sampling = SamplingParams(max_new_tokens=draw.limit, custom_params=custom)
+            req = Req(f"r{len(self._of)}", "", array("q", draw.prefix), sampling)
+            work = Replayed(req, tuple(draw.step), loop.create_future())
             self._of[req.rid] = work
             self.waiting.append(req)
             futures.append(work.done)
@@ -175,6 +201,9 @@ class ReplayedServer:
         )
         for req in self.waiting:
             if adder.budget_state() == AddReqResult.OTHER:
+                break
+            if len(adder.can_run_list) >= self.rows.available_size():
+                self._full = True
                 break
             req.init_next_round_input(self.cache)
             result = adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
@@ -288,16 +317,18 @@ async def _search(
 ) -> None:
     tree = recorded["tree"]
     for round_ in recorded["rounds"]:
-        gate.hold(tree, round_["held"])
-        branches: Any = [SimpleNamespace(limit=draw[2]) for draw in round_["draws"]]
+        draws = [RecordedRequest(*draw) for draw in round_["draws"]]
+        branches = [draw.branch for draw in draws]
         begun = server.passes
-        await gate.enter(tree, round_["held"] + gate.expected(branches))
+        await gate.enter(tree, gate.need(branches))
         held.passes += server.passes - begun
+        most = gate.tokens_at_once(branches)
         if round_["reads"]:
-            await server.serve(round_["reads"])
-        await server.serve(round_["draws"])
-        gate.add_steps(sum(len(draw[1]) for draw in round_["draws"]), len(round_["draws"]))
-        gate.hold(tree, round_["holds"])
+            await server.serve(RecordedRequest(*read) for read in round_["reads"])
+        await server.serve(draw.begin(most) for draw in draws)
+        if longer := [draw.go_on(most) for draw in draws if len(draw.step) > most]:
+            await server.serve(longer)
+        gate.drawn(tree, branches, [tuple(draw.step) for draw in draws])
     server.note(recorded["over"])
     gate.leave(tree)
 

@@ -54,11 +54,6 @@ class RequestCosts:
         for path in self._alive.mark_dead(nodes):
             self._held -= self._own.pop(path)
 
-    @property
-    def held(self) -> int:
-        """Tokens of the live steps, prompt included."""
-        return self._held
-
     def knows(self, path: Path) -> bool:
         """Whether a live step ends there."""
         return path in self._alive

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvpolicy.round_admission import may_run
+from kvpolicy.round_admission import may_run, tokens_at_once, tokens_of
 from search.engine import Branch, Step
 
 if TYPE_CHECKING:
     from runtime.sglang.replica import Replica
+
+Path = tuple[int, ...]
 
 FIRST_STEP_TOKENS = 64
 """Of a step, before any has been drawn."""
@@ -28,15 +30,32 @@ class RoundGate:
         """Tokens of the pool; 0 where it is not known, and nothing is held back."""
         self._needs: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        self._drawn = self._steps = 0
+        self._lengths = Counter[int]()
 
-    def expected(self, branches: Sequence[Branch]) -> int:
-        """Tokens that these will draw."""
-        mean = -(-self._drawn // self._steps) if self._steps else FIRST_STEP_TOKENS
-        return sum(min(branch.limit, mean) for branch in branches)
+    def need(self, branches: Sequence[Branch]) -> int:
+        """Tokens of a round: of the paths that it draws from, and those that it will draw."""
+        steps = self._lengths.total()
+        drawn = sum(length * many for length, many in self._lengths.items())
+        mean = -(-drawn // steps) if steps else FIRST_STEP_TOKENS
+        new = sum(min(branch.limit, mean) for branch in branches)
+        return tokens_of(branch.tokens for branch in branches) + new
+
+    def tokens_at_once(self, branches: Sequence[Branch]) -> int:
+        """The most tokens to ask for of each of a round's steps at first."""
+        limit = max(branch.limit for branch in branches)
+        if not self.capacity:
+            return limit
+        return tokens_at_once(
+            self._lengths,
+            draws=len(branches),
+            limit=limit,
+            pool=self.capacity,
+            held=tokens_of(branch.tokens for branch in branches),
+            longest=max(len(branch.tokens) for branch in branches),
+        )
 
     async def enter(self, tree: str, need: int) -> None:
-        """Wait until a round that comes to so many tokens, live ones and new ones, may run."""
+        """Wait until a round that needs so many tokens may run."""
         self._needs[tree] = need
         self._let_in()
         if tree in self._may_run():
@@ -47,15 +66,14 @@ class RoundGate:
         finally:
             del self._waiting[tree]
 
-    def add_steps(self, tokens: int, steps: int) -> None:
-        """A round has been drawn."""
-        self._drawn += tokens
-        self._steps += steps
-
-    def hold(self, tree: str, tokens: int) -> None:
-        """The search holds so many tokens now."""
+    def drawn(self, tree: str, branches: Sequence[Branch], steps: Sequence[Path]) -> None:
+        """A round has been drawn: its search holds that until the next one."""
+        self._lengths.update(map(len, steps))
+        below = defaultdict[Path, set[Path]](set)
+        for branch, step in zip(branches, steps, strict=True):
+            below[branch.tokens].add(step)
         if tree in self._needs:
-            self._needs[tree] = tokens
+            self._needs[tree] = tokens_of(below) + sum(map(tokens_of, below.values()))
             self._let_in()
 
     def leave(self, tree: str) -> None:
@@ -94,15 +112,10 @@ class RoundGates:
         self._at[tree] = gate
         return gate
 
-    def add_steps(self, tree: str, steps: Sequence[Step]) -> None:
+    def drawn(self, tree: str, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """A search's round has been drawn."""
         if tree in self._at:
-            self._at[tree].add_steps(sum(len(step.tokens) for step in steps), len(steps))
-
-    def hold(self, tree: str, tokens: int) -> None:
-        """What a search holds has changed."""
-        if tree in self._at:
-            self._at[tree].hold(tree, tokens)
+            self._at[tree].drawn(tree, branches, [step.tokens for step in steps])
 
     def leave(self, tree: str) -> None:
         """The search is over."""

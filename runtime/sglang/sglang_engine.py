@@ -153,7 +153,6 @@ class SglangEngine:
         search.costs.mark_dead(hint.dead)
         search.notes.take(hint)
         self._sampler.extension.mark_dead(search, hint.dead)
-        self._sampler.gates.hold(tree, search.costs.held)
 
     async def release(self, tree: str) -> Counters:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""

@@ -18,9 +18,11 @@ WHOLE = 1 << 20
 class StepRequest(DrawnStep):
     """A step on its way.
 
-    ``acknowledged``: the server knows that the step is complete, or is not to hear of it.
+    ``at_once``: the most tokens that its first request asks for, 0 for all. ``acknowledged``: the
+    server knows that the step is complete, or is not to hear of it.
     """
 
+    at_once: int = 0
     acknowledged: bool = False
 
     def continue_from(self, early: StepRequest) -> None:
@@ -34,14 +36,15 @@ class StepRequest(DrawnStep):
 
     def body(self, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``note``: more sampling parameters."""
-        sampling = self.sampling
+        sampling, left = self.sampling, self.left
+        most = left if self.tokens or not self.at_once else min(left, self.at_once)
         return {
             "input_ids": list(self.path),
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": top,
             "sampling_params": {
-                "max_new_tokens": self.left,
+                "max_new_tokens": most,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "stop": list(sampling.stop),

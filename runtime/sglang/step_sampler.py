@@ -56,35 +56,46 @@ class StepSampler:
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
         """A step for each branch, in the order asked, when the round's KV has room."""
+        at_once = 0
         if not all((branch.tokens, branch.seed) in search.following for branch in branches):
-            await search.together([self._wait_for_room(search, branches)])
-        requests = await self.sample(search, branches, sampling)
+            (at_once,) = await search.together([self._wait_for_room(search, branches)])
+        requests = await self.sample(search, branches, sampling, at_once)
         search.fresh.clear()
         steps = [self._finish_step(search, request) for request in requests]
         search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
-        self.gates.add_steps(search.tree, steps)
-        self.gates.hold(search.tree, search.costs.held)
+        self.gates.drawn(search.tree, branches, steps)
         return steps
 
-    async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> None:
-        """Until the KV of older searches on this search's server leaves room for the round."""
+    async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> int:
+        """Until the KV of older searches on this search's server leaves room for the round; the
+        most tokens to ask for of each of its steps at first."""
         prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
         gate = self.gates.of(await self.fleet.reach(search.tree, prompt), search.tree)
-        need = max(search.costs.held, len(prompt)) + gate.expected(branches)
         begun = time.monotonic()
-        await gate.enter(search.tree, need)
+        await gate.enter(search.tree, gate.need(branches))
         search.costs.counters.held_back_seconds += time.monotonic() - begun
+        return gate.tokens_at_once(branches)
 
     async def sample(
-        self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
+        self,
+        search: SearchSession,
+        branches: Sequence[Branch],
+        sampling: Sampling,
+        at_once: int = 0,
     ) -> list[StepRequest]:
-        """As ``expand``, the requests themselves; none of them joins the search's paths."""
+        """As ``expand``, the requests themselves; none of them joins the search's paths.
+
+        ``at_once``: the most tokens that a step's first request asks for; 0 for all.
+        """
         if not branches:
             return []
         for branch in branches:
             self._must_fit(branch)
         stops = self._stops_of(sampling.stop)
-        requests = [StepRequest(branch, sampling, stops, self._text.eos) for branch in branches]
+        requests = [
+            StepRequest(branch, sampling, stops, self._text.eos, at_once=at_once)
+            for branch in branches
+        ]
         search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
         await self.extension.resume(search, requests)
         for request in requests:
@@ -206,6 +217,8 @@ class StepSampler:
                 drawn = request.take(answer)
                 if request.finish is not None:
                     self.extension.enqueue(search, request)
+                else:
+                    search.read.add(request.path)
             search.count_step(before, answer, drawn)
 
         bodies: list[dict[str, Any]] = []

@@ -183,8 +183,8 @@ def a_pruned_subtree_goes_at_once(seed: int) -> int:
 
 
 def what_is_held_is_kept_up(seed: int) -> int:
-    """Whatever is drawn, read again, said, locked and evicted: each node is held by the blocks
-    whose own tokens are in it, and each leaf that may go has its turn."""
+    """Whatever is drawn, in one request or two, read again, said, locked and evicted: each node is
+    held by the blocks whose own tokens are in it, and each leaf that may go has its turn."""
     trees = random_trees(seed, page=1 if seed % 3 else 4)
     cache, chance, locked, looks = trees.cache, trees.chance, [], 0
     for turn in range(2, 30):
@@ -197,6 +197,8 @@ def what_is_held_is_kept_up(seed: int) -> int:
             cache.insert(InsertParams(key=RadixKey(path), value=torch.arange(len(path))))
         elif act == 2:
             step = array("q", [100 + chance.randint(1, 30)] * (4 * chance.randint(1, 3)))
+            trees.draw(tree, 100 + turn, node, step[: chance.choice((4, 12))], turn)
+            cache.evict(EvictParams(num_tokens=chance.randint(0, 6)))
             trees.draw(tree, 100 + turn, node, step, turn)
         elif act == 3:
             drawn = {n: chance.random() for t, n in trees.paths if t == tree and n}

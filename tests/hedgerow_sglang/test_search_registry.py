@@ -159,3 +159,16 @@ def test_a_step_that_is_not_scored_yet_stays() -> None:
     assert order(searches) == [1, 3, 2, 0]
     searches.take_note(Note("ash", PROMPT, turn=3, values={3: 0.1}, active=(2,)))
     assert order(searches) == [3, 1, 2, 0]
+
+
+def test_a_step_may_be_drawn_in_several_requests() -> None:
+    """Its block grows with each; what is told once more, or is no longer, says nothing."""
+    searches = grown()
+    note = Note("ash", PROMPT, 3, 2, turn=2)
+    begun, whole = ids(9, 9, 2, 2, 5), ids(9, 9, 2, 2, 5, 6)
+    assert searches.complete_step(note, begun, HERE) == [("ash", 3)]
+    assert searches.complete_step(note, whole, HERE) == [("ash", 3)]
+    assert searches.path(("ash", 3)).tokens == whole
+    for said in (whole, begun, ids(9, 9, 2, 2, 7, 7, 7)):
+        assert searches.complete_step(note, said, HERE) == []
+    assert searches.path(("ash", 3)).tokens == whole

@@ -1,15 +1,19 @@
-"""Which searches may run a round: by hand, and what holds of any."""
+"""Which searches may run a round, and what is asked for at once: by hand, and what holds of any."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpolicy.round_admission import may_run
+from kvpolicy.round_admission import may_run, tokens_at_once, tokens_of
 
 NEEDS = st.lists(st.integers(1, 400), max_size=12)
 CAPACITY = st.integers(1, 1000)
+PATHS = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=8)
+LENGTHS = st.dictionaries(st.integers(1, 40), st.integers(1, 9), min_size=1, max_size=8)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,66 @@ def test_every_search_ends(searches: list[list[int]], capacity: int) -> None:
             if runs:
                 rounds.pop(0)
         left = [rounds for rounds in left if rounds]
+
+
+@pytest.mark.parametrize(
+    ("paths", "tokens"),
+    [
+        ([], 0),
+        ([(1, 2, 3)], 3),
+        ([(1, 2, 3)] * 5, 3),
+        ([(1, 2, 3), (1, 2, 4), (1, 2)], 4),
+        ([(1, 2), (2, 1)], 4),
+    ],
+    ids=["none", "one", "twins", "siblings and their parent", "nothing shared"],
+)
+def test_what_several_begin_with_is_held_once(paths: list[tuple[int, ...]], tokens: int) -> None:
+    """By hand."""
+    assert tokens_of(paths) == tokens
+
+
+@given(PATHS)
+def test_paths_are_held_as_a_tree(paths: list[tuple[int, ...]]) -> None:
+    """A token for each distinct beginning."""
+    beginnings = {path[: end + 1] for path in paths for end in range(len(path))}
+    assert tokens_of(paths) == len(beginnings)
+
+
+@pytest.mark.parametrize(
+    ("pool", "held", "most"),
+    [(420, 90, 9), (420, 400, 32), (33 * 64 + 90, 90, 32), (50, 90, 32)],
+    ids=["steps end early", "the round reads all that there is", "fits whole", "too small"],
+)
+def test_what_is_asked_for_at_once(pool: int, held: int, most: int) -> None:
+    """64 draws of at most 32 tokens from a path of 90; of ten steps nine had 9 tokens, one 14.
+
+    Beside the path there is room for 330: ten draws at 32 (7 waves of 15 passes, 105 in all), 22 at
+    14 (3 of 15: 45), 33 at 9 (2 of 10, and one of 6 for the seven that go on: 26).
+    """
+    lengths = Counter({9: 9, 14: 1})
+    found = tokens_at_once(lengths, draws=64, limit=32, pool=pool, held=held, longest=90)
+    assert found == most
+
+
+def test_before_any_step_was_drawn_all_is_asked_for() -> None:
+    """Nothing says that one is shorter."""
+    assert tokens_at_once({}, draws=64, limit=32, pool=300, held=20, longest=20) == 32
+
+
+@given(LENGTHS, st.integers(1, 70), st.integers(1, 40), CAPACITY, st.data())
+def test_less_is_asked_for_only_where_it_helps(
+    lengths: dict[int, int], draws: int, limit: int, pool: int, data: st.DataObject
+) -> None:
+    """Never more than a step may have; all of it where all draws find room at that; and what is
+    asked for is a length that steps have had, so that none goes on without need."""
+    longest = data.draw(st.integers(1, pool))
+    held = data.draw(st.integers(longest, 2 * pool))
+    sizes = {"draws": draws, "limit": limit, "pool": pool, "held": held, "longest": longest}
+    most = tokens_at_once(lengths, **sizes)
+    assert most == limit or (most in lengths and most < limit)
+    if draws * (limit + 1) <= pool - longest:
+        assert most == limit
+    if most < limit:
+        steps = sum(length * many for length, many in lengths.items())
+        at_once = min(draws, (pool - longest) // (most + 1))
+        assert held + at_once * steps / sum(lengths.values()) <= pool

@@ -89,6 +89,16 @@ def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
     assert (step.tokens, step.finish) == ([0, 1, 1, 1], Finish.LENGTH)
 
 
+@pytest.mark.parametrize(("at_once", "asked"), [(0, 4), (2, 2), (9, 4)])
+def test_a_step_is_asked_for_in_two_requests(at_once: int, asked: int) -> None:
+    """The first one for so many tokens, or all; what goes on for all the rest."""
+    step = drawing(limit=4)
+    step.at_once = at_once
+    assert step.body(2, {})["sampling_params"]["max_new_tokens"] == asked
+    step.take(answer(0))
+    assert step.body(2, {})["sampling_params"]["max_new_tokens"] == 3
+
+
 def test_the_end_token_ends_the_reply() -> None:
     """Wherever it stands."""
     step = drawing()

@@ -18,6 +18,11 @@ def pool(capacity: int) -> RoundGate:
     return gate
 
 
+def branch(path: tuple[int, ...], limit: int) -> Branch:
+    """A draw after a path."""
+    return Branch(0, 0, path, 0, limit, 1)
+
+
 async def waits(task: asyncio.Task[None]) -> bool:
     """Whether a round that was to begin has not."""
     for _ in range(5):
@@ -26,13 +31,13 @@ async def waits(task: asyncio.Task[None]) -> bool:
 
 
 async def test_the_oldest_search_goes_first() -> None:
-    """Two of 200 tokens in a pool of 300: the younger runs when the older one has shrunk, waits
-    again when it has grown, and runs when it is over."""
+    """Two of 200 tokens in a pool of 300: the younger runs when the older one has drawn a round
+    that leaves less, waits again when it has grown, and runs when it is over."""
     gate = pool(300)
     await gate.enter("old", 200)
     young = asyncio.create_task(gate.enter("young", 200))
     assert await waits(young)
-    gate.hold("old", 100)
+    gate.drawn("old", [branch(tuple(range(90)), 8)] * 2, [(91, 92), (91, 93)])
     assert not await waits(young)
     await gate.enter("old", 200)
     young = asyncio.create_task(gate.enter("young", 200))
@@ -60,17 +65,30 @@ async def test_a_search_that_gives_up_waiting_is_forgotten() -> None:
     young.cancel()
     await asyncio.gather(young, return_exceptions=True)
     gate.leave("young")
-    gate.hold("old", 200)
+    gate.drawn("old", [branch(tuple(range(199)), 8)], [(1,)])
     assert not await waits(last)
 
 
-def test_steps_are_expected_to_be_as_long_as_those_before() -> None:
-    """The first ones 64 tokens, and none longer than it may be."""
+def test_a_round_needs_its_paths_and_its_steps() -> None:
+    """Two from a path of two tokens, of which a third's three begin with one: four tokens. Steps
+    are expected to be as long as those before, the first ones 64 tokens, and none longer than it
+    may be."""
     gate = pool(300)
-    branches = [Branch(0, n, (1, 2), n, limit, n + 1) for n, limit in enumerate((256, 8))]
-    assert gate.expected(branches) == 64 + 8
-    gate.add_steps(tokens=25, steps=2)
-    assert gate.expected(branches) == 13 + 8
+    branches = [branch((1, 2), 256), branch((1, 2), 8), branch((1, 3, 4), 8)]
+    assert gate.need(branches) == 4 + 64 + 8 + 8
+    gate.drawn("any", branches[:2], [(5,) * 12, (5,) * 13])
+    assert gate.need(branches) == 4 + 13 + 8 + 8
+
+
+def test_what_is_asked_for_at_once() -> None:
+    """As much as steps have had, where they would not all find room at their limit; all of it where
+    they do or the pool is not known."""
+    branches = [branch((1, 2), 32)] * 64
+    for capacity, most in ((300, 12), (0, 32), (3000, 32)):
+        gate = pool(capacity)
+        assert gate.tokens_at_once(branches) == 32
+        gate.drawn("any", branches[:2], [(5,) * 12] * 2)
+        assert gate.tokens_at_once(branches) == most
 
 
 async def test_a_search_stands_at_one_gate() -> None:
@@ -83,7 +101,8 @@ async def test_a_search_stands_at_one_gate() -> None:
     assert await waits(stays)
     await gates.of(there, "mover").enter("mover", 300)
     assert not await waits(stays)
-    gates.add_steps("mover", [Step((1,), "a", Finish.STEP, 0.0, 0.0)])
-    gates.hold("mover", 10)
+    steps = [Step((1,), "a", Finish.STEP, 0.0, 0.0)]
+    gates.drawn("mover", [branch((1, 2), 8)], steps)
+    gates.drawn("nobody", [branch((1, 2), 8)], steps)
     gates.leave("mover")
     gates.leave("nobody")
