@@ -7,7 +7,6 @@ of a round brings the hint. The steps are those that the recorded engine drew.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from runtime.engine_wrapper import EngineWrapper
 from runtime.servers.server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
+from runtime.sglang.step_request import forked_prefixes
 from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.tree import Finish
 
@@ -51,7 +51,8 @@ class RecordedSearch:
     def round(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """A round was drawn."""
         self._prompt = min(len(branch.tokens) for branch in branches)
-        reads = [self._request(path, (), 0, None) for path in self._forks(branches)]
+        forks = forked_prefixes((branch.tokens for branch in branches), self._fresh)
+        reads = [self._request(path, (), 0, None) for path in forks]
         drawn = sorted(zip(branches, steps, strict=True), key=lambda pair: pair[0].tokens)
         draws = [self._request(b.tokens, s.tokens, b.limit, b.step) for b, s in drawn]
         self._fresh = {
@@ -65,11 +66,6 @@ class RecordedSearch:
         """What a replay needs."""
         over = custom_params(Note(self.tree, self._prompt, over=(self.tree,)))[NAME]
         return {"tree": self.tree, "rounds": self.rounds, "over": over}
-
-    def _forks(self, branches: Sequence[Branch]) -> list[Path]:
-        """As ``StepSampler`` has it: prefixes of several that the last round did not draw."""
-        many = Counter(branch.tokens for branch in branches)
-        return [path for path, forked in many.items() if forked > 1 and path not in self._fresh]
 
     def _request(
         self, prefix: Path, step: Path, limit: int, about: tuple[int, int] | None

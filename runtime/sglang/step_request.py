@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,3 +103,12 @@ class PathRead:
             "top_logprobs_num": 0,
             "sampling_params": {"max_new_tokens": 0, **note},
         }
+
+
+def forked_prefixes(
+    prefixes: Iterable[tuple[int, ...]], fresh: Collection[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Of the prefixes that a round draws from, those of several draws that may not be cached any
+    more: all but what was drawn just before (``fresh``). They are read once, before the round."""
+    many = Counter(prefixes)
+    return [path for path, forked in many.items() if forked > 1 and path not in fresh]

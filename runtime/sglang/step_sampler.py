@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
 from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
-from runtime.sglang.step_request import PathRead, StepRequest
+from runtime.sglang.step_request import PathRead, StepRequest, forked_prefixes
 from runtime.stop_strings import StopStrings, StopStringTables, encode_stops
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step, Trajectory
@@ -178,9 +177,9 @@ class StepSampler:
         self, search: SearchSession, replica: Replica, requests: Sequence[StepRequest]
     ) -> None:
         """A prefix of several that may not be in the cache any more is read once for all."""
-        many = Counter(r.branch.tokens for r in requests if not r.tokens)
+        begins = (request.branch.tokens for request in requests if not request.tokens)
+        forks = forked_prefixes(begins, search.fresh)
         parents = {request.branch.tokens: request.branch.parent for request in requests}
-        forks = [path for path, forked in many.items() if forked > 1 and path not in search.fresh]
         if forks:
             await self._read(search, replica, [PathRead(p, -1, parents[p]) for p in forks])
             search.fresh.update(forks)

@@ -27,7 +27,7 @@ from runtime.sglang.search_session import PluginNotes, RequestCosts
 from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
-from runtime.sglang.step_request import StepRequest
+from runtime.sglang.step_request import StepRequest, forked_prefixes
 from runtime.stop_strings import StopStringTables
 from search.engine import Branch, EngineDown, Hint, Sampling
 from search.tree import ROOT, Finish
@@ -97,6 +97,13 @@ def test_a_step_is_asked_for_in_two_requests(at_once: int, asked: int) -> None:
     assert step.body(2, {})["sampling_params"]["max_new_tokens"] == asked
     step.take(answer(0))
     assert step.body(2, {})["sampling_params"]["max_new_tokens"] == 3
+
+
+def test_a_prefix_of_several_is_read_first() -> None:
+    """Once, unless the round before has drawn it; one that a single draw starts from, never."""
+    prefixes = [(1,), (2,), (1,), (3,), (3,), (1,)]
+    assert forked_prefixes(prefixes, ()) == [(1,), (3,)]
+    assert forked_prefixes(prefixes, {(3,), (2,)}) == [(1,)]
 
 
 def test_the_end_token_ends_the_reply() -> None:

@@ -19,6 +19,7 @@ from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.round_gate import RoundGate
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
@@ -195,6 +196,22 @@ async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
         cost, by_rounds = chains.stats.engine, rounds.stats.engine
         assert cost.decoded_tokens == by_rounds.decoded_tokens == chains.stats.generated_tokens
         assert cost.cached_tokens < by_rounds.cached_tokens
+
+
+async def test_a_step_in_two_requests_is_the_step_in_one(
+    engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where three tokens are asked for at first, and then the rest: the same tree, all of it held,
+    and nothing read again."""
+    whole = await grown(engine, QUESTIONS[1], "two/whole", width=8)
+    monkeypatch.setattr(RoundGate, "tokens_at_once", lambda gate, branches: 3)
+    parts = await grown(engine, QUESTIONS[1], "two/parts", width=8)
+    assert steps_of(parts) == steps_of(whole)
+    assert min(len(node.tokens) for node in whole.tree.nodes[1:]) > 3
+    cost, at_once = parts.stats.engine, whole.stats.engine
+    assert cost.rehydrated_tokens == at_once.rehydrated_tokens == 0
+    assert cost.cached_tokens > at_once.cached_tokens
+    assert cost.kv_tokens_peak == at_once.kv_tokens_peak
 
 
 async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
