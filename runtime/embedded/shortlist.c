@@ -94,7 +94,8 @@ static inline double waiting(uint32_t hash) {
 
 /* The tokens of a draw that may have the highest score with their noise; or, where `all` says so,
  * that may come to what the likeliest one comes to. A token of weight w and -log u waits (-log u) / w,
- * and the one that waits least wins. Returns how many there are, of which ROOM are written at most. */
+ * and the one that waits least wins. Returns how many there are, or more than
+ * ROOM, of which no more are written. */
 static int64_t may_win_one(
     const Draws *c, int64_t draw, int all, int32_t *tokens, uint32_t *token_hashes
 ) {
@@ -106,7 +107,7 @@ static int64_t may_win_one(
     state = turned(state, (words){0} + (uint32_t)c->positions[draw]);
     words likeliest = (words){0} + (uint32_t)c->tokens[draw];
     double least = waiting(finished(turned(state, likeliest))[0]);
-    for (int64_t first = 0; first < vocab; first += TURNS * LANES) {
+    for (int64_t first = 0; first < vocab && count <= ROOM; first += TURNS * LANES) {
         words hashes[TURNS];
         vec weights[TURNS];
         ints near[TURNS], some = {0};
