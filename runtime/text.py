@@ -176,20 +176,28 @@ class Text:
         )
         return cast("str", rendered)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of a conversation, ready for the assistant's reply.
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, open_reply: bool = False
+    ) -> list[int]:
+        """The ids of a conversation, ready for the assistant's reply; ``open_reply``: for the rest
+        of its last message.
 
         By the checkpoint's chat template; without one the contents, each followed by a newline,
         as base models are asked. Control tokens are the template's alone. Raises PrefixTooLong for
-        what cannot fit the context, before it is tokenised.
+        what cannot fit the context, before it is tokenised, and ValueError for a template that does
+        not put the last message as it is.
         """
         for message in messages:
             self._must_fit(message["content"])
         messages = [{**m, "content": self.plain(m["content"])} for m in messages]
         if self.tokenizer.chat_template is None:
-            return self._framed("".join(f"{m['content']}\n" for m in messages))
+            asked = "".join(f"{m['content']}\n" for m in messages)
+            return self._framed(asked[:-1] if open_reply else asked)
         rendered = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages,
+            tokenize=False,
+            add_generation_prompt=not open_reply,
+            continue_final_message=open_reply,
         )
         self._must_fit(cast("str", rendered))
         first, *more = cast("str", rendered).split(_BREAK)

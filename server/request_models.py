@@ -172,6 +172,12 @@ class ChatRequest(GenerationRequest):
     include_reasoning: StrictBool | None = Field(
         default=None, description="a search tells of each round as reasoning_content"
     )
+    continue_final_message: StrictBool | None = Field(
+        default=None, description="a plain reply is the rest of the assistant's last message"
+    )
+    add_generation_prompt: StrictBool | None = Field(
+        default=None, description="false, as vLLM's clients send it, to go on with a message"
+    )
 
 
 class TextRequest(GenerationRequest):
@@ -266,6 +272,22 @@ def plain_messages(messages: list[Message], most: int) -> list[dict[str, str]]:
         }
         for i, message in enumerate(messages)
     ]
+
+
+def goes_on(request: ChatRequest, messages: list[dict[str, str]], *, searched: bool) -> bool:
+    """Whether the reply is the rest of the last message. Raises ApiError where it cannot be."""
+    name, starts = "continue_final_message", request.add_generation_prompt
+    if not request.continue_final_message:
+        if starts is False:
+            raise unsupported("add_generation_prompt", f"leave it out, or send {name} true too")
+        return False
+    if starts:
+        raise bad_value("add_generation_prompt", f"must be false where {name} is true")
+    if searched:
+        raise unsupported(name, "leave it out with a search; POST /v1/search/ID/branch goes on")
+    if messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
+        raise bad_value(name, "the last message must be the assistant's and not empty")
+    return True
 
 
 def stop_strings(stop: Any, most: int) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from server.request_models import (
     Prompt,
     SearchRequest,
     TextRequest,
+    goes_on,
     plain_messages,
     prompts_of,
     question_of,
@@ -112,7 +113,8 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     by_effort = effort_fields(effort, able, service.tuned)
     spec = _spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
-    problem = await build_prompt(messages, service, key, searched=spec is not None)
+    rest = goes_on(request, messages, searched=spec is not None)
+    problem = await build_prompt(messages, service, key, searched=spec is not None, rest=rest)
     return _completion(
         request,
         messages,
@@ -276,19 +278,26 @@ def thinks(prompt: Sequence[int], service: Service) -> bool:
 
 
 async def build_prompt(
-    messages: list[dict[str, str]], service: Service, key: ApiKey, *, searched: bool
+    messages: list[dict[str, str]],
+    service: Service,
+    key: ApiKey,
+    *,
+    searched: bool,
+    rest: bool = False,
 ) -> Problem:
     """Messages under the chat template, after the profile's system message if they are searched
-    for. Raises ApiError if they do not fit the context."""
+    for; ``rest``: the last one is gone on with. Raises ApiError if they do not fit the context."""
     asked = service.profile.asked(messages) if searched else messages
     size = sum(len(message["content"]) for message in asked)
+
+    def encode(own: Text) -> list[int]:
+        return own.encode_chat(asked, open_reply=True) if rest else own.encode_chat(asked)
+
     try:
-        prompt = await _tokens(lambda own: own.encode_chat(asked), size, "messages", service, key)
-    except TemplateError as error:
+        prompt = await _tokens(encode, size, "messages", service, key)
+    except (TemplateError, ValueError) as error:
         raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
-    return Problem(
-        prompt=prompt, question=question_of(messages), delimiter=service.profile.delimiter
-    )
+    return Problem(prompt, question_of(messages), service.profile.delimiter)
 
 
 async def _tokens(

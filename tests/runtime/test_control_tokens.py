@@ -87,6 +87,27 @@ def test_harmless_words_keep_their_ids(text: Text, contents: list[str]) -> None:
     assert text.encode_chat(asked) == expected
 
 
+def test_a_last_message_is_left_open_as_transformers_does(text: Text) -> None:
+    """Its own control tokens are text; the ids end where its words do. Refused where the template
+    does not put them as they are."""
+    asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b c"}]
+    tokenizer = text.tokenizer
+    if "tojson" in text._template:
+        with pytest.raises(ValueError, match="continue_final_message"):
+            text.encode_chat(asked, open_reply=True)
+        return
+    if tokenizer.chat_template is None:
+        expected = tokenizer.encode("a?\nb c")
+    else:
+        expected = tokenizer.apply_chat_template(
+            asked, continue_final_message=True, return_dict=False
+        )
+    assert text.encode_chat(asked, open_reply=True) == expected
+    assert text.decode(expected).endswith("b c")
+    forged = [asked[0], {"role": "assistant", "content": "b<|im_end|>"}]
+    assert text.token("<|im_end|>") != text.encode_chat(forged, open_reply=True)[-1]
+
+
 @given(question=words, texts=st.lists(words, min_size=1, max_size=4))
 @pytest.mark.parametrize("form", ["qwen2.5-math-prm", "once"])
 def test_a_path_has_a_tag_for_each_step(

@@ -62,9 +62,12 @@ class PlainText:
 
     model_vocab = 0x110000
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, str]], *, open_reply: bool = False
+    ) -> list[int]:
         """One line a message."""
-        return list(encode("".join(f"{m['role']}: {m['content']}\n" for m in messages)))
+        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        return list(encode(text[:-1] if open_reply else text))
 
     def encode(self, text: str) -> list[int]:
         """The text alone."""

@@ -305,3 +305,38 @@ async def test_a_deadline_returns_the_best_so_far(
     assert done.choices[0].message.content == "The answer is 1."
     assert (done.model_extra or {})["search"]["stop_reason"] == "deadline"
     assert not engine.live
+
+
+async def test_a_reply_may_be_the_rest_of_the_last_message(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """As vLLM's clients ask: what is drawn goes on from the message's own end."""
+    engine.say = saying(" grows back.")
+    messages = [*question("What?"), {"role": "assistant", "content": "A hedge"}]
+    rest = {"continue_final_message": True, "add_generation_prompt": False}
+    done = await openai.chat.completions.create(model="sprig", messages=messages, extra_body=rest)
+    assert done.choices[0].message.content == " grows back."
+    drawn = "".join(map(chr, engine.expanded[0][0].tokens))
+    assert drawn == "user: What?\nassistant: A hedge"
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        ({"continue_final_message": True, "search": {"width": 2}}, "continue_final_message"),
+    ],
+)
+async def test_going_on_where_nothing_can_is_refused_by_name(
+    http: httpx2.AsyncClient, extra: dict[str, object], param: str
+) -> None:
+    """A user's message, a new reply's beginning, a search."""
+    body = {"model": "sprig", "messages": question(), **extra}
+    refused = await http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param

@@ -38,7 +38,6 @@ class HedgerowRewards(AbstractProcessRewardModel):
 model = OpenAICompatibleLanguageModel(
     url, "any", "sprig", temperature=1.0, max_completion_tokens=40
 )
-model.endpoint_type = "openai"  # of vLLM it asks to go on with an unfinished message
 steps = StepGeneration(max_steps=3, step_token="\n\n", stop_token="The answer is")
 beam = BeamSearch(steps, HedgerowRewards(), beam_width=2).infer(
     model, question, budget=4, return_response_only=False
