@@ -8,9 +8,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
+from cli.custom_dataset import CustomDataset
 from cli.evaluation import Graded, answers_of, item_seed, problem_of, search_for
 from cli.kept_lines import KeptLines
 from cli.shared_samples import SharedSamples
@@ -134,16 +136,28 @@ class GridSearch:
         self, engine: Engine, key: str, run_seed: int, i: int, *, alone: bool = False
     ) -> TreeRow:
         """What is known of a tree, or what it comes to now."""
-        question, votes = self._grid.questions[i], [vote_name(s) for s in self._trees[key]]
-        of = json.dumps(
-            [question.task.name, question.text, run_seed, json.loads(key), votes, alone]
-        )
+        question = self._grid.questions[i]
+        of = json.dumps(self._what(question, key, run_seed) | {"alone": alone})
         known = self._kept.get(of)
         if known is None:
             known = await self._grow(engine, self._trees[key], question, run_seed)
             self._kept.put(of, known)
         self._done()
         return known
+
+    def _what(self, question: GridQuestion, key: str, run_seed: int) -> dict[str, Any]:
+        """All that a row follows from, but the models."""
+        task = question.task
+        return {
+            "task": task.name,
+            "question": question.text,
+            "expected": task.answers[question.text] if isinstance(task, CustomDataset) else None,
+            "answers": self._grid.answers,
+            "profile": self._grid.profile.name,
+            "seed": run_seed,
+            "search": json.loads(key),
+            "votes": [vote_name(spec) for spec in self._trees[key]],
+        }
 
     async def _grow(
         self, engine: Engine, specs: Sequence[SearchSpec], question: GridQuestion, run_seed: int

@@ -55,8 +55,8 @@ def tree_key(spec: SearchSpec) -> str:
     """
     scored = max(POLICIES[spec.policy](spec).scores, VOTE_SCORES[vote_name(spec)])
     own = scored is Scores.NONE or spec.consensus is not None
-    told_apart = spec.model_copy(update={"vote": vote_name(spec) if own else None})
-    return told_apart.model_dump_json(exclude_none=True)
+    distinct = spec.model_copy(update={"vote": vote_name(spec) if own else None})
+    return distinct.model_dump_json(exclude_none=True)
 
 
 def first_questions(budget: float, cost: float, most: int) -> int:

@@ -56,6 +56,23 @@ def test_solve_prints_the_growing_tree_the_reply_and_the_votes() -> None:
     assert "rebase 4, seed 3" in done.stdout
 
 
+def test_auto_is_left_to_the_settings(tmp_path: Path) -> None:
+    """What is run is named: the tuned file's, with its width, unless another is asked for; without
+    a file the policy that suits the models."""
+    tuned = tmp_path / "tuned.toml"
+    tuned.write_text('[auto.search]\npolicy = "dora"\nwidth = 3\n')
+    solve = ["solve", "?", "--policy", "auto", "--seed", "3", "--json"]
+    for words, run_by in (
+        (["--tuned", str(tuned)], ("dora", 3)),
+        (["--tuned", str(tuned), "--width", "2"], ("dora", 2)),
+        ([], ("adaptive", 16)),
+    ):
+        document = json.loads(run(*solve, *words).stdout)
+        assert (document["policy"], document["width"]) == run_by
+    done = run("eval", "--task", "game24", "--limit", "1", "--policy", "auto,beam", "--json")
+    assert [r["policy"] for r in json.loads(done.stdout)["rows"]] == ["adaptive", "beam"]
+
+
 def test_json_stands_alone_on_stdout() -> None:
     """One document; the progress is on stderr."""
     done = run(*SOLVE, "--json")

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from cli.custom_dataset import CustomDataset
 from cli.grid_search import Grid, GridQuestion, GridSearch
 from cli.successive_halving import Cell, tree_key
 from search.engine import EngineDown
@@ -95,6 +96,18 @@ async def test_rows_of_other_votes_seeds_and_questions_are_searched(tmp_path: Pa
         engine = ScriptedEngine()
         await cells(other, engine, count, path)
         assert engine.expanded
+
+
+async def test_rows_of_other_answers_are_searched(tmp_path: Path) -> None:
+    """Whoever mends an answer in his file is not told what the wrong one came to."""
+    engine = ScriptedEngine(say=lambda b: "The answer is 7.")
+    path = tmp_path / "kept.jsonl"
+    for answer, right in (("8", False), ("7", True), ("8", False)):
+        task = CustomDataset("numbers", {"?": answer})
+        wanted = Grid([spec("rebase")], [GridQuestion(task, "?")], (0,))
+        (cell,) = await cells(wanted, engine, 1, path)
+        assert cell.right == (right,)
+    assert len(engine.released) == 2
 
 
 async def test_sharing_and_engines_change_no_cell() -> None:

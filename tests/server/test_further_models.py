@@ -114,8 +114,11 @@ def test_what_was_fitted_to_one_model_is_not_another_ones(tmp_path: Path) -> Non
         f'[same]\nkv_tokens = 4096\n[other]\npolicy_model = "{SPRIG_FOLDER / "draft"}"\n'
         f'[own]\npolicy_model = "{SPRIG_FOLDER / "draft"}"\nkv_theta = "{theta}"\n'
     )
-    found = further_models(Settings(models_file=path, kv_theta=theta))
+    tuned = tmp_path / "tuned.toml"
+    tuned.write_text("")
+    found = further_models(Settings(models_file=path, kv_theta=theta, tuned=tuned))
     assert [own.kv_theta for own in found] == [theta, None, theta]
+    assert [own.tuned for own in found] == [tuned, None, None]
 
 
 @pytest.mark.parametrize(
