@@ -287,6 +287,7 @@ class OpenaiEngine:
             fingerprint=self._fingerprint(),
             score_tokens=self._overhead(),
             outcome=self._form.outcome,
+            likelihood=isinstance(self._scorer, LikelihoodScorer),
         )
 
     def _make_scorer(self) -> Scorer:
