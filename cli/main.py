@@ -38,6 +38,7 @@ from cli.arguments import (
     tell,
     tree_log_at,
 )
+from cli.config_commands import config
 from server.settings import SettingsError
 
 app = typer.Typer(
@@ -48,7 +49,6 @@ app = typer.Typer(
     help="Test-time search behind OpenAI's API: trees of reasoning steps, scored and voted.",
 )
 
-config = typer.Typer(no_args_is_help=True, help="The settings a server would be started with.")
 app.add_typer(config, name="config")
 
 
@@ -370,38 +370,6 @@ def check_model(
         show(report, Console())
     if report["refused"]:
         raise typer.Exit(WRONG_USE)
-
-
-@config.command()
-def check(as_json: Json = False) -> None:
-    """Say what a server would be started with; exit 2 with one clear line if it could not be."""
-    from cli.config_check import check as run
-
-    settings = settings_of({})
-    with refused(SettingsError):
-        report = run(settings)
-    if as_json:
-        print(json.dumps(report))
-        return
-    for name, value in report["settings"].items():
-        print(f"{name} = {value}")
-    print(f"keys: {', '.join(report['keys'])}")
-
-
-@config.command()
-def table() -> None:
-    """Every setting with its option, default and meaning, as the table of docs/settings.md."""
-    from cli.config_check import settings_table
-
-    print(settings_table(), end="")
-
-
-@config.command(name="models")
-def known_models() -> None:
-    """Every public model that is known by name, as the tables of docs/models.md."""
-    from cli.models_table import models_table
-
-    print(models_table(), end="")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
 from runtime.engine_wrapper import EngineWrapper
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from runtime.sglang.step_request import forked_prefixes

@@ -7,7 +7,7 @@ from typing import Literal
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.openai.openai_options import EmbedderName, OpenaiOptions, ServedModel
 from runtime.reward_format import reward_format
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from server.service import own_version
 from server.setting_types import headers_of
 from server.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.servers.server import Server, ServerTimes
+from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
 from runtime.servers.waiting import reason_of, speaks_otherwise
 from search.engine import EngineDown
@@ -21,7 +21,7 @@ MODELS = "/v1/models"
 CONFIG = "vllm:cache_config"
 
 
-class CompletionServer(Server):
+class CompletionServer(RemoteServer):
     """A server, asked under ``/v1`` of its URL.
 
     ``model``: its name there; ``context``: most tokens, 0 where it does not say; ``block``: so many

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
-from runtime.servers.server import ServerTimes, check_url
+from runtime.servers.remote_server import ServerTimes, check_url
 
 EmbedderName = Literal["lexical", "encoder", "endpoint"]
 

@@ -41,7 +41,7 @@ class PathsRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class VerdictLogprobs:
     """A causal model's log-probabilities of its two verdicts, by completions."""
 
     paths: Paths
@@ -128,7 +128,7 @@ def reward_request(form: RewardFormat, text: Text, policy: Text) -> PathsRequest
     """
     paths = paths_of(form, text, policy)
     if form.reads == "softmax":
-        return Verdicts(paths, Softmax.of(form, text), text.pieces)
+        return VerdictLogprobs(paths, Softmax.of(form, text), text.pieces)
     if form.reads_hidden:
         return PooledOutputs(paths, form)
     raise RewardMissing(

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
+from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
-from runtime.servers.server import Server
 from runtime.servers.server_errors import ReplicaLost, WrongServer
 from runtime.servers.waiting import report_while
 from search.engine import EngineDown
 
-S = TypeVar("S", bound=Server)
+S = TypeVar("S", bound=RemoteServer)
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Fleet(Generic[S]):
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
 
-async def wait_for(replica: Server, what: str, seconds: float) -> None:
+async def wait_for(replica: RemoteServer, what: str, seconds: float) -> None:
     """Until a server is ready and says that it is the one to be; ``what`` it is for is said.
 
     Raises ValueError at once for another server than is needed, EngineDown after ``seconds``.

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from hedgerow_sglang.plugin_protocol import ABLE, Note, custom_params, plugin_counts
+from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.routing import unsigned
-from runtime.servers.server import Server, ServerTimes
 from runtime.servers.server_errors import FULL, KEY_NEEDED, NOT_FOUND, ReplicaLost, WrongServer
 from runtime.servers.waiting import reason_of, speaks_otherwise
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo, changes
@@ -33,7 +33,7 @@ class NotSglang(EngineDown, WrongServer):
         super().__init__(f"{message}; name the servers, not a router")
 
 
-class Replica(Server):
+class Replica(RemoteServer):
     """A server.
 
     ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed; ``ranks``:

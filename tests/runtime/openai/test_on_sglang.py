@@ -12,7 +12,7 @@ from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
 from search.engine import Branch, Sampling, Step
 from search.tree import Finish

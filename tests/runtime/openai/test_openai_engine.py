@@ -21,7 +21,7 @@ from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.servers import liveness
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import (

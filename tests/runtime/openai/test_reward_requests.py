@@ -7,7 +7,12 @@ import math
 import pytest
 
 from models.bundled import SPRIG_FOLDER
-from runtime.openai.reward_requests import PooledOutputs, Verdicts, reward_request, trial_path
+from runtime.openai.reward_requests import (
+    PooledOutputs,
+    VerdictLogprobs,
+    reward_request,
+    trial_path,
+)
 from runtime.openai.server_dialect import cached_tokens, token_ids, top_logprobs
 from runtime.openai.server_load import ServerLoad, parse_load
 from runtime.reward_format import REWARD_FORMATS
@@ -21,9 +26,9 @@ QWEN = REWARD_FORMATS["qwen2.5-math-prm"]
 SKYWORK = REWARD_FORMATS["skywork"]
 
 
-def verdicts() -> Verdicts:
+def verdicts() -> VerdictLogprobs:
     made = reward_request(FORM, TEXT, Text(SPRIG_FOLDER / "policy"))
-    assert isinstance(made, Verdicts)
+    assert isinstance(made, VerdictLogprobs)
     return made
 
 

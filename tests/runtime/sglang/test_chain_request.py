@@ -13,7 +13,7 @@ from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import CHAIN, ENDS, StepEnds
 from loadtest.hostile.sglang_stub import INFO, MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.chain_request import (
     ChainLengths,
     chain_body,

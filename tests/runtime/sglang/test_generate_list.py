@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
 from runtime.sglang.generate_list import as_list, generate_list
 from runtime.sglang.plugin_notes import PluginNotes

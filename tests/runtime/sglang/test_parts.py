@@ -19,7 +19,7 @@ from hedgerow_sglang.plugin_protocol import REWARD_MODELS
 from models.bundled import SPRIG_FOLDER
 from runtime.servers.drawn_step import entropy
 from runtime.servers.fleet import Fleet, rendezvous
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.replica import Replica

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from search.engine import Hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
 from runtime.sglang.round_gate import RoundGate, RoundGates
 from search.engine import Branch, Step

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.servers import waiting
 from runtime.servers.fleet import Fleet
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
 from runtime.servers.waiting import full_waits
 from runtime.sglang.replica import Replica

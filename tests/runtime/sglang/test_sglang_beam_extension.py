@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from runtime.servers.fleet import Fleet
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_beam_extension import (

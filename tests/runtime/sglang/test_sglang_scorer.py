@@ -12,7 +12,7 @@ from runtime.accounting import no_flops
 from runtime.reward_format import PolicyIds
 from runtime.reward_reader import Softmax
 from runtime.servers.fleet import Fleet
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest

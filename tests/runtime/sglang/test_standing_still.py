@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.servers.server import ServerTimes
+from runtime.servers.remote_server import ServerTimes
 from runtime.sglang import sglang_engine
 from runtime.sglang.replica import Replica
 from runtime.sglang.sglang_engine import SglangEngine

@@ -32,7 +32,7 @@ class ServerTimes:
     stall: float = 30.0
 
 
-class Server(Liveness):
+class RemoteServer(Liveness):
     """Requests to one server, and looks at its health at ``health``."""
 
     health = "/health"
