@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,13 @@ class Continuation:
         """For the response; ``path`` is enough to go on from its own nodes."""
         path = {"steps": [list(step) for step in self.steps], "texts": list(self.texts)}
         return {"search": self.search, "node": self.node, "text": self.text, "path": path}
+
+
+def read_continuation(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
+    """A kept search's document, parsed, and its node to go on from. Raises as
+    ``continuation_at``."""
+    kept = json.loads(document)
+    return kept, continuation_at(kept, node)
 
 
 def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:

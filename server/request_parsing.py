@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
@@ -22,7 +21,7 @@ from search.spec import RequestedSearch, SearchSpec
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
 from server.auto_policy import auto_fields, effort_fields, without_auto
-from server.continuation import Continuation, continuation_at
+from server.continuation import Continuation, read_continuation
 from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
 from server.model_names import resolve_model
 from server.plain_completion import PlainCompletion
@@ -172,7 +171,7 @@ async def parse_branch(
 ) -> ParsedRequest:
     """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
     async with service.reading:  # a document may have megabytes
-        kept, continuation = await asyncio.to_thread(_read, document, request.node)
+        kept, continuation = await asyncio.to_thread(read_continuation, document, request.node)
     service = service.serving(kept["model"])
     context = service.runner.engine.capabilities.context_tokens
     if len(continuation.tokens) >= context:
@@ -192,11 +191,6 @@ async def parse_branch(
         continuation=continuation,
         in_reasoning=thinks(continuation.prompt, service),
     )
-
-
-def _read(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
-    kept = json.loads(document)
-    return kept, continuation_at(kept, node)
 
 
 def _completion(
