@@ -34,9 +34,9 @@ from search.stats import SearchStats
 from search.tree import combined_digest
 from search.tree_json import to_json
 from server.assemble import running
-from server.auto_policy import tuned_searches, what_is_run
 from server.limits import context_for
 from server.reply_text import Answers, answers_to
+from server.search_names import tuned_searches, what_is_run
 from server.settings import Settings
 from server.tree_log import TreeLog
 

@@ -10,8 +10,8 @@ from search.policies.policy import EmbeddingPolicy
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, VoteName
 from search.vote import vote_name
-from server.auto_policy import judged
 from server.limits import needs_rewards
+from server.search_names import judged
 from server.settings import Settings
 
 USUAL_POLICIES: Sequence[PolicyName] = (

@@ -2,7 +2,7 @@
 
 The value of a node is the mean return of the finished trajectories at and below it, each counted
 once, and the advantage of a step its value less its parent's: the local advantage of TreeRL
-(arXiv 2506.11902, section 3). A step's parent has the mean of its children's trajectories, so the
+(arXiv 2506.11902). A step's parent has the mean of its children's trajectories, so the
 step is compared with its siblings, itself among them. Along a trajectory the advantages add up to
 its return less the root's value.
 """

@@ -94,15 +94,15 @@ async def _work(
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
     if parsed.spec is None:
         return CompletedReply(parsed, await _draw(parsed, service, slot, tell))
-    progress = Progress()
-    if parsed.include_reasoning:
+    progress = Progress() if parsed.include_reasoning else None
+    if progress is not None:
         listen = _rounds(progress, tell)
     else:
         listen = (lambda _: None) if tell is None else _certain(parsed, parsed.spec, tell)
     outcome = await search_in_turn(parsed, service, slot, listen)
     if service.trees.wanted:
         await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    return CompletedReply(parsed, outcome, progress.text)
+    return CompletedReply(parsed, outcome, progress.text if progress else "")
 
 
 async def _draw(

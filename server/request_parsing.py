@@ -20,10 +20,8 @@ from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
 from search.spec import RequestedSearch, SearchSpec
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
-from server.auto_policy import auto_fields, effort_fields, without_auto
 from server.continuation import Continuation, read_continuation
 from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
-from server.model_names import resolve_model
 from server.plain_completion import PlainCompletion
 from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
@@ -41,6 +39,7 @@ from server.request_models import (
     refuse_unsupported,
     stop_strings,
 )
+from server.search_names import auto_fields, effort_fields, resolve_model, without_auto
 from server.service import Service
 from server.settings import Settings
 from server.unsupported_parameters import CHAT, TEXT
@@ -351,10 +350,13 @@ def _joined(
 ) -> SearchSpec:
     """What is asked, and ``others`` where it says nothing; ``auto`` is what it stands for, no wider
     than the key allows. Raises ValidationError if they do not fit."""
-    able = service.runner.engine.capabilities
-    auto = lowered(auto_fields(service.settings, able, service.tuned), key)
+
+    def auto() -> dict[str, Any]:
+        able = service.runner.engine.capabilities
+        return lowered(auto_fields(service.settings, able, service.tuned), key)
+
     own = without_auto(asked.model_dump(exclude_unset=True), auto)
-    return SearchSpec(**(without_auto(others, {} if "policy" in own else auto) | own))
+    return SearchSpec(**(without_auto(others, dict if "policy" in own else auto) | own))
 
 
 def _settled(

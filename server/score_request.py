@@ -19,7 +19,6 @@ from search.controller import Problem
 from search.engine import PrefixTooLong
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
-from server.model_names import resolve_model
 from server.request_models import (
     Count,
     Message,
@@ -31,6 +30,7 @@ from server.request_models import (
 )
 from server.request_parsing import build_prompt
 from server.scoring import ReplySteps
+from server.search_names import resolve_model
 from server.service import Service
 from server.unsupported_parameters import SCORE
 

@@ -18,12 +18,12 @@ from runtime.text import Text
 from search.engine import Engine
 from server.admission import Admission
 from server.api_keys import ApiKeys
-from server.auto_policy import tuned_searches
 from server.kept_searches import SearchStore
 from server.limits import Quotas, TypicalCost
 from server.prometheus_metrics import Metrics
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
+from server.search_names import tuned_searches
 from server.search_runner import SearchRunner
 from server.settings import Settings
 from server.tree_log import TreeLog

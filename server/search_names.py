@@ -1,14 +1,16 @@
-"""What stands for policy ``auto`` and for ``reasoning_effort`` where a search is asked for."""
+"""Names that stand for searches: a model's aliases, policy ``auto`` and ``reasoning_effort``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from search.engine import Capabilities
-from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
+from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
 from search.spec import AUTO_POLICY, PolicyName, SearchSpec
+from server.api_errors import ApiError, echo
 from server.limits import needs_rewards
 from server.model_settings import served_name
 from server.request_models import Effort
@@ -21,6 +23,36 @@ log = logging.getLogger("hedgerow")
 EFFORT_POLICY: PolicyName = "ets"
 """The policy behind ``reasoning_effort``: the one place to change it."""
 EFFORT_WIDTH = {"low": 4, "medium": 16, "high": 64, "xhigh": 256}
+LISTED_WIDTHS = (4, 16, 64)
+
+
+def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
+    """What an alias such as ``sprig:rebase-16`` asks of a search; {} for the model's own name.
+
+    Raises ApiError when there is no such model.
+    """
+    if name == settings.model:
+        return {}
+    if name == f"{settings.model}:{AUTO_POLICY}":
+        return {"policy": AUTO_POLICY}
+    policies = "|".join((*get_args(PolicyName), AUTO_POLICY))
+    alias = re.fullmatch(rf"{re.escape(settings.model)}:({policies})-([1-9]\d{{0,5}})", name)
+    if alias is None or int(alias[2]) > settings.max_width:
+        names = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
+        message = f"model: {echo(name)} does not exist; this server has {names}"
+        raise ApiError(404, "model_not_found", message, param="model")
+    return {"policy": alias[1], "width": int(alias[2])}
+
+
+def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
+    """The model and the aliases worth listing; ``outcome``: of its reward model."""
+    aliases = [
+        f"{settings.model}:{policy}-{width}"
+        for policy in (outcome_policies() if outcome else get_args(PolicyName))
+        for width in LISTED_WIDTHS
+        if width <= settings.max_width
+    ]
+    return [settings.model, f"{settings.model}:{AUTO_POLICY}", *aliases]
 
 
 def models_of(settings: Settings) -> dict[str, str | None]:
@@ -84,16 +116,17 @@ def effort_fields(
     return {"policy": policy, "width": EFFORT_WIDTH[effort]}
 
 
-def without_auto(asked: Mapping[str, Any], auto: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a search with ``auto`` in place of a policy of that name; what is asked wins."""
+def without_auto(asked: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of a search with those of ``auto`` in place of a policy of that name; what is asked
+    wins."""
     if asked.get("policy") != AUTO_POLICY:
         return dict(asked)
-    return {**auto, **{name: value for name, value in asked.items() if name != "policy"}}
+    return {**auto(), **{name: value for name, value in asked.items() if name != "policy"}}
 
 
 def what_is_run(
     asked: SearchSpec, settings: Settings, able: Capabilities, tuned: TunedSearches | None
 ) -> SearchSpec:
     """The search that is asked for, by a policy's own name."""
-    auto = auto_fields(settings, able, tuned)
-    return SearchSpec(**without_auto(asked.model_dump(exclude_unset=True), auto))
+    fields = asked.model_dump(exclude_unset=True)
+    return SearchSpec(**without_auto(fields, lambda: auto_fields(settings, able, tuned)))
