@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from models.tasks import TASKS
-from models.train import checkpoint
+from models.tasks.task import STEP_BREAK
+from models.train import block_walks, checkpoint, number_walks
 from models.train.batches import IGNORED, MicroBatch, Row, load_tokenizer
-from models.train.labelled import Labelled
+from models.train.labelled import Labelled, label
 from models.train.network import decoder_layers, read_out, streams
 from models.train.prm_data import load_samples
 from models.train.renaming import renamed
@@ -28,7 +29,7 @@ from models.train.rows import learnt_row, sign_ids
 from models.train.run import TrainingRun, arguments
 from models.train.slips import slipped_drill
 from models.train.taught import lesson
-from models.train.tokenizer import TAG
+from models.train.tokenizer import END, TAG
 
 SEED = 31
 ROWS_A_STEP = 64
@@ -46,7 +47,8 @@ class RewardPhase(NamedTuple):
 
     `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
     step has and `drill` the weight of a label there, `taught` how many derivations of its own,
-    `tasks` whose replies are learnt, each time that they are named.
+    `tasks` whose replies are learnt, each time that they are named; `walks` how many walks of
+    number puzzles and blocks worlds.
     """
 
     minutes: float
@@ -57,6 +59,7 @@ class RewardPhase(NamedTuple):
     drill: float
     taught: int
     tasks: tuple[str, ...]
+    walks: int = 0
 
 
 PHASES = {
@@ -66,6 +69,12 @@ PHASES = {
     "settle": RewardPhase(25, "prm", 0.6, 10.0, 40, 5.0, 20, tuple(TASKS)),
     "number": RewardPhase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
     "follow": RewardPhase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
+    "walk": RewardPhase(45, "prm", 0.5, 10.0, 8, 5.0, 16, tuple(TASKS), 80),
+}
+WALKS = {
+    "game24": number_walks.walk,
+    "countdown": number_walks.walk,
+    "blocksworld": block_walks.walk,
 }
 
 
@@ -118,6 +127,14 @@ def sign_losses(
     return losses * weights
 
 
+def walked(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Labelled:
+    """A walk on a new train question."""
+    task = TASKS[rng.choice(sorted(WALKS))]
+    question = task.lesson(rng)[0]
+    reply = STEP_BREAK.join(WALKS[task.name](question, rng)) + END
+    return label(tokenizer, task, question, tokenizer.encode(reply))
+
+
 def main() -> None:
     """Train or resume a phase."""
     parser = arguments(__doc__, 0)
@@ -138,6 +155,7 @@ def main() -> None:
     def draw(rng: random.Random, step: int) -> list[Row]:
         told = replies(step)
         told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
+        told += [walked(tokenizer, rng) for _ in range(phase.walks // options.world)]
         rows = [learnt_row(tokenizer, row) for row in told]
         rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
         return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]

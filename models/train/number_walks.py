@@ -1,0 +1,127 @@
+"""Number puzzles worked on as a search does: good steps, dead ends and near misses.
+
+Endless and exactly labelled. A near miss is what a policy writes that wants a sum to come out: a
+result off by a little, a remainder dropped, a number used twice or left out of the rest; half of
+them leave numbers that would make the target. What follows goes on as if it were right.
+"""
+
+import random
+
+from models.tasks.number_puzzle import (
+    Move,
+    Numbers,
+    derivation,
+    moves,
+    parse_question,
+    plainness,
+    reachable,
+    step_text,
+)
+
+GOOD_SHARE, LEGAL_SHARE = 0.77, 0.12
+"""Of the steps up to the first illegal one; the others are near misses."""
+AFTER_FAULT_SHARE = 0.8
+"""Of the steps behind a near miss: so many make for the target where it is within reach."""
+TEMPTING_SHARE = 0.5
+"""Of the wrong results: those after which the target could still be reached."""
+ANY_SHARE = 0.4
+"""Of those, late in a puzzle: so many may be any number, however far off."""
+MOST = 199
+"""Larger numbers are no single tokens, and seldom written."""
+
+
+def walk(question: str, rng: random.Random) -> list[str]:
+    """The steps of one walk, its answer line included. Raises ValueError for no number puzzle."""
+    parsed = parse_question(question)
+    if parsed is None:
+        raise ValueError(f"not a number puzzle: {question!r}")
+    numbers, target = parsed
+    steps: list[str] = []
+    faulty = False
+    while len(numbers) > 1:
+        kind = rng.random()
+        if faulty:
+            move, text = _towards(numbers, target, rng, AFTER_FAULT_SHARE), ""
+        elif kind < GOOD_SHARE + LEGAL_SHARE:
+            move, text = _towards(numbers, target, rng, float(kind < GOOD_SHARE)), ""
+        else:
+            faulty = True
+            move, text = near_miss(numbers, target, rng)
+        steps.append(text or step_text(move))
+        numbers = move.left
+    return [*steps, *derivation([], target)]
+
+
+def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) -> Move:
+    """A legal step; in ``share`` of the cases one that keeps the target within reach, if any."""
+    legal = [move for move in moves(numbers) if move.result <= MOST] or list(moves(numbers))
+    good = [move for move in legal if reachable(move.left, target)] if rng.random() < share else []
+    chosen = good or legal
+    return rng.choices(chosen, [plainness(move) for move in chosen])[0]
+
+
+def near_miss(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+    """An illegal step, as what it claims to be, and its text."""
+    wrong = rng.choice((_wrong_result, _wrong_result, _wrong_operand, _wrong_rest))
+    return wrong(numbers, target, rng)
+
+
+def _wrong_result(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+    """An equation that does not hold: off by a little, a digit, an operator or a remainder."""
+    i, j = rng.sample(range(len(numbers)), 2)
+    a, b = numbers[i], numbers[j]
+    rest = [number for k, number in enumerate(numbers) if k not in (i, j)]
+    op = rng.choice("+-*//")
+    if op == "-" and a < b and rng.random() < 0.7:
+        a, b = b, a
+    if op == "/" and a < b and rng.random() < 0.7:
+        a, b = b, a
+    true = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else -1}[op]
+    near = {int(true) + off for off in (-10, -3, -2, -1, 0, 1, 2, 3, 10)}
+    near |= {a + b, abs(a - b), a * b, int(str(int(abs(true)))[::-1])}
+    near |= {a // b, -(-a // b)} if b else set()
+    claims = [one for one in sorted(near) if 0 <= one <= MOST and one != true]
+    claim = rng.choice(claims)
+    if rng.random() < TEMPTING_SHARE:
+        if len(rest) < 3 and rng.random() < ANY_SHARE:
+            claims = [one for one in range(MOST + 1) if one != true]
+        tempting = [one for one in claims if reachable(tuple(sorted((*rest, one))), target)]
+        claim = rng.choice(tempting or [claim])
+    move = Move(a, op, b, claim, tuple(sorted((*rest, claim))))
+    return move, step_text(move)
+
+
+def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+    """A number that is not there, or is there once and used twice."""
+    one = rng.choice(numbers)
+    others = [n for n in range(1, 14) if n not in numbers]
+    strange = one if numbers.count(one) == 1 and rng.random() < 0.5 else rng.choice(others)
+    rest = list(numbers)
+    rest.remove(one)
+    if len(rest) > 1 and rng.random() < 0.5:
+        rest.pop(rng.randrange(len(rest)))
+    legal = [move for move in moves(tuple(sorted((one, strange)))) if move.result <= MOST]
+    tempting = [m for m in legal if reachable(tuple(sorted((*rest, m.result))), target)]
+    made = rng.choice(tempting or legal)
+    move = made._replace(left=tuple(sorted((*rest, made.result))))
+    return move, step_text(move)
+
+
+def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+    """A right equation with the wrong numbers left: one lost, told twice, or changed."""
+    made = _towards(numbers, target, rng, 0.5)
+    left = list(made.left)
+    place = rng.randrange(len(left))
+    match rng.choice(("lost", "twice", "changed", "kept")):
+        case "lost" if len(left) > 1:
+            left.pop(place)
+        case "twice":
+            left.append(left[place])
+        case "kept":
+            left.append(made.a)
+        case _:
+            left[place] = max(0, left[place] + rng.choice((-2, -1, 1, 2)))
+    if tuple(sorted(left)) == made.left:
+        left.append(made.b)
+    move = made._replace(left=tuple(sorted(left)))
+    return move, step_text(move)

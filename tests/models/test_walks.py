@@ -1,0 +1,90 @@
+"""Walks through puzzles: what the reward model learns without sampling."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.tasks import TASKS
+from models.tasks.blocksworld import Puzzle, State, ask, distance, moves
+from models.tasks.number_puzzle import replay_step
+from models.tasks.task import STEP_BREAK
+from models.train import block_walks, number_walks
+from models.train.batches import load_tokenizer
+from models.train.prm import WALKS, walked
+
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["game24", "countdown"]))
+def test_a_near_miss_is_illegal_whatever_it_claims(seed: int, name: str) -> None:
+    """So its label is wrong by the rules alone, the target within reach or not."""
+    rng = random.Random(seed)
+    question = TASKS[name].lesson(rng)[0]
+    numbers = tuple(map(int, question.removeprefix("Use ").split(" to ")[0].split()))
+    move, text = number_walks.near_miss(numbers, 24, rng)
+    assert replay_step(text, numbers)[1]
+    assert move.left == tuple(sorted(move.left))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_no_move_is_none_of_its_state(seed: int) -> None:
+    """Neither the action with what it shows is one of the legal moves."""
+    rng = random.Random(seed)
+    state = State((("a", "c"), ("b",), ("d",)), "")
+    for _ in range(rng.randrange(4)):
+        state = rng.choice([after for _, after in moves(state)])
+    action, after = block_walks.no_move(state, rng)
+    assert dict(moves(state)).get(action) != after
+
+
+@pytest.mark.parametrize("name", sorted(WALKS))
+def test_a_walk_ends_in_an_answer_and_has_right_and_wrong_steps(name: str) -> None:
+    """Each kind of end comes up; once a step is wrong all later ones are."""
+    rng, task = random.Random(5), TASKS[name]
+    right = illegal = dead = 0
+    for _ in range(60):
+        question = task.lesson(rng)[0]
+        text = STEP_BREAK.join(WALKS[name](question, rng))
+        verdict = task.check(question, text)
+        assert list(verdict.steps) == sorted(verdict.steps, reverse=True)
+        fault = task.first_illegal(question, text)
+        right += verdict.correct
+        illegal += fault is not None and not any(verdict.steps[fault:])
+        dead += fault is None and not verdict.correct
+    assert right > 5
+    assert illegal > 10
+    assert right + illegal + dead == 60
+
+
+def test_a_walk_of_best_moves_is_a_plan() -> None:
+    """A walk whose every step is right reaches the goal in the moves that are allowed."""
+    rng = random.Random(2)
+    start, goal = State((("a",), ("b",), ("c",)), ""), State((("a", "b", "c"),), "")
+    puzzle = Puzzle(start, goal, distance(start, goal))
+    task = TASKS["blocksworld"]
+    verdicts = [
+        task.check(ask(puzzle), STEP_BREAK.join(block_walks.walk(ask(puzzle), rng)))
+        for _ in range(40)
+    ]
+    whole = [verdict for verdict in verdicts if all(verdict.steps)]
+    assert whole
+    assert all(verdict.correct and len(verdict.steps) == 5 for verdict in whole)
+
+
+def test_a_walked_row_has_a_label_a_step() -> None:
+    """As sampled replies have: ids that end each step, and the checker's word."""
+    tokenizer, rng = load_tokenizer(), random.Random(3)
+    row = walked(tokenizer, rng)
+    assert len(row.steps) == len(row.labels)
+    assert row.steps[-1][-1] == tokenizer.eos_token_id
+
+
+def test_other_questions_are_refused() -> None:
+    """Each walk knows its own puzzles."""
+    for walk in {number_walks.walk, block_walks.walk}:
+        with pytest.raises(ValueError, match="not a"):
+            walk("How many apples does Dan have?", random.Random(0))
