@@ -196,6 +196,10 @@ SLOW = {
 """Changes that take a while and whose like is among the others, or in everything."""
 
 
+@pytest.mark.promise(
+    "Every optimisation changes time and memory, never the result: everything off, then each and "
+    "all of them on, equal digests"
+)
 @pytest.mark.parametrize(
     "change", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHANGES]
 )
@@ -208,6 +212,7 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
 JUDGED = replace(OFF, prm=None, reward_format="generative")
 
 
+@pytest.mark.promise("A judged tree is the same tree; a judge's tokens count apart from the tree's")
 @pytest.mark.slow
 def test_a_judged_tree_is_the_same_tree() -> None:
     """Verdicts are drawn like steps: the policy as its own judge, alone and amid other searches."""
@@ -229,6 +234,7 @@ def test_a_judged_tree_is_the_same_tree() -> None:
     )
 
 
+@pytest.mark.promise("A KV pool of any size, by age or by worth: equal digests")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_policy", "kv_tokens"),
@@ -284,6 +290,9 @@ async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, E
         await engine.close()
 
 
+@pytest.mark.promise(
+    "Going back to a step whose KV was dropped draws what keeping it would have drawn"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", GOING_BACK, ids=lambda spec: spec.policy)
 async def test_going_back_to_what_was_dropped_is_the_same_tree(spec: SearchSpec) -> None:
@@ -311,6 +320,10 @@ LEVELS = (
 )
 
 
+@pytest.mark.promise(
+    "A search that full retention must end for want of KV completes under `arborkv`, with its "
+    "digest"
+)
 @pytest.mark.slow
 def test_what_full_retention_must_end_arborkv_completes() -> None:
     """All open steps take more than the pool: full retention ends the search, which by worth

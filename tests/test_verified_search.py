@@ -44,6 +44,10 @@ def factors(tree: Tree) -> list[float]:
     return [0.0 if states_a_wrong_one(node.text) else 1.0 for node in tree.nodes[1:]]
 
 
+@pytest.mark.promise(
+    "A verifier that finds nothing wrong changes no tree, and a pure one keeps same seed, same "
+    "tree; any other says that it does not"
+)
 async def test_a_factor_changes_the_rewards_and_a_one_changes_nothing() -> None:
     """Chains say the same whatever their rewards are: with the bundled verifier each is the reward
     model's own or 0. One that finds nothing wrong leaves every tree as it is, digest for digest."""

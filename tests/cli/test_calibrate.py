@@ -59,6 +59,10 @@ def asked(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:
     )
 
 
+@pytest.mark.promise(
+    "A search that is recorded for calibration is the same search, and its rows follow from it "
+    "alone"
+)
 async def test_recording_changes_no_tree_and_follows_from_the_searches() -> None:
     """The same digests; the same rows in the same order, whatever runs at once."""
     engine, text = Attentive(), PlainText()

@@ -155,6 +155,7 @@ async def test_sharing_draws_changes_no_tree() -> None:
     assert len(trials) == 8 * 4
 
 
+@pytest.mark.promise("On how many engines an evaluation runs changes no row of it")
 async def test_engines_side_by_side_change_no_row() -> None:
     """Each gets questions, and all rows but their seconds are those of one engine."""
     engines = [ScriptedEngine(), ScriptedEngine()]

@@ -37,6 +37,7 @@ async def cells(
     return await GridSearch(wanted, [engine], PlainText(), path).cells(wanted.specs, count)
 
 
+@pytest.mark.promise("A vote changes no tree")
 @pytest.mark.parametrize("policy", get_args(PolicyName))
 async def test_votes_on_one_tree_are_those_of_searches_of_their_own(policy: str) -> None:
     """Right and wrong, and tokens, whatever the policy: a vote changes no tree."""

@@ -173,6 +173,7 @@ def test_a_file_is_written_that_a_server_takes(tmp_path: Path, engine: ScriptedE
     assert "go on" in done.stderr
 
 
+@pytest.mark.promise("`hedgerow tune` that was cut off ends as if it had not been")
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     tmp_path: Path, engine: ScriptedEngine
 ) -> None:

@@ -39,6 +39,9 @@ def standing_still(front: Server) -> Iterator[None]:
         os.kill(engine, signal.SIGCONT)
 
 
+@pytest.mark.promise(
+    "A front end that dies costs no request but its streams, and no answer its tree"
+)
 @pytest.mark.slow
 def test_two_front_ends(nginx: Nginx, fronts: list[Server]) -> None:
     """A caller stays at one. One that is killed costs the other nothing, and what it had not begun

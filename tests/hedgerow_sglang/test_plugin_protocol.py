@@ -62,6 +62,7 @@ def test_a_note_as_it_travels() -> None:
     }
 
 
+@pytest.mark.promise("A note that is wrong is refused by name before SGLang's scheduler sees it")
 @pytest.mark.parametrize(
     ("said", "named"),
     [

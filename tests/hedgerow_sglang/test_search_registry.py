@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
+
 from hedgerow_sglang.plugin_protocol import Note
 from hedgerow_sglang.search_registry import SILENT_TURNS, CacheNamespace, SearchRegistry
 from tests.kvpolicy.pressure import kept_tokens
@@ -43,6 +45,7 @@ def kept_by(searches: SearchRegistry, budget: int) -> dict[str, list[int]]:
     return {tree: tokens.tolist() for tree, tokens in kept.items()}
 
 
+@pytest.mark.promise("The same decisions serve the embedded engine and the SGLang plug-in")
 def test_the_order_is_kvpolicys() -> None:
     """Block 1 is off the path; the prompt and block 2 are on it, the higher id goes first."""
     assert order(grown()) == [1, 2, 0]

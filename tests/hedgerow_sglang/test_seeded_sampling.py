@@ -46,6 +46,9 @@ def rows_of(seed: int, rows: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
 
 
+@pytest.mark.promise(
+    "On SGLang a seeded token is the embedded engine's draw, up to the model's arithmetic"
+)
 @given(
     st.integers(0, 1000),
     st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6),

@@ -190,6 +190,10 @@ DEVICES = st.builds(DevicePeaks, flops=st.floats(1, 1e4), bandwidth=st.floats(1,
 LOADS = st.builds(SplitLoad, st.integers(1, 12), st.integers(1, 30), st.integers(1, 30))
 
 
+@pytest.mark.promise(
+    "The roofline split: for every verifier batch the largest generator batch that fits, and no "
+    "pair of these is faster"
+)
 @given(MODELS, MODELS, DEVICES, LOADS, st.integers(1, 8_000))
 def test_no_pair_of_batches_is_faster(
     generator: ModelCosts, verifier: ModelCosts, device: DevicePeaks, load: SplitLoad, budget: int

@@ -16,6 +16,9 @@ PATHS = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=8)
 LENGTHS = st.dictionaries(st.integers(1, 40), st.integers(1, 9), min_size=1, max_size=8)
 
 
+@pytest.mark.promise(
+    "On SGLang a pool that fits all holds no round back, and the oldest search always runs"
+)
 @pytest.mark.parametrize(
     ("needs", "may"),
     [

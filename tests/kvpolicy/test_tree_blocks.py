@@ -136,6 +136,7 @@ def test_a_block_weighs_what_the_best_open_leaf_below_it_weighs() -> None:
     assert weights[1] == weights[3] > weights[2]
 
 
+@pytest.mark.promise("A block without a reward inherits its parent's value")
 def test_a_block_without_a_reward_has_its_parents_value_until_it_gets_one() -> None:
     """Down any number of unscored generations, also when the parent's reward comes late."""
     blocks = grown(0, 1, 2, params=EvictionParams(distance_decay=0.0))

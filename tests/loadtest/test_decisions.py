@@ -31,6 +31,9 @@ async def grow(spec: SearchSpec, policy_of: PolicyOf | None = None) -> Outcome:
     )
 
 
+@pytest.mark.promise(
+    "Decisions made again grow the same tree: what a benchmark times is what it compared"
+)
 @pytest.mark.parametrize("name", sorted(POLICIES))
 async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
     """Noted or repeated, the digest is that of the search itself; the last plan ends it."""

@@ -71,6 +71,7 @@ async def test_the_embedded_forward_draws_the_references_tokens(checkpoint, temp
     assert len({step.tokens for step in steps}) == 4
 
 
+@pytest.mark.promise("The reference engine draws the same steps")
 async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
     """Batched, with stop strings: tokens, text and finish of every step are the reference's."""
     sampling = Sampling(stop=("x", "7", "th"), max_step_tokens=LIMIT)

@@ -70,6 +70,9 @@ def test_a_scenario_runs() -> None:
     assert set(SCENARIOS) >= {"steady", "burst", "mixed", "tails", "abusive"}
 
 
+@pytest.mark.promise(
+    "A server that is busy for long grows by less than 2 % and holds nothing afterwards"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_minute_of_load_leaves_nothing_behind() -> None:

@@ -58,6 +58,7 @@ def test_weights_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert store.attention(slots).sum() == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.promise("Nor does reading what the end of a step attends to")
 def test_keeping_queries_changes_no_logits(forward: Forward) -> None:
     """The same bits with and without, and in what is computed after a reading."""
     ids, said = np.arange(40), []

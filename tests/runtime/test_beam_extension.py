@@ -93,6 +93,10 @@ def plain() -> list[str]:
     return [asyncio.run(digests(InlineEngine(), (spec,)))[0] for spec in (*ALL, LONG)]
 
 
+@pytest.mark.promise(
+    "Speculative expansion is early execution: every policy's tree is the same, with room and "
+    "without"
+)
 @pytest.mark.parametrize("switches", SWITCHED)
 def test_every_policy_grows_the_same_tree(switches: str, plain: list[str]) -> None:
     """All at once, with room and without: speculation and look-ahead change no digest."""
@@ -207,6 +211,10 @@ def until_early(engine: Scheduler, tokens: int = 4) -> None:
     assert early_tokens(engine) >= tokens
 
 
+@pytest.mark.promise(
+    "Speculation gives way to real work within one iteration and is the first to lose its KV; an "
+    "abort amid it frees everything"
+)
 def test_real_work_takes_the_places_in_the_next_iteration() -> None:
     """A second search asks: at once no early sequence is in the batch, and its own branches are."""
     engine, _ = scheduler(speculate=True, batch_limit=6)

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,9 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
     assert account.decoded_tokens - account.deduplicated_tokens == len(ways)
 
 
+@pytest.mark.promise(
+    "What several branches draw alike is computed once, and each says what it would have said alone"
+)
 @settings(max_examples=40)
 @given(
     places=st.integers(1, 12),

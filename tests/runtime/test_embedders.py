@@ -94,6 +94,7 @@ def test_hidden_states_of_a_step_are_its_own(forward: Forward) -> None:
     assert HiddenStates(forward, 2).embed_steps(steps) != together
 
 
+@pytest.mark.promise("Reading hidden states does not change a bit of the output")
 def test_reading_hidden_states_changes_no_logits(forward: Forward) -> None:
     """A search's store is not touched, nor any bit of what it draws from."""
     ids, store = np.arange(40), forward.new_store(40)
@@ -215,6 +216,7 @@ def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
     assert cls[0] == pytest.approx(states[0].tolist(), abs=1e-5)
 
 
+@pytest.mark.promise("A text's vector does not depend on what an encoder reads beside it")
 def test_a_text_has_its_bits_in_any_batch(bert: Path) -> None:
     """Alone, beside others of its length and of others, in any order."""
     encoder = Encoder(bert)

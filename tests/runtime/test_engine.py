@@ -152,6 +152,10 @@ async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, referen
     await engine.release("again")
 
 
+@pytest.mark.promise(
+    "The engine owns one KV cache for all trees of all requests; controllers send hints, not "
+    "commands"
+)
 @pytest.mark.parametrize(("kv_tokens", "threads"), [(4000, 2), (300, 1)])
 async def test_company_places_threads_and_memory_change_nothing(
     options: EngineOptions, reference: Grown, kv_tokens: int, threads: int
@@ -375,6 +379,9 @@ async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
         await engine.close()
 
 
+@pytest.mark.promise(
+    "The embedded engine is a process of its own; it dies and comes back apart from the server"
+)
 async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
     options: EngineOptions, reference: Grown
 ) -> None:

@@ -309,6 +309,9 @@ class Growing:
         return max(self.table.eviction_key(*mark) for mark in leaf.steps)
 
 
+@pytest.mark.promise(
+    "What goes next is the least valuable leaf, however long the order has been kept"
+)
 @pytest.mark.parametrize("params", [EvictionParams(), EvictionParams(distance_decay=0.0)])
 def test_the_lowest_leaf_goes_first(params: EvictionParams) -> None:
     """Whatever was closed, lifted or cut since the last move: never one while another is lower."""

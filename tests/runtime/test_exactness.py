@@ -58,6 +58,9 @@ def in_chunks(forward: Forward, tokens: np.ndarray, cuts: list[int]) -> torch.Te
     return torch.cat(logits)
 
 
+@pytest.mark.promise(
+    "Batch-invariant arithmetic: prefill, decoding, chunks, neighbours, threads, shared prefixes"
+)
 def test_prefill_is_decoding(forward):
     """One call for all tokens and one call for each give equal bits at every position."""
     tokens = sequence(LENGTH)
@@ -157,6 +160,9 @@ def test_a_store_in_use_is_a_fresh_one(llama_forward, whole):
     assert torch.equal(torch.cat([first, rest]), whole)
 
 
+@pytest.mark.promise(
+    "Outside the promise, by name: the plain forward makes no such promise, and says so"
+)
 def test_the_plain_forward_makes_no_such_promise(llama, monkeypatch):
     """Without tiles some bit differs between prefill and decoding: these tests can fail.
 

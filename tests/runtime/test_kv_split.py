@@ -75,6 +75,7 @@ def test_too_little_to_share_is_said(options: EngineOptions) -> None:
         shared_out(tight)
 
 
+@pytest.mark.promise("However KV is shared between the models, the tree is the same")
 def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
     """Digest for digest, in pools for less than the search would hold."""
     tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=SplitLoad(4, 60, 20))

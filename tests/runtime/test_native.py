@@ -131,6 +131,7 @@ def test_heads_of_many_sizes_are_read(size: int, window: int | None) -> None:
     assert choose_kernel("native", config, (1, 2)) is native()
 
 
+@pytest.mark.promise("What is compiled is used only where it was seen to be exact")
 @built
 def test_what_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that is a little off, and one whose bits depend on the company."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -196,4 +197,7 @@ def naive_step_of(branch: Branch) -> Step:
 
 
 Searches.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
-TestSearches = Searches.TestCase
+TestSearches = pytest.mark.promise(
+    "One KV budget over all searches: never exceeded, nobody starves, the engine's accounting is "
+    "right whatever is asked, dropped or gone back to"
+)(Searches.TestCase)

@@ -46,6 +46,10 @@ def test_its_class_tells_its_format(folders: tuple[Path, Path]) -> None:
     assert row.format == FORMAT
 
 
+@pytest.mark.promise(
+    "An outcome model's reward is that of the whole finished reply, as transformers reads it; what"
+    " compares steps is refused"
+)
 async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
     """Replies of one to eight steps, each read whole after its end: the sigmoid of the score."""
     engine = await EmbeddedEngine.start(options(folders))

@@ -71,6 +71,10 @@ def branches(prompts: list[list[int]], limit: int) -> list[Branch]:
     return [Branch(ROOT, i, tuple(ids), 1_000 + i, limit, i + 1) for i, ids in enumerate(prompts)]
 
 
+@pytest.mark.promise(
+    "A real pretrained model's steps are those of transformers, on the embedded engine and on "
+    "SGLang"
+)
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -220,6 +224,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.promise("Its trees do not depend on switches or on KV")
 @pytest.mark.parametrize(
     ("rewards", "switches"),
     [("none", list(SWITCHES)), ("generative", ["batches", "all, in little room"])],

@@ -66,6 +66,9 @@ def test_the_tag_stands_after_every_step_and_stays(text: Text) -> None:
     assert overhead_of(reader.paths) == (0, 1)
 
 
+@pytest.mark.promise(
+    "A reward model with its own tokenizer keeps its own ids of a step, built once"
+)
 def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
     """Its ids are spelt from question and texts, step by step, each once; the tag is its own."""
     own = words(tmp_path, "<extra_0>")

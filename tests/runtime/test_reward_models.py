@@ -285,6 +285,9 @@ def rewards_of(
     raise AssertionError("no answer came")
 
 
+@pytest.mark.promise(
+    "A step's score costs a prefill of that step, and is the one that the model's own code gives"
+)
 @pytest.mark.parametrize("form", CASES)
 def test_rewards_are_those_of_transformers(
     form: str, policy: Path, models: Callable[[str], Path]

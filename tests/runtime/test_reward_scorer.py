@@ -150,6 +150,9 @@ def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
     assert not engine.busy
 
 
+@pytest.mark.promise(
+    "A step drawn ahead is scored in the pass of the step before it; a score once given is kept"
+)
 def test_a_step_ahead_is_scored_in_the_pass_of_the_one_before() -> None:
     """Both rewards come from one pass, bit for bit; asked for, the second costs nothing."""
     first, second = (1, 2, 3), (4, 5, 6, 7)

@@ -14,6 +14,10 @@ from runtime.embedded.sampler import nucleus, rank_candidates, sample
 HALVES = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float32))
 
 
+@pytest.mark.promise(
+    "Coupled sampling: argmax of log-probability plus noise that is a hash of seed, position and "
+    "token"
+)
 def test_token_is_the_argmax_of_logprob_plus_noise():
     """Temperature 1 adds the noise to the log-probabilities; 2 halves them first."""
     for temperature in (1.0, 2.0):
@@ -64,6 +68,10 @@ def test_top_p_counts_what_is_left_after_the_temperature(temperature, top_p, kep
     assert set(tokens.tolist()) == kept
 
 
+@pytest.mark.promise(
+    "A draft under the same noise proposes what the target's own truncation decides (what coupled "
+    "acceptance rests on)"
+)
 def test_top_p_draws_what_plain_sampling_would_draw_inside_the_nucleus():
     """The column of the noise is the token id: truncation never renumbers it."""
     logits = np.repeat(HALVES, 200, 0)

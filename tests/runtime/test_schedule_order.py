@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def branches() -> list[Branch]:
     return [Branch(p, c, (1,), 50 - i, 8, 10 + i) for i, (p, c) in enumerate(asked)]
 
 
+@pytest.mark.promise("Siblings adjacent, parents in their order; any order grows the same tree")
 def test_orders_by_hand() -> None:
     """Siblings together; first children first; by seed."""
     assert ranks(branches(), "prefix") == [0, 1, 2, 3, 4]
@@ -101,6 +103,9 @@ def test_no_row_is_wasted_and_no_tree_gets_more_than_one_that_wants_more(
     assert all(part[tree] >= max(part.values()) - 1 for tree in unmet)
 
 
+@pytest.mark.promise(
+    "Whose turn it is follows the tree, not the number of branches, and changes no step"
+)
 def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
     """Four places, a search with forty branches in line first: the small one's two are done while
     most of the forty still wait; every step is what it is alone."""
@@ -120,6 +125,7 @@ def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
     assert answers == finish(alone)
 
 
+@pytest.mark.promise("One key's cached prefixes never speed up another's")
 def test_one_keys_cache_never_serves_another() -> None:
     """Same prompt, same branches: in its own namespace the second is as dear as the first, within
     one namespace it is nearly free; the steps are the same everywhere."""

@@ -43,6 +43,7 @@ def test_steps_are_what_naive_decoding_samples(reference: list) -> None:
         assert step == naive_step(branch, SAMPLING)
 
 
+@pytest.mark.promise("A child says the same whenever it is run; nothing is truncated or drawn anew")
 @pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
 @pytest.mark.parametrize(
     ("batch_limit", "kv_tokens"), [(1, 4000), (3, 4000), (64, 4000), (64, 130), (7, 65)]
@@ -79,6 +80,7 @@ def test_a_warm_cache_changes_nothing_but_the_work(reference: list) -> None:
     assert first.decoded_tokens == second.decoded_tokens
 
 
+@pytest.mark.promise("Forks copy nothing")
 @pytest.mark.parametrize("dedup", [False, True])
 def test_forks_copy_nothing(dedup: bool) -> None:
     """Sixteen children of one prefix: it is computed once, held once, and so is what they share.

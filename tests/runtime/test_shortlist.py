@@ -73,6 +73,9 @@ def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.mark.promise(
+    "A draw that looks at few tokens is the draw that looks at all, to the last bit"
+)
 @pytest.mark.usefixtures("_kernel")
 @given(
     st.integers(0, 2**32),

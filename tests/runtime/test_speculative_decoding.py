@@ -81,6 +81,10 @@ def drafted(
     return made, draft, model
 
 
+@pytest.mark.promise(
+    "Drafts change time alone: serial or scheduled, right or wrong, in little memory: equal steps "
+    "and digests"
+)
 @pytest.mark.parametrize("dedup", [False, True], ids=["apart", "deduplicated"])
 @pytest.mark.parametrize(
     "settings",
@@ -125,6 +129,7 @@ def test_a_draft_that_is_always_right_saves_passes() -> None:
     assert totals.prefilled_tokens == len(PROMPTS["tree5"])
 
 
+@pytest.mark.promise("n drafts do not cost n prompts")
 def test_drafts_share_their_prompt() -> None:
     """Sixteen drafts of one prompt: the draft model reads it once, and their next steps find it."""
     engine, draft, _ = drafted(wrong=10**9, tokens=2)

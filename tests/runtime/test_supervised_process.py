@@ -58,6 +58,7 @@ def starter(family: MarkedProcesses, *command: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.promise("What `--launch` starts never outlives it, whatever ends it")
 @pytest.mark.timeout(60)
 def test_nothing_is_left_of_a_family_whose_starter_is_killed(family: MarkedProcesses) -> None:
     """All of it, though none heeds SIGTERM, some have left the group or lost their parent."""

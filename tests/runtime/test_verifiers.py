@@ -77,6 +77,9 @@ async def test_the_bundled_one_is_pure() -> None:
         assert verifier.pure
 
 
+@pytest.mark.promise(
+    "A verifier's fault is its own search's error, counted; others go on, however it fails"
+)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -93,6 +93,7 @@ async def test_the_dead_stay_dead(
     assert not alive & dead
 
 
+@pytest.mark.promise("A policy has no memory: its plan follows from the tree alone")
 @BOTH
 @settings(max_examples=40)
 @given(dials=dials, engine=engines)

@@ -233,6 +233,9 @@ async def test_the_search_says_why_it_stopped() -> None:
     assert (outcome.stats.rounds, outcome.stats.finished) == (1, 2)
 
 
+@pytest.mark.promise(
+    "A search that stops because its answer is certain has the answer of the whole search"
+)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=40)
 @given(

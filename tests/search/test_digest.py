@@ -84,6 +84,7 @@ def changed(tree: Tree, answer: str | None, what: str, which: int) -> tuple[Tree
     return tree, answer
 
 
+@pytest.mark.promise("`tree_digest` covers ids, parents, tokens, rewards, states and the answer")
 @settings(max_examples=100)
 @given(
     seed=st.integers(0, 50),

@@ -296,6 +296,9 @@ async def test_an_engine_without_a_reward_model_is_refused_at_once() -> None:
     assert (await run(engine, policy="self_consistency")).answer is not None
 
 
+@pytest.mark.promise(
+    "A node without a reward is an error that names the reward format, never a silent drop"
+)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1, 1.1])
 async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:
     """Not a number in [0, 1]: the error names the engine and its models."""

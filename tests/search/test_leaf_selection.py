@@ -60,6 +60,10 @@ def objective(
     return retained - Fraction(lambda_b) * cost + Fraction(lambda_d) * coverage
 
 
+@pytest.mark.promise(
+    "ETS keeps what the paper's objective (7) says: no other set of leaves is better, for both "
+    "costs"
+)
 @settings(max_examples=150)
 @given(found=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
 def test_the_optimum_is_brute_forces(
@@ -110,6 +114,7 @@ def random_tree(
     return blocks, rng.integers(0, 20, len(level)).tolist(), clusters.tolist()
 
 
+@pytest.mark.promise("Both solvers prove the same optimum")
 @pytest.mark.slow
 def test_both_solvers_reach_the_same_objective_on_500_trees() -> None:
     """HiGHS and CBC prove the same optimum, in whole numbers, for both costs."""
@@ -185,6 +190,9 @@ def test_no_leaf_more_or_less_would_be_better() -> None:
         assert program.value(kept) >= max(map(program.value, others))
 
 
+@pytest.mark.promise(
+    "Solvers have node limits, not time limits; beyond them the round is REBASE's, and is counted"
+)
 def test_the_node_limit_is_met() -> None:
     """Without a node to look at HiGHS proves nothing and says so; with one it is done."""
     blocks, weights, clusters = random_tree(np.random.default_rng(2), tokens=True)

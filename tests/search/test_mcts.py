@@ -54,6 +54,9 @@ def test_values_worked_by_hand() -> None:
     assert Mcts(64, parallel=1).plan(tree) == Round({3: 3})
 
 
+@pytest.mark.promise(
+    "Within a round, selection uses the statistics of its start plus virtual visits"
+)
 def test_virtual_visits_spread_a_round() -> None:
     """After the walk to 3 N of the root is 7: 2 is worth 0.951 and 1 0.945, the other way round.
 

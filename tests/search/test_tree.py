@@ -95,6 +95,7 @@ PURPOSES = ("step", "judge", "vote")
 """Two of them are equally long."""
 
 
+@pytest.mark.promise("A node's noise follows from the request's seed, the purpose and its path")
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), unique_by=str)
 )

@@ -61,6 +61,8 @@ def test_a_spent_width_plans_nothing_whatever_is_open(policy: PolicyName) -> Non
     assert POLICIES[policy](SearchSpec(policy=policy, width=1)).plan(tree) is None
 
 
+@pytest.mark.promise("A policy spends exactly its width, and shrinks it as trajectories finish")
+@pytest.mark.promise("Every policy finishes exactly its width")
 @BY_WIDTH
 @settings(max_examples=25)
 @given(

@@ -69,6 +69,7 @@ async def chatted(app: FastAPI, **more: Any) -> dict[str, Any] | None:
     return reply.json().get("search")
 
 
+@pytest.mark.promise("Policy `auto` is the tree of the policy that it stands for, named")
 async def test_auto_is_what_the_file_says_and_the_reply_names_it(tmp_path: Path) -> None:
     """Same seed, same tree as naming that policy and its fields."""
     app = app_of(tmp_path, TUNED, ScriptedEngine())

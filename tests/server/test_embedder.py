@@ -89,6 +89,10 @@ async def ets(http: httpx2.AsyncClient, policy: str = "ets") -> dict:
     return answer.json()["search"]
 
 
+@pytest.mark.promise(
+    "An embedder's fault costs its search the comparison of steps, not the answer; it is counted, "
+    "told and logged once"
+)
 async def test_a_search_outlives_its_embedder(
     http: httpx2.AsyncClient, vectors: Vectors, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,7 @@ def in_flight(http: httpx2.Client) -> bool:
     return 'hedgerow_searches_in_flight{policy="rebase"} 1.0' in http.get("/metrics").text
 
 
+@pytest.mark.promise("The first signal drains, nobody is left without an end")
 @pytest.mark.slow
 def test_the_first_signal_drains() -> None:
     """What runs is finished, what comes is told to go elsewhere, readiness is red, health is not;

@@ -45,6 +45,9 @@ async def asked(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, 
     return reader, writer
 
 
+@pytest.mark.promise(
+    "Of many clients at once none is lost, and whoever leaves takes everything along"
+)
 async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine) -> None:
     """None is lost, each is whole and in order, and ends as it should."""
     reply = "".join(f"{i}," for i in range(100))
@@ -163,6 +166,10 @@ def streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
+@pytest.mark.promise(
+    "An engine that dies under load costs no request its answer or its error, and makes no answer "
+    "wrong"
+)
 def test_the_engine_is_killed_under_load() -> None:
     """Again and again: every request gets its answer, the right one, or an error that says what
     happened; readiness turns red and green again."""

@@ -64,6 +64,7 @@ def test_different_answers_are_not(first: str, other: str) -> None:
     assert not Maths().same(other, first)
 
 
+@pytest.mark.promise("Answers are compared within stated sizes, without a clock")
 @pytest.mark.parametrize(
     "answer",
     [

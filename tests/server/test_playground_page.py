@@ -20,6 +20,9 @@ TYPES = {
 }
 
 
+@pytest.mark.promise(
+    "The playground needs nothing from elsewhere, and axe finds no serious fault in it"
+)
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -> None:
     """Every file that a file names is served, with its type and a policy that allows no other."""
     seen: set[str] = set()

@@ -69,6 +69,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
 schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 
 
+@pytest.mark.promise("Whatever is sent, the answer is a reply or a clear 4xx")
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,

@@ -67,6 +67,10 @@ async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list
     return [row["rewards"] for row in got["data"]]
 
 
+@pytest.mark.promise(
+    "Steps that a client has are scored as a search scores them, by every format, alone or in "
+    "company; the key pays for what was read"
+)
 @pytest.mark.parametrize("form", CASES)
 async def test_rewards_are_those_of_transformers(form: str, policy: Path, tmp_path: Path) -> None:
     """A reply's three steps, by question or by messages, alone or beside others, in vLLM's spelling

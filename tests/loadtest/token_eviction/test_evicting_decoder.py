@@ -101,6 +101,10 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
     assert search.drawing.spent.rehydrations == 0
 
 
+@pytest.mark.promise(
+    "Token eviction: active paths whole where they come back, the budget kept, the accounting "
+    "right, private to its tree"
+)
 @settings(max_examples=20)
 @given(
     kv_policy=st.sampled_from(TOKEN_EVICTION),

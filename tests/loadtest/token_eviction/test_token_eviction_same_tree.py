@@ -26,6 +26,10 @@ async def test_every_architecture_grows_the_references_tree(name: str, tmp_path:
     )
 
 
+@pytest.mark.promise(
+    "Token eviction with room for everything grows the reference engine's trees, and with "
+    "rehydration in any room"
+)
 @pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
 async def test_with_room_for_everything_the_tree_is_the_references(
     llama: Path, policy: str

@@ -74,6 +74,9 @@ async def sent(replica: Replica, asked: list[dict[str, Any]], waits: int = 1) ->
     return places
 
 
+@pytest.mark.promise(
+    "On SGLang an item of a list that fails fails its own call, and a round's hint is told once"
+)
 def test_a_list_names_every_field_an_item() -> None:
     """But the priority, of which SGLang takes one for all."""
     assert as_list(bodies(2, priority=3)) == {

@@ -88,6 +88,10 @@ async def until_asked(server: MortalStub, more: int) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.promise(
+    "A search outlives its only SGLang server, a failing one and one that stands still, with the "
+    "undisturbed tree; deadlines hold"
+)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_search_outlives_its_only_server(who: str) -> None:

@@ -217,6 +217,9 @@ def test_sglangs_own_numbers() -> None:
     )
 
 
+@pytest.mark.promise(
+    "Nothing that is launched lets a client run code, or listens beyond this machine"
+)
 def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
     """What is started listens on this machine alone, and no option may open it."""
     python = tmp_path / "python"
@@ -324,6 +327,7 @@ def test_one_model_a_server(tmp_path) -> None:
         check(load_settings(settings | {"HEDGEROW_MODELS_FILE": str(file)}))
 
 
+@pytest.mark.promise("A SGLang server that stands still for a while is no lost server")
 @pytest.mark.parametrize(
     "ask",
     [lambda replica: replica.generate({}), Replica.info, Replica.metrics, Replica.check],

@@ -136,6 +136,7 @@ async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> No
     assert (usage.kv_tokens_active, usage.kv_tokens_cached > 0) == (0, True)
 
 
+@pytest.mark.promise("On SGLang greedy steps are the embedded engine's, and rewards within 0.02")
 async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangEngine) -> None:
     """Step after step to the end: ids, texts, finishes; rewards within 0.02."""
     embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
@@ -198,6 +199,10 @@ async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
         assert cost.cached_tokens < by_rounds.cached_tokens
 
 
+@pytest.mark.promise(
+    "On SGLang a step in two requests is the step in one, and as much is asked for at once as a "
+    "pool has room for"
+)
 async def test_a_step_in_two_requests_is_the_step_in_one(
     engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +238,7 @@ async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
     await engine.release("ends")
 
 
+@pytest.mark.promise("On SGLang every fork hits its prefix")
 async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
     """All but a prefix's last token comes from the cache, for policy and reward model."""
     prompt, sampling = prompt_of("Use 2 3 5 12 to make 24."), Sampling()
@@ -252,6 +258,9 @@ async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
     assert cost.prm_tokens <= len(prompt) + steps + 16
 
 
+@pytest.mark.promise(
+    "On SGLang steps drawn early leave trees as they are, and are used or counted as wasted"
+)
 async def test_steps_drawn_early_leave_trees_alone(
     engine: SglangEngine, yard: SharedServers
 ) -> None:
@@ -310,6 +319,7 @@ async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None
     assert (await engine.release("bob/2")).prefilled_tokens <= 1
 
 
+@pytest.mark.promise("An abort leaves nothing at work in SGLang")
 async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServers) -> None:
     """Sixteen long steps end at once, here and in SGLang, and so do a caller's that went."""
     policy, _ = await yard.have("policy", "reward")
@@ -461,6 +471,7 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: SharedS
         await SglangEngine.start(options([stock], [], speculate=True))
 
 
+@pytest.mark.promise("A search outlives the SGLang server it was on")
 async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServers) -> None:
     """All are answered, on the server that is left, and nothing is left at work there."""
     left, killed = await yard.have("policy", "stock")

@@ -164,6 +164,7 @@ def grown(document: dict[str, Any]) -> tuple[Any, ...]:
     return document["answer"], steps
 
 
+@pytest.mark.promise("A prompt's searches are on one SGLang server, whichever front end grows them")
 def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pools) -> None:
     """A search is on one server, and on the same one whichever front end grows it, where it finds
     the prompt that the other's has read; other prompts are on the other server."""
