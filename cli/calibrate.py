@@ -182,6 +182,7 @@ class Recorder(EngineWrapper):
         search = self._searches[tree]
         for branch, step in zip(branches, steps, strict=True):
             if step.finish is not Finish.END:
+                assert step.entropy is not None, "the embedded engine knows it"
                 confidence = confidence_of_entropy(step.entropy, self._vocab)
                 known = branch.node, branch.parent, len(step.tokens), confidence, step.attention
                 search.boundary(*known)

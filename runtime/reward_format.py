@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from runtime.text import Text
 from search.engine import Trajectory
 
-Reads = Literal["softmax", "mean", "value", "classes", "logprob", "judge"]
+Reads = Literal["softmax", "mean", "value", "classes", "logprob", "judge", "score"]
 Spells = Literal["policy", "once", "dialogue", "reply"]
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -112,7 +112,12 @@ class RewardFormat(BaseModel):
     @property
     def needs_model(self) -> bool:
         """Whether a reward model is read at all."""
-        return self.reads not in ("logprob", "judge")
+        return self.reads not in ("logprob", "judge", "score")
+
+    @property
+    def by_score_route(self) -> bool:
+        """Whether another Hedgerow's ``/v1/score`` gives the rewards."""
+        return self.reads == "score"
 
     @property
     def outcome(self) -> bool:
@@ -180,6 +185,7 @@ REWARD_FORMATS: Mapping[str, RewardFormat] = {
             pattern=r"[Tt]he number is:?\s*(\d+)",
         ),
         RewardFormat(name="none", reads="logprob"),
+        RewardFormat(name="score", reads="score"),
     )
 }
 
@@ -195,6 +201,16 @@ def reward_format(name: str) -> RewardFormat:
     if name.endswith(".json"):
         return _from_file(Path(name))
     raise ValueError(f"reward_format: {name!r}; one of {_format_names()} or a .json file is needed")
+
+
+def format_read_here(name: str) -> RewardFormat:
+    """As ``reward_format``, for an engine that cannot ask another Hedgerow. Raises ValueError."""
+    form = reward_format(name)
+    if form.by_score_route:
+        raise ValueError(
+            f"reward_format: {name!r}: asks another Hedgerow, which --engine openai alone does"
+        )
+    return form
 
 
 def _from_file(path: Path) -> RewardFormat:

@@ -92,6 +92,14 @@ class Text:
         return frozenset(i for ids in lists for i in ids if isinstance(i, int))
 
     @cached_property
+    def end(self) -> int:
+        """The id that ends a reply, of several its tokenizer's. Raises ValueError if none does."""
+        if not self.eos:
+            raise ValueError(f"{self.checkpoint}: names no token that ends a reply; one is needed")
+        own = self._own("eos_token")
+        return min(self.eos) if own is None else own
+
+    @cached_property
     def bos(self) -> int | None:
         """The id of the token that begins a text; None if the tokenizer names none."""
         return self._own("bos_token")

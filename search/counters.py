@@ -72,6 +72,9 @@ class Counters:
     split_chains: int = counter(
         "Chains that no reward steers, drawn round by round: their server does not take them whole."
     )
+    retokenized_steps: int = counter(
+        "Steps that a server told as text alone, whose ids are the tokenizer's here."
+    )
     deduplicated_tokens: int = counter(
         "Decoded tokens that a branch got from the row of another one with equal tokens."
     )

@@ -103,14 +103,15 @@ class Step:
     """What was drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH.
 
     ``attention``: how much of its due each step of the path, the prompt first and this one last,
-    gets of the attention at its end, in [0, 1]; empty where nobody reads it.
+    gets of the attention at its end, in [0, 1]; empty where nobody reads it. ``logprob`` and
+    ``entropy`` are None where the engine does not know them.
     """
 
     tokens: tuple[int, ...]
     text: str
     finish: Finish
-    logprob: float
-    entropy: float
+    logprob: float | None
+    entropy: float | None
     attention: tuple[float, ...] = ()
 
 
@@ -178,7 +179,7 @@ class Capabilities:
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
     arithmetic, 0 where they are not the engine's to choose; ``kernel``: what computes attention,
-    empty where that is not either.
+    empty where that is not either. ``logprobs``: steps have log-probabilities.
     """
 
     engine: str
@@ -194,6 +195,7 @@ class Capabilities:
     kernel: str = ""
     outcome: bool = False
     likelihood: bool = False
+    logprobs: bool = True
 
     @property
     def reproducible(self) -> Reproducible:

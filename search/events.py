@@ -75,8 +75,8 @@ class Expanded(Event):
     tokens: tuple[int, ...]
     text: str
     finish: str
-    logprob: float
-    entropy: float
+    logprob: float | None
+    entropy: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,12 @@ class Node:
 
     ``tokens`` are the step's own ids with its delimiter or end token, ``logprob`` the mean natural
     log-probability a token under the sampling distribution's untempered model, ``entropy`` the
-    Shannon entropy in nats of the distribution at the step's last token, ``reward`` in [0, 1]
-    rounded to 1e-4 or None where the policy asked for no score. ``path`` holds the child indices
-    from the root and names the node's random stream. ``first`` is the first node with the same
-    steps from the root, often this one. ``embedding``: the step's unit vector, rounded, where the
-    policy asked for one; it is derived, so nodes are equal without it.
+    Shannon entropy in nats of the distribution at the step's last token (both None where the engine
+    does not know them), ``reward`` in [0, 1] rounded to 1e-4 or None where the policy asked for no
+    score. ``path`` holds the child indices from the root and names the node's random stream.
+    ``first`` is the first node with the same steps from the root, often this one. ``embedding``:
+    the step's unit vector, rounded, where the policy asked for one; it is derived, so nodes are
+    equal without it.
     """
 
     id: int
@@ -74,8 +75,8 @@ class Node:
     state: NodeState
     path: tuple[int, ...]
     first: int
-    logprob: float = 0.0
-    entropy: float = 0.0
+    logprob: float | None = 0.0
+    entropy: float | None = 0.0
     reward: float | None = None
     embedding: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
     children: list[int] = field(default_factory=list)
@@ -109,8 +110,8 @@ class Tree:
         text: str,
         finish: Finish,
         *,
-        logprob: float = 0.0,
-        entropy: float = 0.0,
+        logprob: float | None = 0.0,
+        entropy: float | None = 0.0,
     ) -> Node:
         """Append the next child of ``parent`` and return it.
 

@@ -22,8 +22,8 @@ class _Step(BaseModel):
     finish: Finish
     state: NodeState
     reward: float | None = Field(ge=0.0, le=1.0)
-    logprob: float
-    entropy: float
+    logprob: float | None
+    entropy: float | None
 
 
 class _Document(BaseModel):

@@ -199,12 +199,16 @@ def _without_answers(tree: Tree, finished: Sequence[Node]) -> Ballot:
 
 
 def _best(tree: Tree, pool: Sequence[Node], why: str) -> Ballot:
-    """The path with the highest last reward, or mean log-probability, where nothing votes."""
+    """The path with the highest last reward, or mean log-probability, where nothing votes;
+    the first where not even these are known."""
     if all(node.reward is not None for node in pool):
         chosen = min(pool, key=lambda node: (-(node.reward or 0.0), node.id))
         return Ballot(None, chosen.id, (), f"best_last ({why})")
-    chosen = min(pool, key=lambda node: (-_mean_logprob(tree, node), node.id))
-    return Ballot(None, chosen.id, (), f"best_logprob ({why})")
+    known = {node.id: _mean_logprob(tree, node) for node in pool}
+    if None in known.values():
+        return Ballot(None, min(known), (), f"first ({why})")
+    chosen = max(known, key=lambda node: (known[node] or 0.0, -node))
+    return Ballot(None, chosen, (), f"best_logprob ({why})")
 
 
 def cut_short(tree: Tree) -> Ballot:
@@ -221,7 +225,10 @@ def _dead_end(tree: Tree) -> Ballot:
     return Ballot(None, tree.nodes[-1].parent, (), "last (every branch died)")
 
 
-def _mean_logprob(tree: Tree, node: Node) -> float:
-    """Mean natural log-probability a token over the whole trajectory."""
+def _mean_logprob(tree: Tree, node: Node) -> float | None:
+    """Mean natural log-probability a token over the whole trajectory; None if a step's is not
+    known."""
     steps = tree.chain(node.id)
-    return fsum(s.logprob * len(s.tokens) for s in steps) / sum(len(s.tokens) for s in steps)
+    sums = [s.logprob * len(s.tokens) for s in steps if s.logprob is not None]
+    whole = len(sums) == len(steps)
+    return fsum(sums) / sum(len(s.tokens) for s in steps) if whole else None

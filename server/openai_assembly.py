@@ -17,11 +17,10 @@ def openai_options(
     settings: Settings, form: str, embedder: EmbedderName, endpoint: EndpointOptions | None
 ) -> OpenaiOptions:
     """``form``: the reward format. Raises ValueError naming what is wrong."""
-    policy = _served(settings, "policy")
-    assert policy is not None, "there is always a policy model"
+    kind = reward_format(form)
     return OpenaiOptions(
-        policy=policy,
-        reward=_served(settings, "reward") if reward_format(form).needs_model else None,
+        policy=_served(settings, "policy"),
+        reward=_served(settings, "reward") if kind.needs_model or kind.by_score_route else None,
         reward_format=form,
         embedder=embedder,
         encoder=settings.encoder,
@@ -39,13 +38,11 @@ def openai_options(
     )
 
 
-def _served(settings: Settings, which: Literal["policy", "reward"]) -> ServedModel | None:
+def _served(settings: Settings, which: Literal["policy", "reward"]) -> ServedModel:
     checkpoint, key = getattr(settings, f"{which}_model"), getattr(settings, f"{which}_key")
     headers = settings.server_headers
-    if checkpoint is None:
-        return None
     return ServedModel(
-        checkpoint,
+        checkpoint or settings.policy_model,
         getattr(settings, f"{which}_urls"),
         getattr(settings, f"{which}_name"),
         None if key is None else key.get_secret_value(),

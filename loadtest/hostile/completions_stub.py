@@ -14,11 +14,12 @@ LOGPROB = math.log(0.5)
 
 class CompletionsStub(Stub):
     """Answers ``/v1/completions``, and names one model. ``without``: fields that its answers lack;
-    ``seeds``: whether it heeds them."""
+    ``seeds``: whether it heeds them; ``trims``: what stops it is not in its text."""
 
     work = "/v1/completions"
     without: tuple[str, ...] = ()
     seeds = True
+    trims = False
     models: tuple[str, ...] = (NAME,)
     _draws = 0
 
@@ -38,7 +39,11 @@ class CompletionsStub(Stub):
         prompt = asked["prompt"]
         prompts = prompt if isinstance(prompt[0], list) else [prompt]
         choices = [self._choice(asked, ids) | {"index": at} for at, ids in enumerate(prompts)]
-        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 0}}
+        usage: dict[str, Any] = {
+            "prompt_tokens": len(prompt),
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        usage["completion_tokens"] = sum(choice.pop("drawn") for choice in choices)
         return {"choices": choices, "usage": usage}
 
     def _choice(self, asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
@@ -50,8 +55,10 @@ class CompletionsStub(Stub):
             good = min(max(share(ids), 1e-6), 1 - 1e-6)
             odds = [math.log(good), math.log(1 - good)]
             tops[0] |= {f"token_id:{t}": p for t, p in zip(verdicts, odds, strict=True)}
+        told = drawn[:-1] if self.trims and stopped else drawn
         choice = {
-            "text": b"".join(self._pieces[token] for token in drawn).decode(errors="replace"),
+            "drawn": len(drawn),
+            "text": b"".join(self._pieces[token] for token in told).decode(errors="replace"),
             "token_ids": drawn,
             "finish_reason": "stop" if stopped else "length",
             "logprobs": {

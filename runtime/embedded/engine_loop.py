@@ -42,7 +42,7 @@ from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.shortlist import shortlist
 from runtime.embedded.step_embedder import load_embedder
 from runtime.embedded.validation import CallError, CallErrors, check, each
-from runtime.reward_format import reward_format
+from runtime.reward_format import format_read_here
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined
 from search.engine import (
@@ -89,7 +89,7 @@ class EngineLoop:
 
     def __init__(self, pipe: EngineEnd, options: EngineOptions) -> None:
         """Loads the models. Raises what is wrong with the options."""
-        self._format = reward_format(options.reward_format)
+        self._format = format_read_here(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(

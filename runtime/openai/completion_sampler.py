@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from runtime.openai.completion_server import CompletionServer, Json
+from runtime.openai.completion_server import COMPLETIONS, CompletionServer, Json
 from runtime.openai.openai_search import OpenaiSearch
-from runtime.openai.server_dialect import cached_tokens
+from runtime.openai.server_dialect import Dialect, cached_tokens
 from runtime.openai.step_completion import StepCompletion
 from runtime.servers.fleet import Fleet
 from runtime.servers.request_costs import Path
@@ -15,8 +15,6 @@ from runtime.stop_strings import StopStringTables
 from runtime.text import Text
 from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
 from search.tree import ROOT, Finish
-
-COMPLETIONS = "/v1/completions"
 
 
 class CompletionSampler:
@@ -27,10 +25,18 @@ class CompletionSampler:
     """
 
     def __init__(
-        self, fleet: Fleet[CompletionServer], text: Text, *, context: int, top: int
+        self,
+        fleet: Fleet[CompletionServer],
+        text: Text,
+        dialects: Mapping[CompletionServer, Dialect],
+        *,
+        context: int,
+        top: int,
     ) -> None:
-        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token."""
+        """``dialects``: how each server speaks; ``context``: most tokens of a sequence; ``top``:
+        log-probabilities read a token."""
         self.fleet = fleet
+        self._dialects = dialects
         self._text = text
         self._context = context
         self._top = top
@@ -74,11 +80,12 @@ class CompletionSampler:
 
         async def ask(server: CompletionServer) -> None:
             search.on(server)
-            before = step.path
-            answer = await server.ask(COMPLETIONS, step.body(self._top) | search.salt())
-            drawn = step.take(answer, self._top)
+            before, dialect = step.path, self._dialects[server]
+            body = step.body(self._top, dialect) | search.marks(server)
+            answer = await server.ask(COMPLETIONS, body)
+            drawn = step.take(answer, self._top, dialect, self._text)
             self._count(search, server, before, answer)
-            search.costs.add_decoded(len(before), drawn)
+            search.costs.add_decoded(len(before), max(drawn, dialect.drawn_beyond(answer)))
 
         while step.finish is None:
             await self.fleet.ask(search.tree, search.prompt, ask)
@@ -89,7 +96,7 @@ class CompletionSampler:
         async def ask(server: CompletionServer) -> Json:
             search.on(server)
             body = {"prompt": list(path), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-            answer = await server.ask(COMPLETIONS, body | search.salt())
+            answer = await server.ask(COMPLETIONS, body | search.marks(server))
             self._count(search, server, path, answer)
             return answer
 
@@ -118,7 +125,9 @@ class CompletionSampler:
     def _finish_step(self, search: OpenaiSearch, drawn: StepCompletion) -> Step:
         """A step that is complete, and its path that children may be forked from."""
         branch, path = drawn.branch, drawn.path
-        search.logprobs[path] = drawn.logprob, len(drawn.tokens)
+        if drawn.told:
+            search.logprobs[path] = drawn.logprob, len(drawn.tokens)
+        search.costs.counters.retokenized_steps += drawn.retokenized
         if branch.parent == ROOT:
             search.costs.hold(ROOT, branch.tokens, len(branch.tokens))
         if drawn.finish is not Finish.END:

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 MODELS = "/v1/models"
+COMPLETIONS = "/v1/completions"
 CONFIG = "vllm:cache_config"
 
 
@@ -25,8 +26,8 @@ class CompletionServer(RemoteServer):
     """A server, asked under ``/v1`` of its URL.
 
     ``model``: its name there; ``context``: most tokens, 0 where it does not say; ``block``: so many
-    tokens are cached together. ``try_out`` finds out what a server can that has just been met, and
-    may raise WrongServer.
+    tokens are cached together; ``vllm``: that is what it is. ``try_out`` finds
+    out what a server can that has just been met, and may raise WrongServer.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class CompletionServer(RemoteServer):
         self.model = name or ""
         self.context = 0
         self.block = 1
+        self.vllm = False
         self._name = name
         self._setting = setting
         self._try_out = try_out
@@ -123,6 +125,7 @@ class CompletionServer(RemoteServer):
         """What vLLM says of its KV cache; any other server's is not known."""
         for family in text_string_to_metric_families(await self.metrics()):
             if family.name.startswith(CONFIG):
+                self.vllm = True
                 labels = family.samples[0].labels
                 self.block = _number(labels.get("block_size")) or 1
                 self.kv_tokens = self.block * _number(labels.get("num_gpu_blocks"))

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from runtime.accounting import no_flops
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
-from runtime.openai.completion_sampler import COMPLETIONS, CompletionSampler
+from runtime.openai.completion_sampler import CompletionSampler
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.openai.openai_search import OpenaiSearch
 from runtime.openai.reward_requests import PathsRequest, reward_request, trial_path
+from runtime.openai.score_route import ScoreRoute
 from runtime.openai.served_reward_model import ServedRewardModel
-from runtime.openai.server_dialect import SEEDS, Dialect, trial
+from runtime.openai.server_dialect import Dialect
 from runtime.openai.server_load import read_metrics
+from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
 from runtime.servers.fleet import Fleet, wait_for
@@ -33,6 +35,7 @@ from search.counters import Counters, EngineCounters, combined
 from search.engine import (
     Branch,
     Capabilities,
+    EngineDown,
     EngineError,
     Hint,
     Sampling,
@@ -43,9 +46,7 @@ from search.engine import (
 
 log = logging.getLogger(__name__)
 
-Scorer = ServedRewardModel | PolicyJudge[OpenaiSearch] | LikelihoodScorer[OpenaiSearch]
-TRIED = "Three and four are"
-"""What a policy server goes on from, to show how it speaks."""
+Scorer = ServedRewardModel | ScoreRoute | PolicyJudge[OpenaiSearch] | LikelihoodScorer[OpenaiSearch]
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
 
@@ -72,8 +73,11 @@ class OpenaiEngine:
         )
         self._dialects: dict[CompletionServer, Dialect] = {}
         self._policy = self._fleet("policy", options.policy)
-        self._rewards = self._fleet("reward", reward)
+        judged = reward or (options.reward if self._form.by_score_route else None)
+        self._rewards = self._fleet("reward", judged)
+        self._score_route = ScoreRoute(self._rewards) if self._form.by_score_route else None
         self._searches: dict[str, OpenaiSearch] = {}
+        self._numbers = itertools.count()
         self._past = Counters()
         self._peak = 0
         self._watching: asyncio.Task[None] | None = None
@@ -195,7 +199,7 @@ class OpenaiEngine:
 
     def _search(self, tree: str) -> OpenaiSearch:
         if tree not in self._searches:
-            self._searches[tree] = OpenaiSearch(tree, RequestCosts())
+            self._searches[tree] = OpenaiSearch(tree, next(self._numbers), RequestCosts())
         return self._searches[tree]
 
     def _fleet(self, what: str, model: ServedModel | None) -> Fleet[CompletionServer]:
@@ -216,41 +220,24 @@ class OpenaiEngine:
         return Fleet(what, servers, options.recovery_seconds, self._routing)
 
     async def _try_policy(self, server: CompletionServer) -> None:
-        """How it speaks; said once where that is less than trees need."""
-        prompt = self._text.encode(TRIED)
-        answers = [await self._tried(server, COMPLETIONS, trial(prompt, seed)) for seed in SEEDS]
-        dialect = Dialect.of(server.url, answers, self._text)
-        if not dialect.logprobs:
-            raise WrongServer(f"{server.url}: its completions tell no log-probabilities")
+        """How it speaks; what trees go without there is said once."""
+        dialect = await dialect_of(server, self._text)
         if server not in self._dialects:
-            if not dialect.seeds:
-                log.warning("%s does not heed seeds: trees are drawn anew each time", server.url)
-            if not dialect.cached:
-                log.info(
-                    "%s does not tell what was cached (vLLM: --enable-prompt-tokens-details)",
-                    server.url,
-                )
+            say(server, dialect)
         self._dialects[server] = dialect
 
     async def _try_reward(self, server: CompletionServer) -> None:
         """Whether it gives rewards in the format."""
+        if self._score_route is not None:
+            return await self._score_route.try_out(server)
         assert self._request is not None, "a reward server is asked in a format"
         body = self._request.body([trial_path(self._request)])
         try:
-            self._request.rewards(await self._tried(server, self._request.route, body))
-        except EngineError as error:
-            if server.up:
-                raise WrongServer(f"{server.url}: {error}") from error
+            self._request.rewards(await tried(server, self._request.route, body))
+        except EngineDown:
             raise
-
-    async def _tried(self, server: CompletionServer, path: str, body: Any) -> Any:
-        """The answer to a trial. Raises WrongServer where it is refused."""
-        try:
-            return await server.ask(path, body)
         except EngineError as error:
-            if not server.up and not isinstance(error, WrongServer):
-                raise
-            raise WrongServer(f"{server.url}{path}: {error}") from error
+            raise WrongServer(f"{server.url}: {error}") from error
 
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""
@@ -269,10 +256,13 @@ class OpenaiEngine:
             self._embed_texts = encoder.embed_texts
         context = _context(self._policy, self._text)
         self._sampler = CompletionSampler(
-            self._policy, self._text, context=context, top=options.top
+            self._policy, self._text, self._dialects, context=context, top=options.top
         )
         self._scorer = self._make_scorer()
-        seeded = all(dialect.seeds for dialect in self._dialects.values())
+        told = all(dialect.logprobs for dialect in self._dialects.values())
+        likelihood = isinstance(self._scorer, LikelihoodScorer)
+        route = self._score_route
+        repeats = route is None or route.repeats
         models = {"policy": str(options.policy.checkpoint)}
         if self._reward_text is not None:
             models["prm"] = str(self._reward_text.checkpoint)
@@ -280,19 +270,22 @@ class OpenaiEngine:
             engine="openai",
             models=models,
             exact=False,
-            seeded=seeded,
-            scores=True,
+            seeded=all(dialect.seeds for dialect in self._dialects.values()) and repeats,
+            scores=told or not likelihood,
             embeds=options.embedder,
             context_tokens=context,
             fingerprint=self._fingerprint(),
             score_tokens=self._overhead(),
-            outcome=self._form.outcome,
-            likelihood=isinstance(self._scorer, LikelihoodScorer),
+            outcome=self._form.outcome or (route is not None and route.outcome),
+            likelihood=likelihood,
+            logprobs=told,
         )
 
     def _make_scorer(self) -> Scorer:
         if self._judge is not None:
             return PolicyJudge(self._sampler, self._judge)
+        if self._score_route is not None:
+            return self._score_route
         if self._request is None or self._reward_text is None:
             return LikelihoodScorer(self._sampler)
         context = _context(self._rewards, self._reward_text)

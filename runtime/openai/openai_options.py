@@ -37,7 +37,8 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class OpenaiOptions:
-    """``policy`` and, where the format reads one, ``reward``.
+    """``policy`` and, where the format reads one, ``reward``, whose checkpoint ``score`` leaves
+    unread.
 
     ``top``: of a step's last token so many likeliest log-probabilities are asked for, for its
     entropy. Times, ``recovery_seconds``, ``routing``, ``embedder`` and ``version`` as in
@@ -63,10 +64,12 @@ class OpenaiOptions:
         for name, model in (("policy_urls", self.policy), ("reward_urls", self.reward)):
             for url in model.urls if model else ():
                 check_url(name, url)
-        if reward_format(self.reward_format).needs_model and not (self.reward and self.reward.urls):
+        form = reward_format(self.reward_format)
+        judged = form.needs_model or form.by_score_route
+        if judged and not (self.reward and self.reward.urls):
+            also = "" if form.by_score_route else " and its checkpoint's folder"
             raise ValueError(
-                f"reward_urls: none; reward_format {self.reward_format!r} needs a server and its "
-                "checkpoint's folder"
+                f"reward_urls: none; reward_format {self.reward_format!r} needs a server{also}"
             )
         if self.embedder not in get_args(EmbedderName):
             allowed = ", ".join(get_args(EmbedderName))

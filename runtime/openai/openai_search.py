@@ -16,13 +16,14 @@ SALT_BYTES = 24
 
 @dataclass(eq=False, slots=True)
 class OpenaiSearch:
-    """What is known of one search.
+    """What is known of one search, the ``number``th one here.
 
     ``read``: the paths that its policy server has had in its cache; ``logprobs``: of each path the
     last step's sum and number of tokens; ``spelt``: what the reward model reads of its steps.
     """
 
     tree: str
+    number: int
     costs: RequestCosts
     prompt: Path = ()
     read: set[Path] = field(default_factory=set)
@@ -44,11 +45,11 @@ class OpenaiSearch:
             self.read.clear()
         self._server = life
 
-    def salt(self) -> dict[str, Any]:
-        """What keeps cached tokens, and what their timing tells, within an API key's searches."""
-        namespace = self.tree.rpartition("/")[0]
-        if not namespace:
-            return {}
-        return {
-            "cache_salt": hashlib.blake2b(namespace.encode(), digest_size=SALT_BYTES).hexdigest()
-        }
+    def marks(self, server: CompletionServer) -> dict[str, Any]:
+        """What keeps cached tokens, and what their timing tells, within an API key's searches; of
+        vLLM, that older searches' requests go first where it schedules by priority."""
+        marks: dict[str, Any] = {"priority": self.number} if server.vllm else {}
+        if namespace := self.tree.rpartition("/")[0]:
+            salt = hashlib.blake2b(namespace.encode(), digest_size=SALT_BYTES).hexdigest()
+            marks["cache_salt"] = salt
+        return marks

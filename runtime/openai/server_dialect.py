@@ -21,64 +21,90 @@ EXTRAS: Json = {
     "no_stop_trim": True,
     "skip_special_tokens": False,
 }
-"""Asked of every server: token ids back, nothing cut off. A server takes what it knows."""
+"""Asked of every server that does not refuse them: token ids back, nothing cut off."""
 SEEDS = (3, 3, 4)
 """Of the draws that tell whether seeds are heeded: the first two are to be equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``logprobs``: it tells them; ``seeds``: the same seed drew the same tokens; ``cached``: it
-    tells how many tokens of a prompt were cached."""
+    """``extras``: it does not refuse what is not OpenAI's; ``ids``: it tells token ids, not text
+    alone; ``logprobs``: and their log-probabilities; ``seeds``: the same seed drew the same;
+    ``cached``: it tells how many tokens of a prompt were cached; ``stops``: what stopped it is at
+    the end of what it tells."""
 
+    extras: bool
+    ids: bool
     logprobs: bool
     seeds: bool
     cached: bool
+    stops: bool = True
 
     @classmethod
-    def of(cls, url: str, answers: Sequence[Json], text: Text) -> Dialect:
+    def of(cls, url: str, answers: Sequence[Json], text: Text, *, extras: bool) -> Dialect:
         """From the answers to the same prompt under ``SEEDS``.
 
-        Raises WrongServer where no token ids come back, or not the tokenizer's own.
+        Raises WrongServer where token ids come back that are not the tokenizer's own, or nothing.
         """
         choices = [answer["choices"][0] for answer in answers]
         drawn = [token_ids(choice) for choice in choices]
-        first = drawn[0]
-        if first is None:
-            raise WrongServer(
-                f"{url}: its completions tell no token ids (return_token_ids, "
-                "return_tokens_as_token_ids), without which no step can be continued exactly; vLLM "
-                "and SGLang do"
-            )
-        strange = [token for token in first if not 0 <= token < text.model_vocab]
-        if strange:
-            raise WrongServer(
-                f"{url} drew token {strange[0]}; the model of {text.checkpoint} has ids from 0 to "
-                f"{text.model_vocab - 1}: name the model that the server serves"
-            )
-        said, read = str(choices[0].get("text", "")), text.decode(first)
-        if said.strip() != read.strip():
-            raise WrongServer(
-                f"{url} spells the tokens {first} {said!r}, the tokenizer of {text.checkpoint} "
-                f"{read!r}: name the model that the server serves"
-            )
+        if drawn[0] is not None:
+            _must_be_spelt(url, drawn[0], str(choices[0].get("text", "")), text)
+        elif not any(choice.get("text") for choice in choices):
+            raise WrongServer(f"{url}: its completions tell neither token ids nor text")
+        ids = drawn[0] is not None
         return cls(
-            logprobs=token_logprobs(choices[0]) is not None,
-            seeds=drawn[0] == drawn[1],
+            extras=extras,
+            ids=ids,
+            logprobs=ids and token_logprobs(choices[0]) is not None,
+            seeds=drawn[0] == drawn[1] if ids else choices[0]["text"] == choices[1]["text"],
             cached=cached_tokens(answers[0]) is not None,
         )
 
+    def drawn_beyond(self, answer: Json) -> int:
+        """The tokens that an answer was drawn for, where what stops a step does not stop the
+        server; 0 where it does, or does not say."""
+        return 0 if self.stops else int((answer.get("usage") or {}).get("completion_tokens") or 0)
 
-def trial(prompt: Sequence[int], seed: int) -> dict[str, Any]:
+    def lacks(self) -> list[str]:
+        """What trees go without on such a server, in words."""
+        texts = "token ids: each step's text is tokenised here (retokenized_steps counts them)"
+        waste = "what stopped a step: it draws on, and is cut here"
+        said = {
+            texts: self.ids,
+            waste: self.stops,
+            "log-probabilities: rewards without a reward model need them": self.logprobs,
+            "the same draws for the same seed: trees are drawn anew each time": self.seeds,
+        }
+        return [words for words, able in said.items() if not able]
+
+
+def _must_be_spelt(url: str, ids: Sequence[int], said: str, text: Text) -> None:
+    """Raises WrongServer where the tokenizer here has other words for these ids, or none."""
+    strange = [token for token in ids if not 0 <= token < text.model_vocab]
+    if strange:
+        raise WrongServer(
+            f"{url} drew token {strange[0]}; the model of {text.checkpoint} has ids from 0 to "
+            f"{text.model_vocab - 1}: name the model that the server serves"
+        )
+    read = text.decode(ids)
+    if said.strip() != read.strip():
+        raise WrongServer(
+            f"{url} spells the tokens {ids} {said!r}, the tokenizer of {text.checkpoint} "
+            f"{read!r}: name the model that the server serves"
+        )
+
+
+def trial(prompt: Sequence[int], seed: int, *, extras: bool = True) -> dict[str, Any]:
     """A body whose answer says how a server speaks, but for the model's name."""
-    return {
-        "prompt": list(prompt),
-        "max_tokens": 8,
-        "temperature": 1.0,
-        "seed": seed,
-        "logprobs": FULL_TOP,
-        **EXTRAS,
-    }
+    body = {"prompt": list(prompt), "max_tokens": 8, "temperature": 1.0, "seed": seed}
+    return body | {"logprobs": FULL_TOP, **EXTRAS} if extras else body
+
+
+def stop_trial(prompt: Sequence[int], stop: str | None, *, extras: bool) -> dict[str, Any]:
+    """As ``trial``, the likeliest tokens; with ``stop`` they are to end with it."""
+    body = trial(prompt, 0, extras=extras) | {"temperature": 0.0}
+    return body if stop is None else body | {"stop": [stop]}
 
 
 def token_ids(choice: Json) -> list[int] | None:
@@ -90,6 +116,17 @@ def token_ids(choice: Json) -> list[int] | None:
     if not names or not all(name.startswith(NAMED_ID) for name in names):
         return None
     return [int(name.removeprefix(NAMED_ID)) for name in names]
+
+
+def ids_of_text(choice: Json, stops: Sequence[str], text: Text) -> list[int]:
+    """The ids of a choice that tells text alone, with the end token where the model drew it: what
+    stopped it is no stop string then."""
+    said = str(choice.get("text") or "")
+    ids = text.encode_after(said)
+    by_stop = said.endswith(tuple(stops))
+    if choice.get("finish_reason") == "stop" and not by_stop and not text.eos & {*ids[-1:]}:
+        ids.append(text.end)
+    return ids
 
 
 def token_logprobs(choice: Json) -> list[float] | None:

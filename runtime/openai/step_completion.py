@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.openai.server_dialect import EXTRAS, token_ids, token_logprobs, top_logprobs
+from runtime.openai.server_dialect import (
+    EXTRAS,
+    Dialect,
+    ids_of_text,
+    token_ids,
+    token_logprobs,
+    top_logprobs,
+)
 from runtime.servers.drawn_step import DrawnStep, entropy
-from search.engine import EngineError
+from runtime.text import Text
+from search.engine import EngineError, Step
 from search.tree import step_seed
 
 LARGEST_SEED = (1 << 63) - 1
@@ -17,40 +25,55 @@ LARGEST_SEED = (1 << 63) - 1
 
 @dataclass(slots=True, eq=False)
 class StepCompletion(DrawnStep):
-    """A step on its way: one request, as a list of prompts has one seed for all."""
+    """A step on its way: one request, as a list of prompts has one seed for all.
 
-    def body(self, top: int) -> dict[str, Any]:
+    ``told``: its log-probabilities are known; ``retokenized``: its ids are not the server's own.
+    """
+
+    told: bool = True
+    retokenized: bool = False
+
+    def body(self, top: int, dialect: Dialect) -> dict[str, Any]:
         """The body that asks for the rest of the step, but for the model's name."""
         sampling = self.sampling
-        return {
+        body: dict[str, Any] = {
             "prompt": list(self.path),
             "max_tokens": self.left,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": self._seed() & LARGEST_SEED,
-            "stop": list(sampling.stop),
-            "stop_token_ids": sorted(self.eos),
-            "logprobs": top,
-            **EXTRAS,
         }
+        if dialect.stops:
+            body |= {"stop": list(sampling.stop)}
+        if dialect.extras:
+            body |= {"stop_token_ids": sorted(self.eos), "logprobs": top, **EXTRAS}
+        return body
 
-    def take(self, answer: Mapping[str, Any], top: int) -> int:
+    def take(self, answer: Mapping[str, Any], top: int, dialect: Dialect, text: Text) -> int:
         """Add what was drawn up to where the step ends; how many tokens that are.
 
-        Raises EngineError for an answer without a token, or without their log-probabilities.
+        Raises EngineError for an answer without a token, or without what the server told before.
         """
         choice = answer["choices"][0]
-        ids, logprobs = token_ids(choice), token_logprobs(choice)
+        ids = token_ids(choice) if dialect.ids else ids_of_text(choice, self.sampling.stop, text)
         if not ids:
             raise EngineError(
                 f"the server drew nothing after {len(self.path)} tokens: "
                 f"{choice.get('finish_reason')}"
             )
+        self.retokenized |= not dialect.ids
+        self.told &= dialect.logprobs
+        logprobs = token_logprobs(choice) if dialect.logprobs else [0.0] * len(ids)
         if logprobs is None or len(logprobs) != len(ids):
             raise EngineError("the server told no log-probabilities of what it drew")
         taken = self.add(zip(ids, logprobs, strict=True))
         self.entropy = entropy(top_logprobs(choice, taken - 1, top))
         return taken
+
+    def step(self, text: Text) -> Step:
+        """What it has become, once it has an end."""
+        step = DrawnStep.step(self, text)
+        return step if self.told else replace(step, logprob=None, entropy=None)
 
     def _seed(self) -> int:
         """A step that goes on draws with a seed of its own: a server starts anew with each."""

@@ -17,7 +17,7 @@ from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
-from runtime.reward_format import reward_format
+from runtime.reward_format import format_read_here
 from runtime.reward_reader import overhead_of
 from runtime.servers.fleet import Fleet, wait_for
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
@@ -68,7 +68,7 @@ class SglangEngine:
         """Raises ValueError or RewardMissing for options that cannot be met."""
         self._options = options
         self._routing = Routing(options.routing)
-        self._form = reward_format(options.reward_format)
+        self._form = format_read_here(options.reward_format)
         self._text = Text(options.policy)
         self._flops = known_flops(self._text.checkpoint)
         self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None

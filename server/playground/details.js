@@ -23,8 +23,8 @@ export function details(run, id, pick, branch) {
     ["State", stateOf(tree, node)],
     ["Tokens", String(node.tokens.length)],
     ["KV", kvOf(tree, node)],
-    ["Log-probability", `${node.logprob.toFixed(3)} a token`],
-    ["Entropy", `${node.entropy.toFixed(3)} nats at the boundary`],
+    ["Log-probability", node.logprob === null ? "not known" : `${node.logprob.toFixed(3)} a token`],
+    ["Entropy", node.entropy === null ? "not known" : `${node.entropy.toFixed(3)} nats at the boundary`],
     ["Round", String(node.round)],
     ["Children", String(node.children.length)],
   ];

@@ -133,9 +133,11 @@ async def serving(app: FastAPI) -> AsyncIterator[int]:
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    await task
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
 
 
 class Call:

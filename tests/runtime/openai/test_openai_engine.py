@@ -182,24 +182,6 @@ async def test_rewards_without_a_reward_model_are_the_policys_likelihood() -> No
         assert 0 < told < math.exp(-1)
 
 
-@pytest.mark.parametrize(
-    ("without", "message"),
-    [
-        (("token_ids", "logprobs"), "tell no token ids"),
-        (("logprobs",), "tell no log-probabilities"),
-    ],
-)
-async def test_a_server_that_cannot_serve_trees_is_refused(
-    without: tuple[str, ...], message: str
-) -> None:
-    """At the start, with what is missing."""
-    stub = CompletionsStub.of(Text(POLICY))
-    stub.without = without
-    with pytest.raises(ValueError, match=f"policy_urls: .*{message}"):
-        async with stubs(stub):
-            pass
-
-
 async def test_ids_may_come_as_names_of_tokens() -> None:
     """As vLLM has long told them."""
     stub = CompletionsStub.of(Text(POLICY))

@@ -1,0 +1,93 @@
+"""Scores trajectories by the ``/v1/score`` of another Hedgerow, whatever gives rewards there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.openai.completion_server import CompletionServer, Json
+from runtime.openai.openai_search import OpenaiSearch
+from runtime.openai.server_trials import tried
+from runtime.servers.fleet import Fleet
+from runtime.servers.request_costs import Path
+from runtime.servers.server_errors import WrongServer
+from search.engine import EngineError, Trajectory
+
+ROUTE = "/v1/score"
+SEED = 0
+"""Of a judge's verdicts there: equal steps have equal rewards in every round."""
+TRIED = "What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2.")
+Texts = tuple[str, ...]
+
+
+class ScoreRoute:
+    """A round is one request: question and steps as texts, the last step's reward back.
+
+    ``outcome``: finished replies alone have one there; ``repeats``: equal steps have equal ones.
+    Both are known once a server was met.
+    """
+
+    def __init__(self, fleet: Fleet[CompletionServer]) -> None:
+        self._fleet = fleet
+        self.outcome = False
+        self.repeats = True
+
+    async def try_out(self, server: CompletionServer) -> None:
+        """Learn what gives rewards there. Raises WrongServer where nothing does; EngineDown."""
+        question, steps = TRIED
+        answer = await tried(server, ROUTE, _body(question, [steps]))
+        try:
+            (rewards,) = (item["rewards"] for item in answer["data"])
+            self.outcome = rewards[0] is None
+            self.repeats &= answer["reproducible"] != "no"
+            _scores(answer, 1)
+        except (EngineError, LookupError, TypeError, ValueError) as error:
+            raise WrongServer(f"{server.url}{ROUTE}: no Hedgerow's answer: {error!r}") from error
+
+    async def score(
+        self,
+        search: OpenaiSearch,
+        prompt: Path,
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward a trajectory; steps that are alike are sent once."""
+        texts = [_said(trajectory) for trajectory in trajectories]
+        unlike = list(dict.fromkeys(texts))
+        asking = [self._ask(search, prompt, question, unlike)] if unlike else []
+        rewards = [
+            reward for each in await search.tasks.together(search.tree, asking) for reward in each
+        ]
+        by_texts = dict(zip(unlike, rewards, strict=True))
+        return [by_texts[each] for each in texts]
+
+    async def _ask(
+        self, search: OpenaiSearch, prompt: Path, question: str, replies: Sequence[Texts]
+    ) -> list[float]:
+        async def ask(server: CompletionServer) -> Json:
+            return await server.ask(ROUTE, _body(question, replies))
+
+        answer = await self._fleet.ask(search.tree, prompt, ask)
+        search.costs.counters.model_calls += 1
+        search.costs.counters.prm_tokens += int(answer["usage"]["prompt_tokens"])
+        return _scores(answer, len(replies))
+
+
+def _said(trajectory: Trajectory) -> Texts:
+    """Its steps' words. One without any, as a lone end token, is left out: texts alone are sent; a
+    reply that has none at all is an empty line."""
+    return tuple(text for text in trajectory.texts if text) or ("\n",)
+
+
+def _body(question: str, replies: Sequence[Texts]) -> dict[str, Any]:
+    items = [{"question": question, "steps": list(steps)} for steps in replies]
+    return {"items": items, "seed": SEED}
+
+
+def _scores(answer: Json, count: int) -> list[float]:
+    """In the order asked. Raises EngineError for an answer that does not hold them."""
+    items = sorted(answer["data"], key=lambda item: item["index"])
+    scores = [item["score"] for item in items]
+    if len(scores) != count or any(not isinstance(s, float | int) for s in scores):
+        raise EngineError(f"the reward server answered {scores} for {count} replies")
+    return [float(score) for score in scores]

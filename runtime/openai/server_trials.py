@@ -1,0 +1,72 @@
+"""Finds out what a policy server can that has just been met."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from runtime.openai.completion_server import COMPLETIONS, CompletionServer, Json
+from runtime.openai.server_dialect import SEEDS, Dialect, stop_trial, trial
+from runtime.servers.server_errors import WrongServer
+from runtime.text import Text
+from search.engine import EngineDown, EngineError
+
+log = logging.getLogger(__name__)
+
+TRIED = "Three and four are"
+"""What a policy server goes on from, to show how it speaks."""
+
+
+async def dialect_of(server: CompletionServer, text: Text) -> Dialect:
+    """How it speaks. Raises WrongServer for one that cannot serve trees; EngineDown."""
+    prompt = text.encode(TRIED)
+    extras = True
+    try:
+        first = await tried(server, COMPLETIONS, trial(prompt, SEEDS[0]))
+    except WrongServer as refused:  # what is not OpenAI's, it may be
+        extras = False
+        try:
+            first = await tried(server, COMPLETIONS, trial(prompt, SEEDS[0], extras=False))
+        except WrongServer:
+            raise refused from None
+    bodies = [trial(prompt, seed, extras=extras) for seed in SEEDS[1:]]
+    more = [await tried(server, COMPLETIONS, body) for body in bodies]
+    found = Dialect.of(server.url, [first, *more], text, extras=extras)
+    if found.ids:
+        return found
+    return replace(found, stops=await _keeps_stops(server, prompt, extras=extras))
+
+
+def say(server: CompletionServer, dialect: Dialect) -> None:
+    """What trees go without there, once each."""
+    for missing in dialect.lacks():
+        log.warning("%s does not tell %s", server.url, missing)
+    if not dialect.cached:
+        log.info(
+            "%s does not tell what was cached (vLLM: --enable-prompt-tokens-details)", server.url
+        )
+
+
+async def tried(server: CompletionServer, path: str, body: Any) -> Json:
+    """The answer to a trial. Raises WrongServer where it is refused, EngineDown without one."""
+    try:
+        return await server.ask(path, body)
+    except EngineDown:
+        raise
+    except EngineError as error:
+        raise WrongServer(f"{server.url}{path}: {error}") from error
+
+
+async def _keeps_stops(server: CompletionServer, prompt: list[int], *, extras: bool) -> bool:
+    """Whether the likeliest words come back with what is to stop them, a letter of theirs."""
+    words = await _said(server, stop_trial(prompt, None, extras=extras))
+    letters = words.strip()
+    if not letters:
+        return False
+    return letters[0] in await _said(server, stop_trial(prompt, letters[0], extras=extras))
+
+
+async def _said(server: CompletionServer, body: Any) -> str:
+    answer = await tried(server, COMPLETIONS, body)
+    return str(answer["choices"][0].get("text") or "")
