@@ -15,21 +15,16 @@ import pytest
 import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
-from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.round_gate import RoundGate
 from runtime.sglang.sglang_engine import SglangEngine
-from runtime.sglang.sglang_options import SglangOptions
-from runtime.text import Text
 from runtime.verified_engine import VerifiedEngine, start_verifier
 from runtime.verifiers.stated_arithmetic import states_a_wrong_one
 from runtime.verifiers.verifier import VerifierOptions
-from search.controller import Problem, search
 from search.engine import (
     Branch,
-    Engine,
     EngineDown,
     EngineError,
     Hint,
@@ -38,9 +33,17 @@ from search.engine import (
     Step,
     Trajectory,
 )
-from search.outcome import Outcome
-from search.spec import SearchSpec
 from search.tree import Finish, node_seed
+from tests.runtime.sglang.real_searches import (
+    POLICY,
+    PRM,
+    QUESTIONS,
+    TEXT,
+    grown,
+    options,
+    prompt_of,
+    steps_of,
+)
 from tests.runtime.sglang.support import KV_TOKENS, ROOT, SharedServers
 
 pytestmark = [
@@ -50,15 +53,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
-TEXT = Text(POLICY)
-QUESTIONS = ("Use 4 9 10 13 to make 24.", "Use 1 5 5 5 to make 24.", "Use 3 3 8 8 to make 24.")
 GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
-SECONDS = {"connect_seconds": 60.0, "probe_seconds": 60.0}
-
-
-def prompt_of(question: str) -> tuple[int, ...]:
-    return tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
 
 
 def fork(prefix: tuple[int, ...], children: int, *, parent: int = 0, limit: int = 64):
@@ -68,46 +63,12 @@ def fork(prefix: tuple[int, ...], children: int, *, parent: int = 0, limit: int 
     ]
 
 
-def options(
-    policies: list[LaunchedServer], rewards: list[LaunchedServer], **changes: object
-) -> SglangOptions:
-    made = SglangOptions(
-        policy=POLICY,
-        policy_urls=tuple(server.url for server in policies),
-        prm=PRM if rewards else None,
-        reward_urls=tuple(server.url for server in rewards),
-        reward_format="math-shepherd" if rewards else "none",
-        **SECONDS,
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
     policy, reward = await yard.have("policy", "reward")
     made = await SglangEngine.start(options([policy], [reward]))
     yield made
     await made.close()
-
-
-async def grown(engine: Engine, question: str, tree: str = "", **spec: object) -> Outcome:
-    """A search of its own."""
-    wanted = SearchSpec.model_validate({"policy": "rebase", "width": 4, "seed": 3} | spec)
-    return await search(
-        Problem(prompt_of(question), question, "\n\n"),
-        wanted,
-        engine,
-        tree_id=tree or f"{question}/{spec}",
-        answer_of=lambda text: text.rpartition("answer is ")[2].strip(". \n") or None,
-        clock=asyncio.get_running_loop().time,
-        context_tokens=engine.capabilities.context_tokens,
-    )
-
-
-def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:
-    """A tree but for its rewards: SGLang's arithmetic follows the batch, which follows the clock,
-    so that a reward's last digit may turn."""
-    return [(node.parent, node.tokens) for node in outcome.tree.nodes]
 
 
 async def at_work(server: LaunchedServer) -> int:
