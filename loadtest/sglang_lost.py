@@ -3,7 +3,8 @@
 - ``servers``: streamed searches, eight at once, over the only server of each kind, which are killed
   at random moments and start again. ``lost``: searches that ended with an error; ``cut``: streams
   with a gap or without their last event; ``different``: other steps or another answer than
-  undisturbed; ``other_digests``: rewards' last digits included, which follow SGLang's batches.
+  undisturbed; ``other_digests``: rewards included, of which ``turned`` of ``rewards`` are others,
+  by at most ``most_apart``: SGLang's arithmetic follows its batches (`loadtest.sglang_rewards`).
 - ``deadlines``: searches over a server that is stopped; ``late_ms``: the latest answer after its
   deadline.
 - ``hedgerow``: ``hedgerow serve --launch`` is killed at random moments, its start included.
@@ -42,8 +43,8 @@ from loadtest.report import publish, say
 from loadtest.served import Served
 
 COLUMNS = (
-    *("row", "searches", "lost", "cut", "different", "other_digests", "kills", "late_ms"),
-    *("left", "failed", "seconds"),
+    *("row", "searches", "lost", "cut", "different", "other_digests", "rewards", "turned"),
+    *("most_apart", "kills", "late_ms", "left", "failed", "seconds"),
 )
 AT_ONCE = 8
 POOL_TOKENS = 20_000
@@ -101,13 +102,22 @@ def told(found: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float) 
     """What came of searches, and how it differs from the same in peace."""
     known = {one.number: one for one in calm}
     whole = [one for one in found if not one.error and not one.cut]
+    same = [one for one in whole if one.steps == known[one.number].steps]
+    apart = [
+        abs(reward - known[one.number].rewards[node])
+        for one in same
+        for node, reward in one.rewards.items()
+    ]
     return {
         "searches": len(found),
         "lost": sum(bool(one.error) for one in found),
         "lost_in_peace": sum(bool(one.error) for one in calm),
         "cut": sum(one.cut for one in found),
-        "different": sum(one.steps != known[one.number].steps for one in whole),
+        "different": len(whole) - len(same),
         "other_digests": sum(one.digest != known[one.number].digest for one in whole),
+        "rewards": len(apart),
+        "turned": sum(map(bool, apart)),
+        "most_apart": round(max(apart, default=0.0), 8),
         "errors": sorted({one.error for one in found if one.error}),
         "seconds": round(seconds, 1),
     }

@@ -121,12 +121,15 @@ class StreamEnd:
     steps: str = ""
     digest: str = ""
     seconds: float = 0.0
+    rewards: dict[int, float] = field(default_factory=dict)
     _hash: Any = field(default_factory=hashlib.sha256, repr=False)
 
     def hear(self, name: str, data: dict[str, Any]) -> None:
         """An event: what is drawn, and the answer, are the search's steps."""
         if name == "expanded":
             self._hash.update(repr((data["parent"], data["child"], data["tokens"])).encode())
+        elif name == "scored":
+            self.rewards[data["node"]] = data["reward"]
         elif name == "error":
             self.error = str(data["error"]["code"])
         elif name == "done":
