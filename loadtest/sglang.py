@@ -7,15 +7,18 @@ measure is null in it.
   with the same prompts, as many tokens a chain, and seeds; ``cpu_vs_raw`` the servers' processor
   time likewise. Caches are emptied before each; the two take turns and the median pair is told, the
   least and the most beside it.
-- ``requests_a_round``: the most requests that a round sends to one server; ``requests``: all.
+- ``requests_a_round``: the most requests that a round sends to one server; ``requests``: those of
+  all rounds.
 - ``note_bytes``: of the busiest round's notes to one server; ``note_ms``: what SGLang's
   tokenizer and scheduler processes take to read them, by this one's.
-- ``held_seconds``: for how long rounds were held back; ``different``: searches whose answer or
-  steps are others than alone, in a pool that fits all.
-- ``lru_again``, ``plugin_again``, ``bound_again`` and what stands beside them: tokens read again
-  with several searches in a small pool, by replay without a model (`loadtest.sglang_grid`).
+- ``lru_again``, ``plugin_again``: tokens read again with several searches in a small pool, on a
+  real server each (`loadtest.sglang_pools`), and, where ``bound_again`` stands beside them, by
+  replay without a model (`loadtest.sglang_grid`). ``held_seconds``: for which rounds were held
+  back; ``lost`` searches ended with an error, ``different`` ones have another answer or other
+  steps; ``wall_vs_lru``: of all searches together over that of the stock server, ``wall_vs_free``:
+  in a pool that fits all, over that with no round held back.
 
-    python -m loadtest.sglang [--quick] [--only real|grid] [--keep FILE] [--json]
+    python -m loadtest.sglang [--quick] [--only rounds|pools|grid] [--keep FILE] [--json]
 """
 
 from __future__ import annotations
@@ -24,9 +27,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,11 @@ from typing import Any
 import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note, sampling_seed
+from loadtest.counted_rounds import CountedRounds
 from loadtest.on_sglang import (
     PATIENCE_SECONDS,
     PYTHON,
+    Device,
     engine_on,
     forget,
     policy_server,
@@ -49,20 +53,20 @@ from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from loadtest.server_cpu import cpu_seconds
 from loadtest.sglang_grid import grid
+from loadtest.sglang_pools import pools
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.text import Text
-from search.engine import Hint
-from search.events import Event, Selected
+from search.engine import Engine, Hint
 from search.outcome import Outcome
-from search.spec import SearchSpec
+from search.spec import PolicyName, SearchSpec
 from search.tree import Tree
 
 KEYS = (
     *("policy", "width", "searches", "pool", "lru_again", "plugin_again", "bound_again"),
     *("held_seconds", "wall_vs_raw", "cpu_vs_raw", "requests_a_round", "requests", "note_bytes"),
-    *("note_ms", "lost", "different"),
+    *("note_ms", "lost", "different", "wall_vs_lru", "wall_vs_free"),
     *("lru_bound", "same_queue_again", "drawn", "passes", "lru_passes", "free_passes"),
     "held_passes",
 )
@@ -77,40 +81,32 @@ def row(**measured: Any) -> dict[str, Any]:
     return dict.fromkeys(KEYS) | measured
 
 
-@dataclass(slots=True)
-class Sent:
-    """Requests to each server since a search's last round began, and the most of any round."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where servers run, and what they serve. ``fields``: of every search's spec; ``args``: more of
+    SGLang's options for the policy's."""
 
-    total: int = 0
-    most: int = 0
-    round: Counter[str] = field(default_factory=Counter)
+    python: Path = PYTHON
+    device: Device = "cpu"
+    policy: str | Path = SPRIG.policy
+    prm: str | Path | None = SPRIG.prm
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    kv_tokens: int = POOL_TOKENS
+    args: tuple[str, ...] = ()
 
-    async def look(self, request: httpx.Request) -> None:
-        """A request is sent; one that brings no work is none of a round's."""
-        if request.method == "POST" and request.url.path in ("/generate", "/classify"):
-            self.total += 1
-            self.round[str(request.url)] += 1
+    def servers(self) -> list[LaunchedServer]:
+        """The policy's and the reward model's, not started."""
+        python, device, room = self.python, self.device, self.kv_tokens
+        return [
+            policy_server(
+                python, "arborkv", room, model=self.policy, args=self.args, device=device
+            ),
+            reward_server(python, room, model=self.prm, device=device),
+        ]
 
-    def listen(self, event: Event) -> None:
-        """A round begins with the nodes that it selects."""
-        if isinstance(event, Selected) and self.round:
-            self.most = max(self.most, *self.round.values())
-            self.round.clear()
-
-
-@contextmanager
-def watched(engine: SglangEngine) -> Iterator[Sent]:
-    """What the engine sends meanwhile."""
-    sent = Sent()
-    replicas = (*engine._policy.replicas, *engine._rewards.replicas)
-    hooks = [replica._client.event_hooks["request"] for replica in replicas]
-    for hook in hooks:
-        hook.append(sent.look)
-    try:
-        yield sent
-    finally:
-        for hook in hooks:
-            hook.remove(sent.look)
+    def spec(self, policy: PolicyName, width: int) -> SearchSpec:
+        """A search's."""
+        return SearchSpec(policy=policy, width=width).model_copy(update=dict(self.fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +117,14 @@ class Bench:
     servers: Sequence[LaunchedServer]
     text: Text = field(default_factory=lambda: Text(SPRIG.policy))
 
-    async def search(self, item: Item, spec: SearchSpec, sent: Sent | None = None) -> Outcome:
+    def counted(self) -> AbstractContextManager[CountedRounds]:
+        """The engine, whose rounds' requests are counted."""
+        replicas = (*self.engine._policy.replicas, *self.engine._rewards.replicas)
+        return CountedRounds(self.engine).listening(replicas)
+
+    async def search(self, item: Item, spec: SearchSpec, engine: Engine | None = None) -> Outcome:
         """One search."""
-        listen = None if sent is None else sent.listen
-        return await grow(self.engine, self.text, item, Method("one", spec), listen=listen)
+        return await grow(engine or self.engine, self.text, item, Method("one", spec))
 
     async def timed(self, work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
         """The wall and the servers' processor seconds of work from empty caches."""
@@ -148,27 +148,25 @@ def raw_list(tree: Tree) -> dict[str, Any]:
     }
 
 
-async def against_raw(bench: Bench, items: Sequence[Item], width: int) -> dict[str, Any]:
-    """``self_consistency`` against a raw list, a pair an item."""
-    spec = SearchSpec(policy="self_consistency", width=width)
+async def against_raw(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dict[str, Any]:
+    """Chains against a raw list, a pair an item."""
     policy, walls, cpus, most = bench.servers[0], [], [], 0
     async with httpx.AsyncClient(
         base_url=policy.url, timeout=PATIENCE_SECONDS, trust_env=False
     ) as client:
         for item in items:
-            with watched(bench.engine) as sent:
-                body = raw_list((await bench.search(item, spec, sent)).tree)
-            most = max(most, sent.most)
+            with bench.counted() as counted:
+                body = raw_list((await bench.search(item, spec, counted)).tree)
+            most = max(most, counted.most)
             raw = await bench.timed(lambda body=body: client.post("/generate", json=body))
             ours = await bench.timed(lambda item=item: bench.search(item, spec))
             walls.append(ours[0] / raw[0])
             cpus.append(ours[1] / max(0.01, raw[1]))
-            say(f"self_consistency: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
+            say(f"{spec.policy}: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
     return row(
         policy=spec.policy,
-        width=width,
+        width=spec.width,
         searches=len(items),
-        pool=POOL_TOKENS,
         wall_vs_raw=[statistics.median(walls), min(walls), max(walls)],
         cpu_vs_raw=[statistics.median(cpus), min(cpus), max(cpus)],
         requests_a_round=most,
@@ -177,17 +175,16 @@ async def against_raw(bench: Bench, items: Sequence[Item], width: int) -> dict[s
 
 async def requests(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dict[str, Any]:
     """What a policy's rounds send."""
-    with watched(bench.engine) as sent:
+    with bench.counted() as counted:
         for item in items:
-            await bench.search(item, spec, sent)
-    say(f"{spec.policy} {spec.width}: at most {sent.most} requests a server and round")
+            await bench.search(item, spec, counted)
+    say(f"{spec.policy} {spec.width}: at most {counted.most} requests a server and round")
     return row(
         policy=spec.policy,
         width=spec.width,
         searches=len(items),
-        pool=POOL_TOKENS,
-        requests_a_round=sent.most,
-        requests=sent.total,
+        requests_a_round=counted.most,
+        requests=counted.total,
     )
 
 
@@ -214,25 +211,29 @@ def notes(width: int) -> dict[str, Any]:
 async def measure(
     python: Path, quick: bool, only: str | None = None, keep: Path | None = None
 ) -> list[dict[str, Any]]:
-    """All cells, or those on real servers or of the grid only."""
-    rows = [] if only == "grid" else await on_servers(python, quick)
-    if only != "real":
+    """All cells, or some only: one search after the other, several in small pools, by replay."""
+    rows = []
+    if only in (None, "rounds"):
+        rows += await rounds(Place(python), quick)
+    if only in (None, "pools"):
+        rows += [row(**cell) async for cell in pools(python, quick=quick)]
+    if only in (None, "grid"):
         rows += [row(**cell) for cell in await grid(python, quick=quick, keep=keep)]
     return rows
 
 
-async def on_servers(python: Path, quick: bool) -> list[dict[str, Any]]:
-    """The cells on real servers."""
-    servers = [policy_server(python, "arborkv", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
+async def rounds(place: Place, quick: bool) -> list[dict[str, Any]]:
+    """What rounds send and take, on real servers with room for all."""
+    servers = place.servers()
     items = items_of(TASK, "dev", 3 if quick else 10, seed=0)
     async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
         bench = Bench(engine, servers)
-        return [
-            await against_raw(bench, items, 64),
-            await requests(bench, items, SearchSpec(policy="rebase", width=64)),
-            await requests(bench, items, SearchSpec(policy="ets", width=64)),
-            notes(WIDEST),
+        found = [
+            await against_raw(bench, items, place.spec("self_consistency", 64)),
+            await requests(bench, items, place.spec("rebase", 64)),
+            await requests(bench, items, place.spec("ets", 64)),
         ]
+    return [one | {"pool": place.kv_tokens} for one in found] + [notes(WIDEST)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -240,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.sglang", description=__doc__)
     parser.add_argument("--python", type=Path, default=PYTHON)
     parser.add_argument("--quick", action="store_true", help="3 searches a cell, not 10")
-    parser.add_argument("--only", choices=("real", "grid"), help="on real servers, or by replay")
+    parser.add_argument("--only", choices=("rounds", "pools", "grid"), help="some cells only")
     parser.add_argument("--keep", type=Path, help="file of the grid's cells, not run again")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)

@@ -1,13 +1,20 @@
 """ETS against REBASE on SGLang, with models of a real size: for a machine with a GPU.
 
-`python -m loadtest.sglang_gpu [--shape qwen2.5-1.5b] [--speculate] [--draft] [--json]` starts two
-servers, of a policy and of a reward model, and grows the same questions by both policies, some at
-once. Weights are random: they cost what trained ones do, and say nothing, so steps have a fixed
-length and trees little in common. `--shape sprig` takes the bundled models, `--device cpu --shape
-tiny` tries it out without a GPU. With `--speculate` all is done once more with the next steps drawn
-early, where the policy waits for scores. With `--draft` all is done once more with a draft model
-beside the policy (`STANDALONE`, see `hedgerow plan`): random too, so what it wins is next to
-nothing and what it costs is seen; the bundled draft is a real one.
+`python -m loadtest.sglang_gpu [--shape qwen2.5-1.5b] [--speculate] [--draft] [--load] [--json]`
+starts two servers, of a policy and of a reward model, and grows the same questions by both
+policies, some at once. Weights are random: they cost what trained ones do, and say nothing, so
+steps have a fixed length and trees little in common. `--shape sprig` takes the bundled models. With
+`--speculate` all is done once more with the next steps drawn early, where the policy waits for
+scores. With `--draft` all is done once more with a draft model beside the policy (`STANDALONE`, see
+`hedgerow plan`): random too, so what it wins is next to nothing and what it costs is seen; the
+bundled draft is a real one.
+
+With `--load` the document also has `load`, the rows of `loadtest.sglang` on this device (what a
+round sends and takes as SGLang schedules, `overlap`, and with each token known before the next one
+is drawn, which whole chains need; small pools, with the bundled models), and `rewards`, those of
+`loadtest.sglang_rewards`, as SGLang computes and with `--enable-deterministic-inference`.
+
+`--all` is all of it; `--dry-run` is what of it runs on a CPU, as small as it gets.
 """
 
 from __future__ import annotations
@@ -37,6 +44,9 @@ from loadtest.on_sglang import (
 )
 from loadtest.report import publish, say, shown
 from loadtest.searches import Item, Method, grow_all, items_of
+from loadtest.sglang import Place, rounds
+from loadtest.sglang_pools import pools
+from loadtest.sglang_rewards import measure as score_ways
 from models.bundled import SPRIG_FOLDER
 from models.deepen import WEIGHTS
 from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
@@ -53,6 +63,15 @@ COLUMNS = (
     *("shape", "way", "policy", "width", "n", "kv_tokens_total", "kv_reduction_vs_rebase"),
     *("problems_per_second", "throughput_vs_rebase", "precise_goodput"),
 )
+
+
+NO_OVERLAP = "--disable-overlap-schedule"
+OVERLAP = {"cuda": (True, False), "cpu": (False,)}
+"""Whether SGLang draws a token before the last one is known; on a CPU it is launched without."""
+REPEATABLE = {"cuda": ((), ("--enable-deterministic-inference",)), "cpu": ((),)}
+"""SGLang has no arithmetic on a CPU that does not depend on the batch."""
+SMALLEST = {"shape": "tiny", "width": 8, "limit": 2, "at_once": 2, "kv_tokens": 20_000}
+"""Of a run that only shows that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +139,14 @@ def models_of(shape: str, folder: Path) -> GpuModels:
     return GpuModels(policy, prm, draft, steps)
 
 
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """The whole document."""
+    document = await measure(options)
+    if options.load:
+        document |= {"load": await load(options), "rewards": await rewards(options)}
+    return document
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The document: a row a policy, in each way that is asked for."""
     items = items_of(TASK, "test", options.limit, 0)
@@ -139,6 +166,37 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     found[policy] = grown, time.perf_counter() - start
             rows += _rows({"shape": options.shape, "way": way}, found, items)
     return {"rows": rows, "device": options.device, "at_once": options.at_once}
+
+
+async def load(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of ``loadtest.sglang``, but for the replay, which needs no device."""
+    rows, python, device = [], options.python, options.device
+    with tempfile.TemporaryDirectory() as folder:
+        models = models_of(options.shape, Path(folder))
+        for overlap in OVERLAP[device]:
+            place = Place(
+                python,
+                device,
+                models.policy,
+                models.prm,
+                models.fields,
+                options.kv_tokens,
+                () if overlap else (NO_OVERLAP,),
+            )
+            found = await rounds(place, options.dry_run)
+            rows += [{"shape": options.shape, "overlap": overlap} | row for row in found]
+    async for row in pools(python, quick=options.dry_run, device=device):
+        rows.append({"shape": "sprig", "overlap": OVERLAP[device][0]} | row)
+    return rows
+
+
+async def rewards(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of ``loadtest.sglang_rewards``, of the bundled models."""
+    rows, items = [], items_of("game24", "test", options.limit, 0)
+    for flags in REPEATABLE[options.device]:
+        found = await score_ways(options.python, items, 8, device=options.device, args=flags)
+        rows += [{"flags": " ".join(flags)} | row for row in found]
+    return rows
 
 
 def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
@@ -190,9 +248,19 @@ def _rows(
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    options = _parser().parse_args()
-    document = to_its_end(measure(options))
+    options = chosen(_parser().parse_args())
+    document = to_its_end(run(options))
     publish(document, options.json, "ETS on SGLang at a real size", COLUMNS)
+
+
+def chosen(options: argparse.Namespace) -> argparse.Namespace:
+    """What is to run, ``--all`` and ``--dry-run`` spelt out."""
+    options.load |= options.all or options.dry_run
+    options.speculate |= options.all or options.dry_run
+    options.draft = (options.draft or options.all) and not options.dry_run
+    if options.dry_run:
+        vars(options).update(SMALLEST, device="cpu")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -208,6 +276,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-tokens", type=int, default=200_000, help="of each server")
     parser.add_argument("--speculate", action="store_true", help="once more with early steps")
     parser.add_argument("--draft", action="store_true", help="once more with a draft model")
+    parser.add_argument("--load", action="store_true", help="rounds, pools and rewards as well")
+    parser.add_argument("--all", action="store_true", help="all of these")
+    parser.add_argument("--dry-run", action="store_true", help="what runs on a CPU, and little")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 

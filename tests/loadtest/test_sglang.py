@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
-
-from loadtest.sglang import KEYS, Sent, notes, raw_list
-from search.events import Selected
+from loadtest.sglang import KEYS, notes, raw_list
 from tests.search.trees import END, STEP, drawn
 
 
@@ -15,19 +12,6 @@ def test_rows_have_every_key() -> None:
     assert tuple(narrow) == KEYS
     assert 3.5 < wide["note_bytes"] / narrow["note_bytes"] < 4.5
     assert wide["wall_vs_raw"] is None
-
-
-async def test_requests_are_counted_by_round_and_server() -> None:
-    """A look at a server's health is none of them; a round begins with what it selects."""
-    sent = Sent()
-    for path in ("/generate", "/generate", "/health"):
-        await sent.look(httpx.Request("POST", f"http://policy{path}"))
-    await sent.look(httpx.Request("POST", "http://reward/classify"))
-    sent.listen(Selected(1, 0, 8))
-    sent.listen(Selected(1, 1, 8))
-    await sent.look(httpx.Request("POST", "http://policy/generate"))
-    sent.listen(Selected(2, 2, 8))
-    assert (sent.total, sent.most) == (4, 2)
 
 
 def test_the_raw_list_draws_what_the_chains_drew() -> None:

@@ -1,0 +1,143 @@
+"""Several searches at once in a small pool of a real SGLang server: as SGLang is, and as launched.
+
+A cell is grown twice, by servers of its own. ``lru``: what was used longest ago goes first,
+requests are let in as they come, no round is held back and steps are asked for whole. ``plugin``:
+as Hedgerow launches and asks. Both draw by seed, and the embedded engine scores, so that trees are
+the same up to what SGLang's arithmetic makes of a prefix that is read again. In a pool that fits
+all the plug-in runs twice, the first time with no round held back.
+
+What the best order would have read again is known of a replay alone (`loadtest.sglang_grid`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.counted_rounds import CountedRounds
+from loadtest.on_sglang import Device, engine_on, policy_server, started
+from loadtest.report import say
+from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from loadtest.sglang_drawing import Drawing
+from loadtest.sglang_grid import TASK, spec_of
+from runtime.text import Text
+from search.engine import EngineError
+from search.outcome import Outcome
+
+AMPLE_TOKENS = 20_000
+CELLS = (
+    ("ets", 4, 330),
+    ("rebase", 4, 330),
+    ("ets", 2, 525),
+    ("best_first", 2, 525),
+    ("ets", 4, AMPLE_TOKENS),
+)
+"""A policy, searches at once, tokens of the pool; the first is docs/sglang-plugin.md's trace."""
+QUICK = (("ets", 2, 330), ("ets", 2, AMPLE_TOKENS))
+STOCK = ("--schedule-policy", "fcfs")
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What came of all searches of a cell; None of one that ended with an error."""
+
+    found: Sequence[Outcome | None]
+    seconds: float
+    most: int
+    total: int
+
+    @property
+    def again(self) -> int:
+        """Tokens read again."""
+        return sum(one.stats.engine.rehydrated_tokens for one in self.found if one)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens of all trees."""
+        return sum(one.stats.generated_tokens for one in self.found if one)
+
+    @property
+    def held_seconds(self) -> float:
+        """For which rounds waited, all searches' together."""
+        return sum(one.stats.engine.held_back_seconds for one in self.found if one)
+
+
+@asynccontextmanager
+async def drawing(
+    python: Path, device: Device, pool: int, *, evicts: bool, gated: bool
+) -> AsyncIterator[CountedRounds]:
+    """An engine on a server of its own."""
+    kv_policy, args = ("arborkv", ()) if evicts else ("lru", STOCK)
+    server = policy_server(python, kv_policy, pool, args=args, device=device)
+    async with started([server]), engine_on([server], []) as drawer, Engines(threads=1) as scorer:
+        replicas = drawer._policy.replicas
+        if not gated:
+            for replica in replicas:
+                replica.kv_tokens = 0  # a pool that is not known holds nothing back
+        with CountedRounds(Drawing(drawer, scorer, server)).listening(replicas) as engine:
+            yield engine
+
+
+async def grown(engine: CountedRounds, policy: str, searches: int) -> Grown:
+    """All at once."""
+    text, method = Text(SPRIG.policy), Method("one", spec_of(policy))
+    begun = time.monotonic()
+    items = items_of(TASK, "dev", searches, 0)
+    asked = (grow(engine, text, item, method) for item in items)
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException) and not isinstance(one, EngineError):
+            raise one
+    outcomes = [one if isinstance(one, Outcome) else None for one in found]
+    return Grown(outcomes, time.monotonic() - begun, engine.most, engine.total)
+
+
+def measured(policy: str, pool: int, first: Grown, ours: Grown) -> dict[str, Any]:
+    """A cell's row; ``first``: as SGLang is, or with no round held back where all fits."""
+    pairs = list(zip(first.found, ours.found, strict=True))
+    row: dict[str, Any] = {
+        "policy": policy,
+        "width": spec_of(policy).width,
+        "searches": len(pairs),
+        "pool": pool,
+        "plugin_again": ours.again,
+        "drawn": ours.drawn,
+        "held_seconds": round(ours.held_seconds, 1),
+        "requests_a_round": ours.most,
+        "requests": ours.total,
+        "lost": sum(one is None for one in ours.found),
+        "different": sum(_said(one) != _said(other) for one, other in pairs),
+    }
+    if pool == AMPLE_TOKENS:
+        return row | {"wall_vs_free": ours.seconds / first.seconds}
+    return row | {"lru_again": first.again, "wall_vs_lru": ours.seconds / first.seconds}
+
+
+def _said(outcome: Outcome | None) -> tuple[Any, ...]:
+    """A search's answer and all of its steps."""
+    if outcome is None:
+        return ()
+    return outcome.answer, *((node.parent, node.tokens) for node in outcome.tree.nodes)
+
+
+async def pools(
+    python: Path, *, quick: bool, device: Device = "cpu"
+) -> AsyncIterator[dict[str, Any]]:
+    """A row a cell."""
+    for policy, searches, pool in QUICK if quick else CELLS:
+        found = []
+        for ours in (False, True):
+            evicts = ours or pool == AMPLE_TOKENS
+            async with drawing(python, device, pool, evicts=evicts, gated=ours) as engine:
+                found.append(await grown(engine, policy, searches))
+            way = "ours" if ours else "first"
+            say(
+                f"{policy} x {searches} in {pool}, {way}: {found[-1].again} again, "
+                f"{found[-1].seconds:.0f} s"
+            )
+        yield measured(policy, pool, *found)

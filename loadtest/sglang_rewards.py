@@ -1,0 +1,176 @@
+"""By how much a reward of SGLang's follows what it is scored beside, and what was cached of it.
+
+Rewards enter a tree rounded to four digits: one that lies beside a boundary may enter as its
+neighbour, and the tree has another digest then. Searches are grown on real servers of the bundled
+models on this machine's CPU, eight at once, and each of their paths is scored again in other ways.
+A row is a way:
+
+- ``searched``: as the searches had it, beside others and below what was cached;
+- ``again``: alone, nothing cached, once more;
+- ``below``: alone, its parent cached;
+- ``beside``: all of its search in one list, nothing cached.
+
+Each is compared with the same path alone and nothing cached: ``most_apart`` and ``mean_apart`` of
+rewards as they come, ``turned`` of them once rounded, ``most_units`` of the last digit between the
+two of those, and ``searches_turned`` that have one.
+
+    python -m loadtest.sglang_rewards [--searches 40] [--width 8] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.listed import at_least_1
+from loadtest.on_sglang import (
+    PYTHON,
+    Device,
+    engine_on,
+    forget,
+    policy_server,
+    reward_server,
+    started,
+    to_its_end,
+)
+from loadtest.report import publish, say
+from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from runtime.engine_wrapper import EngineWrapper
+from runtime.sglang.launched_server import LaunchedServer
+from runtime.sglang.sglang_engine import SglangEngine
+from runtime.text import Text
+from search.engine import Trajectory
+from search.spec import SearchSpec
+from search.tree import UNITS, round_reward
+
+WAYS = ("searched", "again", "below", "beside")
+COLUMNS = (
+    *("way", "searches", "rewards", "most_apart", "mean_apart", "turned", "most_units"),
+    "searches_turned",
+)
+TASK = "game24"
+POOL_TOKENS = 20_000
+AT_ONCE = 8
+Steps = tuple[tuple[int, ...], ...]
+Rewards = Mapping[tuple[int, Steps], float]
+"""By the number of a search and the steps of a path."""
+
+
+class ScoredSearch(EngineWrapper):
+    """A search's paths in the order scored, and their rewards as they came."""
+
+    def __init__(self, engine: SglangEngine, number: int) -> None:
+        super().__init__(engine)
+        self.number = number
+        self.rewards: dict[Steps, float] = {}
+        self._paths: dict[Steps, Trajectory] = {}
+        self._about: tuple[tuple[int, ...], str] = (), ""
+
+    async def score(
+        self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """The engine's, kept."""
+        self._about = prompt, question
+        rewards = await super().score(tree, prompt, question, trajectories)
+        for trajectory, reward in zip(trajectories, rewards, strict=True):
+            self._paths[trajectory.steps] = trajectory
+            self.rewards[trajectory.steps] = reward
+        return rewards
+
+    async def score_again(self, paths: Sequence[Steps], name: str) -> dict[Steps, float]:
+        """The same paths in one call of a search that has scored nothing."""
+        asked = [self._paths[path] for path in paths]
+        try:
+            rewards = await super().score(name, *self._about, asked)
+        finally:
+            await self.release(name)
+        return dict(zip(paths, rewards, strict=True))
+
+
+async def scored_in(
+    way: str, searches: Sequence[ScoredSearch], reward: LaunchedServer
+) -> dict[tuple[int, Steps], float]:
+    """All rewards once more; ``alone`` is the way that the others are compared with."""
+    found: dict[tuple[int, Steps], float] = {}
+    for search in searches:
+        paths = list(search.rewards)
+        lists = [paths] if way == "beside" else [[path] for path in paths]
+        for place, asked in enumerate(lists):
+            if way != "below" or not place:
+                await forget([reward])
+            again = await search.score_again(asked, f"{way}/{search.number}-{place}")
+            found |= {(search.number, path): one for path, one in again.items()}
+    return found
+
+
+def compared(way: str, rewards: Rewards, alone: Rewards) -> dict[str, Any]:
+    """A way's row."""
+    apart = [abs(rewards[path] - alone[path]) for path in alone]
+    units = {
+        path: round(UNITS * abs(round_reward(rewards[path]) - round_reward(alone[path])))
+        for path in alone
+    }
+    turned = [path for path, many in units.items() if many]
+    return {
+        "way": way,
+        "searches": len({number for number, _ in alone}),
+        "rewards": len(alone),
+        "most_apart": max(apart),
+        "mean_apart": sum(apart) / len(apart),
+        "turned": len(turned),
+        "most_units": max(units.values()),
+        "searches_turned": len({number for number, _ in turned}),
+    }
+
+
+async def measure(
+    python: Path,
+    items: Sequence[Item],
+    width: int,
+    *,
+    device: Device = "cpu",
+    args: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """A row for each way; ``args``: more of SGLang's options for both servers."""
+    policy = policy_server(python, "arborkv", POOL_TOKENS, args=args, device=device)
+    reward = reward_server(python, POOL_TOKENS, args=args, device=device)
+    text, room = Text(SPRIG.policy), asyncio.Semaphore(AT_ONCE)
+    method = Method("one", SearchSpec(policy="rebase", width=width))
+    async with started([policy, reward]), engine_on([policy], [reward]) as engine:
+
+        async def one(number: int, item: Item) -> ScoredSearch:
+            async with room:
+                search = ScoredSearch(engine, number)
+                await grow(search, text, item, method)
+                return search
+
+        searches = await asyncio.gather(*(one(*pair) for pair in enumerate(items)))
+        alone = await scored_in("alone", searches, reward)
+        searched = {(s.number, path): r for s in searches for path, r in s.rewards.items()}
+        rows = [compared("searched", searched, alone)]
+        for way in WAYS[1:]:
+            rows.append(compared(way, await scored_in(way, searches, reward), alone))
+            say(f"{rows[-1]}")
+    return rows
+
+
+def main() -> None:
+    """Print a table, or one JSON document."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.sglang_rewards", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--python", type=Path, default=PYTHON)
+    parser.add_argument("--searches", type=at_least_1, default=40)
+    parser.add_argument("--width", type=at_least_1, default=8)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    wanted = parser.parse_args()
+    items = items_of(TASK, "test", wanted.searches, 0)
+    rows = to_its_end(measure(wanted.python, items, wanted.width))
+    publish({"rows": rows}, wanted.json, "Rewards on SGLang", COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Requests of a round, counted by whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx
+
+from loadtest.counted_rounds import CountedRounds
+from loadtest.sglang_kills import grow_each, items_for
+from runtime.servers.remote_server import ServerTimes
+from runtime.sglang.replica import Replica
+from search.engine import Branch, Sampling, Step, Trajectory
+from search.outcome import Outcome
+from tests.search.scripted_engine import ScriptedEngine
+
+
+class Sending(ScriptedEngine):
+    """Sends two requests for a round's draws and one for its scores, and looks at a server."""
+
+    def __init__(self, policy: Replica, reward: Replica) -> None:
+        super().__init__()
+        self.sent = 0
+        self._policy, self._reward = policy, reward
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """The script's."""
+        self.sent += 2
+        for path in ("/generate", "/server_info", "/generate"):
+            await self._policy._client.post(path)
+            await asyncio.sleep(0)
+        return await super().expand(tree, branches, sampling)
+
+    async def score(
+        self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """The script's."""
+        self.sent += 1
+        await self._reward._client.post("/classify")
+        return await super().score(tree, prompt, question, trajectories)
+
+
+async def test_requests_are_counted_by_round_and_server() -> None:
+    """However many searches there are at once; a look at a server's health is none of them, nor is
+    what nobody's round sends."""
+    answering = httpx.MockTransport(lambda _: httpx.Response(200))
+    servers = [Replica(f"http://{name}", ServerTimes(1, 1, 1, 9)) for name in ("policy", "reward")]
+    for server in servers:
+        await server.close()
+        server._client = httpx.AsyncClient(base_url=server.url, transport=answering)
+    engine = Sending(*servers)
+    with CountedRounds(engine).listening(servers) as counted:
+        found = (await grow_each(counted, items_for(3), 3)).found
+        await servers[0]._client.post("/generate")
+    await servers[0]._client.post("/generate")
+    assert all(isinstance(one, Outcome) for one in found)
+    assert counted.most == 2
+    assert counted.total == engine.sent
+    for server in servers:
+        await server.close()

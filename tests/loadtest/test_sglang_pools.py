@@ -1,0 +1,38 @@
+"""`loadtest.sglang_pools`: whose numbers a cell's row has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loadtest.sglang_kills import grow_each, items_for
+from loadtest.sglang_pools import AMPLE_TOKENS, CELLS, QUICK, Grown, measured
+from search.outcome import Outcome
+from tests.search.scripted_engine import ScriptedEngine
+
+
+async def test_a_row_by_hand() -> None:
+    """Of three searches one is the same, one has another answer, and one was lost."""
+    same, other, lost = (await grow_each(ScriptedEngine(), items_for(3), 3)).found
+    assert isinstance(same, Outcome)
+    assert isinstance(other, Outcome)
+    assert isinstance(lost, Outcome)
+    same.stats.engine.rehydrated_tokens, same.stats.engine.held_back_seconds = 7, 0.5
+    other.stats.engine.rehydrated_tokens, other.stats.engine.held_back_seconds = 5, 1.0
+    lost.stats.engine.rehydrated_tokens = 3
+    first = Grown([same, other, lost], seconds=4.0, most=2, total=90)
+    ours = Grown([same, replace(other, answer="another"), None], seconds=3.0, most=3, total=80)
+    row = measured("ets", 330, first, ours)
+    assert (row["searches"], row["lost"], row["different"]) == (3, 1, 2)
+    assert (row["lru_again"], row["plugin_again"]) == (12 + 3, 12)
+    assert (row["requests_a_round"], row["requests"], row["held_seconds"]) == (3, 80, 1.5)
+    assert row["wall_vs_lru"] == 0.75
+    row = measured("ets", AMPLE_TOKENS, first, ours)
+    assert row["wall_vs_free"] == 0.75
+    assert "lru_again" not in row
+
+
+def test_the_cells() -> None:
+    """Five, of which one fits all; two of a quick run."""
+    assert (len(CELLS), len(QUICK)) == (5, 2)
+    assert CELLS[0] == ("ets", 4, 330)
+    assert [pool for _, _, pool in CELLS].count(AMPLE_TOKENS) == 1

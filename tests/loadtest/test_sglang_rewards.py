@@ -1,0 +1,39 @@
+"""`python -m loadtest.sglang_rewards`: what is scored again, and how far apart rewards are."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from loadtest.searches import SPRIG, Method, grow
+from loadtest.sglang_kills import items_for
+from loadtest.sglang_rewards import ScoredSearch, compared
+from runtime.text import Text
+from search.spec import SearchSpec
+from search.tree import round_reward
+from tests.search.scripted_engine import ScriptedEngine
+
+
+def test_a_row_by_hand() -> None:
+    """Of three rewards of two searches one is the same, one turns with its last digit, and one lies
+    further off than its rounding shows."""
+    alone = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30004, (1, ((1,),)): 0.70001}
+    other = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30006, (1, ((1,),)): 0.70004}
+    row = compared("beside", other, alone)
+    assert (row["searches"], row["rewards"]) == (2, 3)
+    assert row["most_apart"] == pytest.approx(3e-5)
+    assert row["mean_apart"] == pytest.approx(5e-5 / 3)
+    assert (row["turned"], row["most_units"], row["searches_turned"]) == (1, 1, 1)
+
+
+async def test_paths_are_scored_again_as_they_were() -> None:
+    """By a search of another name that is let go of."""
+    scripted = ScriptedEngine()
+    search = ScoredSearch(cast(Any, scripted), 0)
+    spec = SearchSpec(policy="rebase", width=4)
+    outcome = await grow(search, Text(SPRIG.policy), items_for(1)[0], Method("one", spec))
+    rewards = {node.reward for node in outcome.tree.nodes[1:]}
+    assert {round_reward(reward) for reward in search.rewards.values()} == rewards
+    assert await search.score_again(list(search.rewards), "again") == search.rewards
+    assert "again" in scripted.released
