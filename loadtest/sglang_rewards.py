@@ -14,13 +14,18 @@ Each is compared with the same path alone and nothing cached: ``most_apart`` and
 rewards as they come, ``turned`` of them once rounded, ``most_units`` of the last digit between the
 two of those, and ``searches_turned`` that have one.
 
-    python -m loadtest.sglang_rewards [--searches 40] [--width 8] [--json]
+With ``--float64`` the reward model computes in float64.
+
+    python -m loadtest.sglang_rewards [--searches 40] [--width 8] [--float64] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +59,7 @@ COLUMNS = (
 TASK = "game24"
 POOL_TOKENS = 20_000
 AT_ONCE = 8
+AS_IN_CONFIG = ("--dtype", "auto")
 Steps = tuple[tuple[int, ...], ...]
 Rewards = Mapping[tuple[int, Steps], float]
 """By the number of a search and the steps of a path."""
@@ -126,6 +132,16 @@ def compared(way: str, rewards: Rewards, alone: Rewards) -> dict[str, Any]:
     }
 
 
+def in_float64(checkpoint: Path, folder: Path) -> Path:
+    """A copy of a checkpoint below ``folder`` whose configuration has SGLang compute in float64,
+    which no option of SGLang's does."""
+    copy = folder / checkpoint.name
+    shutil.copytree(checkpoint, copy)
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float64"}))
+    return copy
+
+
 async def measure(
     python: Path,
     items: Sequence[Item],
@@ -133,10 +149,15 @@ async def measure(
     *,
     device: Device = "cpu",
     args: Sequence[str] = (),
+    double: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each way; ``args``: more of SGLang's options for both servers."""
+    """A row for each way; ``args``: more of SGLang's options for both servers; ``double``: where to
+    put a reward model that is computed in float64."""
     policy = policy_server(python, "arborkv", POOL_TOKENS, args=args, device=device)
     reward = reward_server(python, POOL_TOKENS, args=args, device=device)
+    if double is not None:
+        prm, own = in_float64(Path(reward.options.model), double), (*args, *AS_IN_CONFIG)
+        reward = reward_server(python, POOL_TOKENS, model=prm, args=own, device=device)
     text, room = Text(SPRIG.policy), asyncio.Semaphore(AT_ONCE)
     method = Method("one", SearchSpec(policy="rebase", width=width))
     async with started([policy, reward]), engine_on([policy], [reward]) as engine:
@@ -165,10 +186,13 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=PYTHON)
     parser.add_argument("--searches", type=at_least_1, default=40)
     parser.add_argument("--width", type=at_least_1, default=8)
+    parser.add_argument("--float64", action="store_true", help="the reward model computes in it")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     wanted = parser.parse_args()
     items = items_of(TASK, "test", wanted.searches, 0)
-    rows = to_its_end(measure(wanted.python, items, wanted.width))
+    with tempfile.TemporaryDirectory() as folder:
+        double = Path(folder) if wanted.float64 else None
+        rows = to_its_end(measure(wanted.python, items, wanted.width, double=double))
     publish({"rows": rows}, wanted.json, "Rewards on SGLang", COLUMNS)
 
 

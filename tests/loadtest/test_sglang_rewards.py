@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from loadtest.searches import SPRIG, Method, grow
 from loadtest.sglang_kills import items_for
-from loadtest.sglang_rewards import ScoredSearch, compared
+from loadtest.sglang_rewards import ScoredSearch, compared, in_float64
 from runtime.text import Text
 from search.spec import SearchSpec
 from search.tree import round_reward
@@ -37,3 +39,15 @@ async def test_paths_are_scored_again_as_they_were() -> None:
     assert {round_reward(reward) for reward in search.rewards.values()} == rewards
     assert await search.score_again(list(search.rewards), "again") == search.rewards
     assert "again" in scripted.released
+
+
+def test_a_checkpoint_in_float64(tmp_path: Path) -> None:
+    """The same but for what it is computed in; the one that it is a copy of is left alone."""
+    assert SPRIG.prm is not None
+    source = Path(SPRIG.prm)
+    before = (source / "config.json").read_text()
+    copy = in_float64(source, tmp_path)
+    config = json.loads((copy / "config.json").read_text())
+    assert config == json.loads(before) | {"dtype": "float64"}
+    assert {path.name for path in copy.iterdir()} == {path.name for path in source.iterdir()}
+    assert (source / "config.json").read_text() == before
