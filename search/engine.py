@@ -7,11 +7,41 @@ and nodes by (tree, id); it never says what to cache, it only hints.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol, runtime_checkable
 
 from search.counters import Counters, EngineCounters
 from search.tree import Finish, step_seed
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsParams:
+    """What changes the odds of tokens beside temperature and top-p: vLLM's parameters, as there.
+
+    ``top_k``: so many likeliest tokens are left, all where it is below 1; ``min_p``: those with at
+    least this times the likeliest one's probability. ``logit_bias``: added to the logits of these
+    ids. ``min_tokens``: no end token before so many of the output. ``repetition_penalty`` divides
+    the positive logits of what the prompt and the output hold, and multiplies the negative ones;
+    ``presence_penalty`` is taken off what the output holds, ``frequency_penalty`` each time. The
+    output is a trajectory's, from its prompt on.
+    """
+
+    top_k: int = 0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def asked(self) -> tuple[str, ...]:
+        """The names of those that ask for something."""
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        return tuple(name for name in changed if name != "top_k" or self.top_k > 0)
+
+
+NEUTRAL = LogitsParams()
+LOGITS_PARAMS = tuple(parameter.name for parameter in fields(NEUTRAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +51,16 @@ class Sampling:
     ``temperature`` 0 is greedy. ``top_p`` in (0, 1] truncates after the temperature. A step ends at
     the first ``stop`` string (kept in the step), at the model's end token, or after
     ``max_step_tokens`` tokens; an empty ``stop`` makes steps of exactly that many tokens.
+    ``logits``: what else changes the odds; ``prompt_tokens``: so many tokens of every prefix are
+    the prompt, the others are output.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ("\n\n",)
     max_step_tokens: int = 256
+    logits: LogitsParams = NEUTRAL
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +208,7 @@ class Capabilities:
 
     ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps;
     ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
+    ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by name.
     ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
@@ -196,6 +231,7 @@ class Capabilities:
     outcome: bool = False
     likelihood: bool = False
     logprobs: bool = True
+    logits_params: tuple[str, ...] = ()
 
     @property
     def reproducible(self) -> Reproducible:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from search.engine import LOGITS_PARAMS, LogitsParams
 
 PolicyName = Literal[
     "best_of_n",
@@ -30,10 +41,47 @@ AnswerRule = Literal["auto", "text", "maths"]
 CostName = Literal["nodes", "tokens"]
 SolverName = Literal["highs", "cbc"]
 
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+MinP = Annotated[float, Field(ge=0.0, le=1.0)]
+MinTokens = Annotated[int, Field(ge=0, le=131072)]
+RepetitionPenalty = Annotated[float, Field(gt=0.0, le=100.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+def _ids_as_numbers(value: Any) -> Any:
+    """JSON's keys are strings."""
+    if not isinstance(value, dict):
+        return value
+    ids = ((str(key), bias) for key, bias in value.items())
+    return {int(key) if _TOKEN_ID.fullmatch(key) else key: bias for key, bias in ids}
+
+
+_TOKEN_ID = re.compile("[0-9]{1,9}")
+LogitBias = Annotated[
+    dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]],
+    Field(max_length=1024),
+    BeforeValidator(_ids_as_numbers),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": 1024,
+            "propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+"""What is added to the logits, by token id."""
+
 Consensus = Literal["certain"] | float
 MOST = 2**31 - 1
 """Tokens of a whole tree: far above what a server lets pass."""
 _CONSENSUS_SENT = Literal["certain"] | Annotated[float, Field(gt=0.5, lt=1.0)] | None
+
+
+def logits_params_of(sent: dict[str, Any]) -> LogitsParams:
+    """Parameters as they are sent, as an engine takes them: the bias by rising token id."""
+    bias = tuple(sorted(sent.get("logit_bias", {}).items()))
+    return LogitsParams(**{**sent, "logit_bias": bias})
 
 
 class StopReason(StrEnum):
@@ -62,6 +110,15 @@ class SearchSpec(BaseModel):
     """The document names the largest one that a double holds, as many clients read numbers."""
     temperature: float = Field(default=1.0, ge=0.0, le=5.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: TopK = Field(default=0, description="as vLLM's; below 1: of all tokens")
+    min_p: MinP = 0.0
+    logit_bias: LogitBias = {}
+    min_tokens: MinTokens = Field(default=0, description="of a trajectory, before it may end")
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = Field(
+        default=0.0, description="for what the trajectory holds, as all penalties"
+    )
+    frequency_penalty: Penalty = 0.0
     max_depth: int = Field(default=25, ge=1, le=200, description="steps a trajectory")
     max_step_tokens: int = Field(default=256, ge=1, le=8192)
     step_tokens: int | None = Field(
@@ -207,6 +264,11 @@ class SearchSpec(BaseModel):
         le=65536,
         description="tot_bfs: leaves kept a level; default: width / branch",
     )
+
+    @property
+    def logits_params(self) -> LogitsParams:
+        """What changes the odds of tokens beside temperature and top-p."""
+        return logits_params_of({name: getattr(self, name) for name in LOGITS_PARAMS})
 
     @field_validator("*", mode="before")
     @classmethod

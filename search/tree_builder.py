@@ -70,7 +70,14 @@ class TreeBuilder:
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
         self._step_tokens = spec.step_tokens or spec.max_step_tokens
-        self.sampling = Sampling(spec.temperature, spec.top_p, stop, self._step_tokens)
+        self.sampling = Sampling(
+            spec.temperature,
+            spec.top_p,
+            stop,
+            self._step_tokens,
+            spec.logits_params,
+            len(tree.prompt),
+        )
         self._ignore_eos = spec.ignore_eos
         self._path_tokens = min(spec.trajectory_tokens, context_tokens - len(tree.prompt))
         self._duplicate_of = {ROOT: ROOT}

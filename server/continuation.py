@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.engine_wrapper import EngineWrapper
-from search.engine import Engine, Trajectory
+from search.engine import Branch, Engine, Sampling, Step, Trajectory
 from search.tree import ROOT, Finish
 from search.tree_json import from_json
 from server.api_errors import bad_value
@@ -72,11 +72,16 @@ def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:
 
 
 class ContinuedEngine(EngineWrapper):
-    """An engine whose reward model reads the steps that stand already as steps, not as prompt."""
+    """An engine to which the steps that stand already are steps and output, not prompt."""
 
     def __init__(self, engine: Engine, continuation: Continuation) -> None:
         super().__init__(engine)
         self._continuation = continuation
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Penalties count the whole trajectory."""
+        sampling = replace(sampling, prompt_tokens=len(self._continuation.prompt))
+        return await self._engine.expand(tree, branches, sampling)
 
     async def score(
         self,

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from search.controller import ABORT_SECONDS, within
-from search.engine import Branch, Engine, EngineError, PrefixTooLong, Sampling
+from search.engine import (
+    NEUTRAL,
+    Branch,
+    Engine,
+    EngineError,
+    LogitsParams,
+    PrefixTooLong,
+    Sampling,
+)
 from search.stop import Deadline, TooLate
 from search.tree import Finish, node_seed
 from server.api_errors import NO_RETRY, ApiError
@@ -22,6 +30,7 @@ class PlainCompletion:
 
     ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole. ``draw``
     tells the replies to one request apart. With ``ignore_eos`` the model cannot end it.
+    ``logits``: what else changes the odds; before its ``min_tokens`` no stop string counts either.
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +43,7 @@ class PlainCompletion:
     seconds: float = 600.0
     draw: int = 0
     ignore_eos: bool = False
+    logits: LogitsParams = NEUTRAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +88,14 @@ async def _chain(
     on_text: Callable[[str], None],
 ) -> PlainReply:
     seed = node_seed(wanted.seed, "step", (wanted.draw,))
-    sampling = Sampling(wanted.temperature, wanted.top_p, wanted.stop, wanted.piece)
+    start, least = len(wanted.prompt), wanted.logits.min_tokens
+    heat, mass, logits = wanted.temperature, wanted.top_p, wanted.logits
+    sampling = Sampling(heat, mass, wanted.stop, wanted.piece, logits, start)
     tokens, text, sent, node = wanted.prompt, "", 0, 0
+    drawn = unstoppable = 0
     while True:
-        left = limit - (len(tokens) - len(wanted.prompt))
-        branch = Branch(node, 0, tokens, seed, min(wanted.piece, left), node + 1)
+        most = least - drawn if drawn < least else limit - drawn
+        branch = Branch(node, 0, tokens, seed, min(wanted.piece, most, limit - drawn), node + 1)
         try:
             (step,) = await within(until.left(), engine.expand(tree_id, [branch], sampling))
         except TooLate:
@@ -90,10 +103,12 @@ async def _chain(
                 message = "the deadline came before any of the reply was drawn"
                 raise ApiError(504, "deadline_exceeded", message, headers=NO_RETRY) from None
             on_text(text[sent:])
-            return PlainReply(text, len(tokens) - len(wanted.prompt), "length")
+            return PlainReply(text, drawn, "length")
         tokens, text, node = tokens + step.tokens, text + step.text, node + 1
-        drawn = len(tokens) - len(wanted.prompt)
-        end = first_stop(text, wanted.stop, sent)
+        drawn = len(tokens) - start
+        if drawn <= least:
+            unstoppable = len(text)
+        end = first_stop(text, wanted.stop, max(sent, unstoppable))
         if end is not None or (step.finish is Finish.END and not wanted.ignore_eos):
             on_text(text[sent:end])
             return PlainReply(text[:end], drawn, "stop")

@@ -21,6 +21,7 @@ from pydantic_core import PydanticKnownError
 
 from search.spec import RequestedSearch
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.sampling_parameters import SamplingParameters
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
 log = logging.getLogger("hedgerow.requests")
@@ -135,7 +136,7 @@ class Reasoning(BaseModel):
     effort: Effort | None = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(SamplingParameters):
     """What chat and text completions share. ``temperature`` and ``top_p`` shape a plain completion
     only: many clients always send 0, and the diversity of a search lives in ``search.temperature``.
     """
@@ -154,6 +155,9 @@ class GenerationRequest(BaseModel):
     seed: Seed | None = Field(default=None, description="taken modulo 2**63")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
+    thinking_token_budget: Count | None = Field(
+        default=None, description="a search's: of one trajectory"
+    )
     search: Spec | None = None
 
     @model_validator(mode="before")

@@ -16,12 +16,10 @@ from jinja2 import TemplateError
 from runtime.text import Text
 from search.controller import Problem
 from search.engine import PrefixTooLong
-from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
-from search.spec import RequestedSearch, SearchSpec
+from search.spec import SearchSpec
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
 from server.continuation import Continuation, read_continuation
-from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
 from server.plain_completion import PlainCompletion
 from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
@@ -39,14 +37,13 @@ from server.request_models import (
     refuse_unsupported,
     stop_strings,
 )
-from server.search_names import auto_fields, effort_fields, resolve_model, without_auto
+from server.requested_search import SEEDS, joined, plain_params, seed_of, settled, spec_of
+from server.search_names import effort_fields, resolve_model
 from server.service import Service
 from server.settings import Settings
 from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
-
-SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     asked = request.reasoning and request.reasoning.effort
     effort, able = request.reasoning_effort or asked or "none", service.runner.engine.capabilities
     by_effort = effort_fields(effort, able, service.tuned)
-    spec = _spec_of(request, by_effort, service, key, limit)
+    spec = spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     rest = goes_on(request, messages, searched=spec is not None)
     problem = await build_prompt(messages, service, key, searched=spec is not None, rest=rest)
@@ -130,7 +127,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
 async def parse_completion(request: TextRequest, service: Service, key: ApiKey) -> ParsedRequest:
     """Understand a request for a text completion. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request, TEXT))
-    spec = _spec_of(request, None, service, key, request.max_tokens)
+    spec = spec_of(request, None, service, key, request.max_tokens)
     asked = prompts_of(request.prompt)
     if len(asked) > 1 and spec is not None:
         raise bad_value("prompt", f"one at a time is searched for, got {len(asked)}")
@@ -151,8 +148,8 @@ async def parse_search(
     """Understand a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
     settings, key = service.settings, key or service.keys.anybody
     model = request.model or settings.model
-    spec = _joined(request.search, resolve_model(model, settings), service, key)
-    spec = _settled(spec, service, key, secrets.randbelow(SEEDS))
+    spec = joined(request.search, resolve_model(model, settings), service, key)
+    spec = settled(spec, service, key, secrets.randbelow(SEEDS))
     if (request.question is None) == (request.messages is None):
         raise bad_value("question", "exactly one of question and messages is needed")
     asked = request.messages or [Message(role="user", content=request.question)]
@@ -175,8 +172,8 @@ async def parse_branch(
     context = service.runner.engine.capabilities.context_tokens
     if len(continuation.tokens) >= context:
         raise prompt_too_long(len(continuation.tokens), context, "node")
-    spec = _joined(request.search, kept["spec"] | {"seed": None}, service, key)
-    spec = _settled(spec, service, key, secrets.randbelow(SEEDS))
+    spec = joined(request.search, kept["spec"] | {"seed": None}, service, key)
+    spec = settled(spec, service, key, secrets.randbelow(SEEDS))
     messages = kept["messages"]
     return _parsed(
         "search",
@@ -207,7 +204,7 @@ def _completion(
     settings = service.settings
     n, prompts = _choices(request.n or 1, spec, settings), prompts or [problem.prompt]
     choices = n * len(prompts)
-    seed = _seed(request) if spec is None else spec.seed
+    seed = seed_of(request) if spec is None else spec.seed
     stop = stop_strings(request.stop, settings.max_stop_strings)
     if spec is None:
         tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
@@ -223,6 +220,7 @@ def _completion(
             top_p=1.0 if request.top_p is None else request.top_p,
             stop=stop,
             ignore_eos=bool(request.ignore_eos),
+            logits=plain_params(request, tokens, service),
         )
         more["completions"] = tuple(
             tuple(replace(first, prompt=prompt, draw=i) for i in range(n)) for prompt in prompts
@@ -325,70 +323,12 @@ async def _prompt_tokens(
     return await _tokens(lambda _: list(prompt), 0, field, service, key)
 
 
-def _spec_of(
-    request: GenerationRequest,
-    by_effort: dict[str, Any] | None,
-    service: Service,
-    key: ApiKey,
-    limit: int | None,
-) -> SearchSpec | None:
-    """The search asked for: by field, then by alias, then by effort; None for a plain reply."""
-    alias = resolve_model(request.model, service.settings)
-    if request.search is not None or alias:
-        spec = _joined(request.search or RequestedSearch(), alias, service, key)
-    elif by_effort is not None:
-        spec = SearchSpec(**by_effort)
-    else:
-        return None
-    if request.ignore_eos:
-        spec = spec.model_copy(update={"ignore_eos": True})
-    return _settled(spec, service, key, _seed(request), limit)
-
-
-def _joined(
-    asked: RequestedSearch, others: dict[str, Any], service: Service, key: ApiKey
-) -> SearchSpec:
-    """What is asked, and ``others`` where it says nothing; ``auto`` is what it stands for, no wider
-    than the key allows. Raises ValidationError if they do not fit."""
-
-    def auto() -> dict[str, Any]:
-        able = service.runner.engine.capabilities
-        return lowered(auto_fields(service.settings, able, service.tuned), key)
-
-    own = without_auto(asked.model_dump(exclude_unset=True), auto)
-    return SearchSpec(**(without_auto(others, dict if "policy" in own else auto) | own))
-
-
-def _settled(
-    spec: SearchSpec, service: Service, key: ApiKey, seed: int, limit: int | None = None
-) -> SearchSpec:
-    """The spec with a seed, within the key's limits. Raises ApiError naming what is over one, and
-    for rewards that are needed of an engine that does not give them.
-
-    Without a word of a policy an outcome model gets the one that it is for."""
-    able = service.runner.engine.capabilities
-    if able.outcome and "policy" not in spec.model_fields_set:
-        spec = spec.model_copy(update={"policy": OUTCOME_POLICY})
-    spec = apply_limits(spec, key, seed=seed, trajectory_tokens=limit)
-    if needs_rewards(spec) and not able.scores:
-        name = "policy" if policy_needs_rewards(spec) else "vote"
-        allowed = "this server has no reward model; self_consistency with vote majority needs none"
-        raise bad_value(f"search.{name}", allowed)
-    if able.outcome and (refused := outcome_refusal(spec)) is not None:
-        raise bad_value(f"search.{refused[0]}", refused[1])
-    return spec
-
-
 def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:
     most = settings.max_choices if spec is None else min(settings.max_choices, spec.width)
     if n > most:
         why = "" if spec is None or n <= settings.max_choices else " with this search.width"
         raise bad_value("n", f"at most {most} choices are offered{why}, got {n}")
     return n
-
-
-def _seed(request: GenerationRequest) -> int:
-    return secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS
 
 
 def _tell(asked: object, settings: Settings) -> None:

@@ -18,14 +18,9 @@ def _only(neutral: Any, names: str) -> dict[str, tuple[Any, ...]]:
 
 
 _SHARED: Neutral = {
-    "top_k": (None, -1, 0),
-    **_only(
-        0,
-        "min_p presence_penalty frequency_penalty dry_multiplier xtc_probability priority "
-        "min_tokens min_new_tokens",
-    ),
-    **_only(1, "typical_p repetition_penalty length_penalty"),
-    **_only({}, "logit_bias custom_params"),
+    **_only(0, "dry_multiplier xtc_probability priority min_new_tokens"),
+    **_only(1, "typical_p length_penalty"),
+    **_only({}, "custom_params"),
     **_only([], "bad_words logits_processors stop_token_ids stop_regex"),
     **_only(
         False,
@@ -37,7 +32,7 @@ _SHARED: Neutral = {
     **_only(
         None,
         "allowed_token_ids custom_logit_processor lora_path truncate_prompt_tokens "
-        "thinking_token_budget structured_outputs guided_json guided_regex guided_choice "
+        "structured_outputs guided_json guided_regex guided_choice "
         "guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag "
         "json_schema regex ebnf grammar prompt_logprobs",
     ),

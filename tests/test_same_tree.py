@@ -209,6 +209,27 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
     assert asyncio.run(digests(run, replace(OFF, **options))) == reference
 
 
+@pytest.mark.slow
+def test_penalties_grow_the_same_tree() -> None:
+    """They count a trajectory's own steps, wherever and beside whatever these are drawn."""
+    penalties = {"top_k": 20, "min_p": 0.001, "presence_penalty": 0.3, "frequency_penalty": 0.1}
+    changes = penalties | {"repetition_penalty": 1.05, "min_tokens": 30, "logit_bias": {5: 0.5}}
+
+    async def all_of(options: EngineOptions, together: bool) -> list[str]:
+        engine = await EmbeddedEngine.start(options)
+        try:
+            cases = [(q, s.model_copy(update=changes)) for q, s in CASES]
+            asked = [grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(cases)]
+            outcomes = await asyncio.gather(*asked) if together else [await a for a in asked]
+            return [outcome.digest for outcome in outcomes]
+        finally:
+            await engine.close()
+
+    everything = DRAFT | AHEAD | DEDUP | {"kv_tokens": 700, "kv_policy": "arborkv"}
+    crowded = replace(OFF, **everything | {"k_config": (2, 2, 1)})
+    assert asyncio.run(all_of(crowded, True)) == asyncio.run(all_of(OFF, False))
+
+
 JUDGED = replace(OFF, prm=None, reward_format="generative")
 
 

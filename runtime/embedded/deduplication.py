@@ -14,19 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.embedded.sampler import sample
+from runtime.embedded.sampler import DrawToken, sample
 from runtime.embedded.sequence import BranchSequence, DraftTree, SampledToken, SharedPrefix
 from search.counters import Counters
 from search.tree import Finish
 
-SampleRequest = tuple[BranchSequence, Sequence[int], Sequence[int]]
-"""A branch, how many draft tokens stand before each of its samples, and the rows of these."""
+SampleRequest = tuple[BranchSequence, Sequence[Sequence[int]], Sequence[int]]
+"""A branch, the draft tokens that stand before each of its samples, and the rows of these."""
 
 SampleFunction = Callable[[Tensor, Sequence[SampleRequest]], list[list[SampledToken]]]
 """``sample_requests`` or another rule: each request's samples, from logits (rows, vocab)."""
@@ -39,17 +40,25 @@ def sample_requests(logits: Tensor, requests: Sequence[SampleRequest]) -> list[l
     """The tokens of each branch from its rows of ``logits`` (rows, vocab), which may be shared."""
     if not requests:
         return []
-    each = [(seq, depth) for seq, depths, _ in requests for depth in depths]
+    each = [(seq, drafted) for seq, before, _ in requests for drafted in before]
     samples = sample(
         logits,
         np.array([seq.branch.seed for seq, _ in each], dtype=np.uint64),
-        np.array([seq.position + depth for seq, depth in each], dtype=np.int64),
+        np.array([seq.position + len(drafted) for seq, drafted in each], dtype=np.int64),
         np.array([seq.call.sampling.temperature for seq, _ in each]),
         np.array([seq.call.sampling.top_p for seq, _ in each]),
         np.array([row for *_, rows in requests for row in rows], dtype=np.int64),
+        {i: draw for i, one in enumerate(each) if (draw := processed_draw(*one)) is not None},
     )
     tokens = zip(*(part.tolist() for part in samples), strict=True)
-    return [list(islice(tokens, len(depths))) for _, depths, _ in requests]
+    return [list(islice(tokens, len(before))) for _, before, _ in requests]
+
+
+def processed_draw(seq: BranchSequence, drafted: Sequence[int]) -> DrawToken | None:
+    """What draws a branch's next token from its row, where its sampling changes logits."""
+    if seq.call.processors is None:
+        return None
+    return partial(seq.call.processors.draw, seq.path(drafted), seq.branch.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +155,8 @@ def sample_together(
     starts: list[int] = []
     count = 0
     for seq, logits in passed:
-        requests.append((seq, seq.depths(), range(count, count + len(logits))))
-        requests += [(follower, [0], [count]) for follower in seq.followers]
+        requests.append((seq, seq.drafted_before(), range(count, count + len(logits))))
+        requests += [(follower, [()], [count]) for follower in seq.followers]
         starts.append(count)
         count += len(logits)
     logits = torch.cat([rows for _, rows in passed])
@@ -162,11 +171,11 @@ def sample_together(
         together.append((seq, verified, follower_samples))
         pairs = zip(seq.followers, follower_samples, strict=True)
         agree = [(one, own) for one, own in pairs if own[0][0] == verified.tokens[0]]
-        depths = range(1, len(verified.rows))
-        if agree and depths:
-            rows = range(len(further_rows), len(further_rows) + len(depths))
+        before = [verified.tokens[:depth] for depth in range(1, len(verified.rows))]
+        if agree and before:
+            rows = range(len(further_rows), len(further_rows) + len(before))
             further_rows += [start + row for row in verified.rows[1:]]
-            further += [(one, depths, rows) for one, _ in agree]
+            further += [(one, before, rows) for one, _ in agree]
             agreeing += [own for _, own in agree]
     for own, more in zip(agreeing, sample_rows(logits[further_rows], further), strict=True):
         own += more

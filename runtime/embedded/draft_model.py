@@ -79,7 +79,7 @@ class DraftModel:
         """The next draft tokens after each tip, the likeliest first, from its row of ``logits``
         (tips, vocab)."""
         seqs = [builder.seq for builder, _ in tips]
-        return rank_candidates(
+        ranked = rank_candidates(
             logits,
             np.array([seq.branch.seed ^ self.noise for seq in seqs], dtype=np.uint64),
             np.array([builder.position(chain) for builder, chain in tips], dtype=np.int64),
@@ -87,6 +87,13 @@ class DraftModel:
             np.array([seq.call.sampling.top_p for seq in seqs]),
             max(builder.width(chain) for builder, chain in tips),
         ).tolist()
+        for place, (builder, chain) in enumerate(tips):
+            seq, processors = builder.seq, builder.seq.call.processors
+            if processors is not None:
+                path, seed = builder.path(chain), seq.branch.seed ^ self.noise
+                row, count = logits[place].numpy(), builder.width(chain)
+                ranked[place] = processors.rank(path, seed, row, count)
+        return ranked
 
     def diverge(self, seq: BranchSequence) -> None:
         """Others go on from what a branch has sampled: what was computed of it is theirs too."""
@@ -211,6 +218,10 @@ class DraftTreeBuilder:
     def width(self, chain: DraftChain | None) -> int:
         """How many tokens to draft next on a chain."""
         return self._widths[self.depth(chain)]
+
+    def path(self, chain: DraftChain | None) -> np.ndarray:
+        """The branch's tokens and all draft tokens on a chain, int64."""
+        return self.seq.path(self._tokens(chain))
 
     def extend(self, chain: DraftChain | None, ranked: Sequence[int]) -> None:
         """The likeliest of ``ranked`` lengthens the chain, the others begin children, as many as

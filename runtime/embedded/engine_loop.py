@@ -46,6 +46,7 @@ from runtime.reward_format import format_read_here
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined
 from search.engine import (
+    LOGITS_PARAMS,
     Branch,
     CallFault,
     Capabilities,
@@ -125,6 +126,7 @@ class EngineLoop:
             kernel=forward.kernel,
             outcome=self._format.outcome,
             likelihood=scoring is None,
+            logits_params=LOGITS_PARAMS,
         )
 
     def serve(self) -> None:

@@ -7,9 +7,10 @@ what is left over looks at all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,10 @@ NEAR = 1e-9
 """Of what is wanted of a sum: however it is rounded, it is not off by so much."""
 
 
+DrawToken = Callable[[NDArray[np.float32]], int]
+"""Draws a token from its row of logits, (vocab,)."""
+
+
 class Samples(NamedTuple):
     """One of each for every draw, (draws,).
 
@@ -58,6 +63,7 @@ def sample(
     temperature: ArrayLike = 1.0,
     top_p: ArrayLike = 1.0,
     rows: Sequence[int] | NDArray[np.int64] | None = None,
+    processed: Mapping[int, DrawToken] = MappingProxyType({}),
 ) -> Samples:
     """Draw tokens from ``logits`` (rows, vocab): one from each row, or one from each of ``rows``,
     which may name a row for several draws.
@@ -65,8 +71,8 @@ def sample(
     token = argmax over v of log p(v) / temperature + Gumbel(seed, position, v), over the tokens
     that top-p keeps; ties go to the lower id. ``seeds`` in [0, 2^64); ``positions``: the absolute
     position of the token drawn. ``temperature`` and ``top_p``: one for all or one a draw;
-    temperature 0 takes the likeliest token. Raises ValueError for values out of range and
-    FloatingPointError for logits that are not finite.
+    temperature 0 takes the likeliest token. ``processed``: what draws those whose sampling changes
+    logits, by number. Raises ValueError for values out of range, and FloatingPointError for logits.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
     each = np.arange(len(values))
@@ -97,6 +103,8 @@ def sample(
     )
     tokens = shortlist_samples(values, draws)
     tokens[heat <= COLD] = draws.likeliest[heat <= COLD]
+    for number, draw_token in processed.items():
+        tokens[number] = draw_token(values[of[number]])
     left = (tokens < 0).nonzero()[0]
 
     def draw(block: slice) -> None:

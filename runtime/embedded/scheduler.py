@@ -131,7 +131,7 @@ class Scheduler:
         self._arrivals += 1
         stops, steps = self.steps.stops(sampling), [None for _ in branches]
         call = ExpandCall(call_id, self._arrivals, tree, sampling, stops, [*steps])
-        self._calls[call_id] = call
+        call.processors, self._calls[call_id] = self.steps.processors(sampling), call
         prefixes: dict[tuple[int, ...], SharedPrefix] = {}
         seqs = []
         for index, (branch, rank) in enumerate(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.cache_node import EMPTY, CacheNode
+from runtime.embedded.logits_processors import LogitsProcessors
 from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
 from search.engine import Branch, KvMoved, Sampling, Step
@@ -170,12 +171,20 @@ class TokenSequence:
         self.append(token)
         self.computed += 1
 
-    def depths(self) -> list[int]:
-        """How many draft tokens stand before the sample of each row, in the rows' order."""
-        depths = list(range(1 + self.draft_count))
+    def drafted_before(self) -> list[list[int]]:
+        """The draft tokens that stand before the sample of each row, in the rows' order."""
+        before = [self._drafted_along(None, depth) for depth in range(1 + self.draft_count)]
         for child in self.children:
-            depths += range(child.at + 1, child.depth + 1)
-        return depths
+            depths = range(child.at + 1, child.depth + 1)
+            before += [self._drafted_along(child, depth) for depth in depths]
+        return before
+
+    def _drafted_along(self, chain: DraftChain | None, depth: int) -> list[int]:
+        """The first ``depth`` draft tokens on a chain."""
+        if chain is None:
+            return self.tokens[self.committed : self.committed + depth].tolist()
+        above = self._drafted_along(chain.parent, chain.at)
+        return above + chain.tokens[: depth - chain.at]
 
     def slots_along(self, chain: DraftChain | None, depth: int) -> np.ndarray:
         """The slots of the committed tokens and of the first ``depth`` draft tokens on a chain."""
@@ -192,9 +201,10 @@ def order_of(sequence: TokenSequence) -> Order:
 
 @dataclass(slots=True, eq=False)
 class ExpandCall:
-    """A round asked for at once, and the steps decoded so far. ``diverged``: some of its branches
-    decoded the same and then diverged. ``longest``: tokens of its longest step so far,
-    ``longest_left``: the most that a step had left when the round began."""
+    """A round asked for at once, and the steps decoded so far. ``processors``: what its sampling
+    makes of logits, None where that is nothing. ``diverged``: some of its branches decoded the same
+    and then diverged. ``longest``: tokens of its longest step so far, ``longest_left``: the most
+    that a step had left when the round began."""
 
     id: int
     number: int
@@ -202,6 +212,7 @@ class ExpandCall:
     sampling: Sampling
     stops: StopStrings
     steps: list[Step | None]
+    processors: LogitsProcessors | None = None
     diverged: bool = False
     longest: int = 0
     longest_left: int = 0
@@ -283,9 +294,10 @@ class BranchSequence(TokenSequence):
         self.logprob += logprob
         return token
 
-    def path(self) -> np.ndarray:
-        """The prefix and what was decoded, int64."""
-        return np.concatenate([self.prefix.tokens, np.asarray(self.output, dtype=np.int64)])
+    def path(self, drafted: Sequence[int] = ()) -> np.ndarray:
+        """The prefix, what was decoded and what is ``drafted`` after that, int64."""
+        output = np.asarray([*self.output, *drafted], dtype=np.int64)
+        return np.concatenate([self.prefix.tokens, output])
 
 
 class StepBuilder:
@@ -300,6 +312,12 @@ class StepBuilder:
     def stops(self, sampling: Sampling) -> StopStrings:
         """What ends a step under this sampling. Raises ValueError for strings that are no text."""
         return self._stops.of(sampling.stop)
+
+    def processors(self, sampling: Sampling) -> LogitsProcessors | None:
+        """What this sampling makes of logits; None where that is nothing."""
+        if not sampling.logits.asked():
+            return None
+        return LogitsProcessors(sampling, self._text.eos)
 
     def finish(self, seq: BranchSequence) -> Finish | None:
         """Why the step ends with its last token; None if it goes on."""

@@ -29,7 +29,16 @@ from runtime.embedded.pipe import (
     tokens_of,
 )
 from runtime.stop_strings import encode_stops
-from search.engine import Ahead, Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
+from search.engine import (
+    Ahead,
+    Branch,
+    EngineError,
+    Hint,
+    LogitsParams,
+    PrefixTooLong,
+    Sampling,
+    Trajectory,
+)
 
 T = TypeVar("T")
 
@@ -136,6 +145,12 @@ def real(field: str, value: object, needed: str) -> None:
         raise EngineError(f"{field}: {in_words(value)}; {needed} is needed")
 
 
+def finite(field: str, value: object) -> None:
+    """A number that is neither infinite nor none at all."""
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
+        raise EngineError(f"{field}: {in_words(value)}; a finite number is needed")
+
+
 def text(field: str, value: object) -> None:
     """Text that has bytes."""
     if not isinstance(value, str):
@@ -238,7 +253,7 @@ def validate_branches(
     Raises EngineError for a branch or a sampling that nothing can be decoded by. ``vocab``: token
     ids are below it; ``rooms``: what a prefix and its step must fit, by name.
     """
-    _check_sampling(sampling)
+    _check_sampling(sampling, vocab)
     prefixes: dict[int, NDArray[np.int64]] = {}
     tokens = 0
     for branch in branches:
@@ -279,7 +294,7 @@ def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
             raise PrefixTooLong(f"{what} {name} of {room}")
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def _check_sampling(sampling: Sampling, vocab: int) -> None:
     if not isinstance(sampling, Sampling):
         raise EngineError(f"sampling: {type(sampling).__name__}; Sampling is needed")
     real("temperature", sampling.temperature, "0 or more")
@@ -287,6 +302,8 @@ def _check_sampling(sampling: Sampling) -> None:
     if not 0 < sampling.top_p <= 1:
         raise EngineError(f"top_p: {sampling.top_p}; more than 0 and at most 1 is needed")
     whole("max_step_tokens", sampling.max_step_tokens, 1, LARGEST)
+    _check_logits_params(sampling.logits, vocab)
+    whole("prompt_tokens", sampling.prompt_tokens, 0, LARGEST)
     stops = each("stop", sampling.stop, str, MOST_STOPS)
     try:
         size = sum(map(len, encode_stops(stops)))
@@ -294,6 +311,26 @@ def _check_sampling(sampling: Sampling) -> None:
         raise EngineError(str(error)) from None
     if size > STOP_BYTES:
         raise EngineError(f"stop: {size} bytes in all; at most {STOP_BYTES} are allowed")
+
+
+def _check_logits_params(params: LogitsParams, vocab: int) -> None:
+    if not isinstance(params, LogitsParams):
+        raise EngineError(f"logits: {in_words(params)}; LogitsParams are needed")
+    whole("top_k", params.top_k, -1, LARGEST)
+    real("min_p", params.min_p, "from 0 to 1")
+    if params.min_p > 1:
+        raise EngineError(f"min_p: {params.min_p}; from 0 to 1 is needed")
+    whole("min_tokens", params.min_tokens, 0, LARGEST)
+    real("repetition_penalty", params.repetition_penalty, "more than 0")
+    if not params.repetition_penalty:
+        raise EngineError("repetition_penalty: 0; more than 0 is needed")
+    for field in ("presence_penalty", "frequency_penalty"):
+        finite(field, getattr(params, field))
+    for pair in each("logit_bias", params.logit_bias, tuple, vocab):
+        if len(pair) != 2:
+            raise EngineError(f"logit_bias: {len(pair)} in one; a token id and a number are needed")
+        whole("logit_bias", pair[0], 0, vocab - 1)
+        finite("logit_bias", pair[1])
 
 
 def _check_branch(branch: Branch, sampling: Sampling) -> None:

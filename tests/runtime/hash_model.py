@@ -8,10 +8,12 @@ every logit after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
+from runtime.embedded.logits_processors import LogitsProcessors
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.sampler import sample
 from search.engine import Branch, Sampling, Step
@@ -94,12 +96,15 @@ def naive_step(branch: Branch, sampling: Sampling) -> Step:
     logprobs: list[float] = []
     while True:
         path = [*branch.tokens, *drawn]
+        processors = LogitsProcessors(sampling, Letters.eos)
+        own = partial(processors.draw, np.array(path), branch.seed)
         draws = sample(
             torch.from_numpy(logits_after(path))[None],
             np.array([branch.seed], dtype=np.uint64),
             np.array([len(path)]),
             sampling.temperature,
             sampling.top_p,
+            processed={0: own} if sampling.logits.asked() else {},
         )
         drawn.append(int(draws.tokens[0]))
         logprobs.append(float(draws.logprobs[0]))

@@ -84,6 +84,7 @@ class Grower:
 
     engine: Scheduler
     calls: int = 0
+    sampling: Sampling = SAMPLING
 
     def round(self, rounds: dict[str, list[Branch]]) -> dict[str, list[Step]]:
         """One round of every tree, asked for together."""
@@ -91,7 +92,7 @@ class Grower:
         for tree, branches in rounds.items():
             self.calls += 1
             tree_of[self.calls] = tree
-            self.engine.expand(self.calls, tree, branches, SAMPLING)
+            self.engine.expand(self.calls, tree, branches, self.sampling)
         return {tree_of[call]: steps for call, steps in finish(self.engine).items()}
 
     def grow(self, trees: dict[str, tuple[int, ...]], depth: int, width: int) -> dict[str, list]:

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.sequence import SampledToken
-from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling
+from search.engine import Branch, EngineError, Hint, LogitsParams, PrefixTooLong, Sampling
 from search.tree import ROOT, Finish
 from tests.runtime.hash_model import (
     BREAK,
@@ -181,6 +181,10 @@ def test_bad_branches_are_refused_by_name(change: Callable[[], list[Branch]], me
         (Sampling(temperature=-1.0), "temperature: -1.0"),
         (Sampling(top_p=0.0), "top_p: 0.0"),
         (Sampling(stop=("\n", "")), "stop: an empty string"),
+        (Sampling(logits=LogitsParams(min_p=1.5)), "min_p: 1.5"),
+        (Sampling(logits=LogitsParams(repetition_penalty=0)), "repetition_penalty: 0"),
+        (Sampling(logits=LogitsParams(presence_penalty=float("nan"))), "presence_penalty: nan"),
+        (Sampling(logits=LogitsParams(logit_bias=((VOCAB, 1.0),))), f"logit_bias: {VOCAB}"),
     ],
 )
 def test_bad_sampling_is_refused_by_name(sampling: Sampling, message: str) -> None:

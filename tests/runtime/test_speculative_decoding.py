@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -18,6 +19,7 @@ from runtime.embedded.sampler import rank_candidates
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import BranchSequence, DraftTree
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
+from search.engine import LogitsParams
 from search.tree import Finish
 from tests.runtime.hash_model import CONTEXT, HashModel, Letters, logits_after, naive_step
 from tests.runtime.scheduler_support import PROMPTS, SAMPLING, Grower, children, finish, scheduler
@@ -116,6 +118,34 @@ def test_steps_are_what_naive_decoding_samples(settings: dict, dedup: bool) -> N
     assert totals.drafted_tokens > 0
     if settings.get("wrong") == 10**9:
         assert totals.accepted_tokens == totals.tested_tokens > 0
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"wrong": 10**9, "batch_limit": 8},
+        {"k_config": (2, 2, 1), "wrong": 2, "verify_batch": 3},
+        {"kv_tokens": 100, "draft_kv_tokens": 90},
+    ],
+    ids=str,
+)
+def test_penalties_follow_from_a_branchs_own_path(settings: dict, dedup: bool) -> None:
+    """Whatever is drafted, shared or computed again; a good draft is still right every time, as it
+    draws by the same parameters."""
+    params = LogitsParams(5, 0.01, ((3, 0.5),), 2, 1.2, 0.3, 0.4)
+    sampling = replace(SAMPLING, logits=params, prompt_tokens=20)
+    engine, *_ = drafted(**settings, dedup=dedup)
+    trees = {name: PROMPTS[name] for name in ("tree3", "tree5")}
+    grown = Grower(engine, sampling=sampling).grow(trees, 2, 3)
+    pairs = [pair for pairs in grown.values() for pair in pairs]
+    for branch, step in pairs:
+        assert step == naive_step(branch, sampling)
+    assert any(step.tokens != naive_step(branch, SAMPLING).tokens for branch, step in pairs)
+    totals = engine.totals()
+    assert totals.tested_tokens > 0
+    if settings["wrong" if "wrong" in settings else "kv_tokens"] == 10**9:
+        assert totals.accepted_tokens == totals.tested_tokens
 
 
 def test_a_draft_that_is_always_right_saves_passes() -> None:

@@ -96,6 +96,7 @@ class ScriptedEngine:
     scores: bool = True
     outcome: bool = False
     likelihood: bool = False
+    logits_params: tuple[str, ...] = ()
     embeds: bool = True
     vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
@@ -133,6 +134,7 @@ class ScriptedEngine:
             fingerprint="scripted-1",
             outcome=self.outcome,
             likelihood=self.likelihood,
+            logits_params=self.logits_params,
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:

@@ -157,10 +157,10 @@ async def test_sampling_follows_the_spec() -> None:
     """Steps end at the delimiter, or after ``step_tokens`` where these are set."""
     engine = ScriptedEngine()
     await run(engine, width=1, temperature=0.5, top_p=0.9, max_step_tokens=100)
-    assert engine.samplings[0] == Sampling(0.5, 0.9, ("\n\n",), 100)
+    assert engine.samplings[0] == Sampling(0.5, 0.9, ("\n\n",), 100, prompt_tokens=3)
     engine = ScriptedEngine()
     await run(engine, width=1, step_tokens=4)
-    assert engine.samplings[0] == Sampling(1.0, 1.0, (), 4)
+    assert engine.samplings[0] == Sampling(1.0, 1.0, (), 4, prompt_tokens=3)
 
 
 @pytest.mark.promise("Rounds: results are seen whole and in id order, never in order of arrival")

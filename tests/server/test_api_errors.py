@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"logprobs": True}, "logprobs", "unsupported_parameter", "False"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "leave it out"),
     ({"messages": CALLED}, "messages[0].tool_calls", "unsupported_parameter", "null"),
-    ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "0"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "leave it out"),
     ({"search": {"polcy": "beam"}}, "search.polcy", "unknown_parameter", "policy, width"),
     ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", "'auto', got 'dfs'"),
     ({"search": {"width": 0}}, "search.width", "invalid_value", "greater than or equal to 1"),
@@ -130,9 +130,9 @@ async def test_of_many_faults_one_is_told(
 
 def test_of_what_nobody_reads_the_names_are_kept_alone() -> None:
     """A request may wait for long, and what it holds waits with it."""
-    sent = {"model": "sprig", "messages": question(), "metadata": {"a": "x" * 9000}, "top_k": 5}
+    sent = {"model": "sprig", "messages": question(), "metadata": {"a": "x" * 9000}, "priority": 5}
     request = ChatRequest.model_validate(sent)
-    assert request.model_extra == {"metadata": None, "top_k": 5}
+    assert request.model_extra == {"metadata": None, "priority": 5}
     assert sent["metadata"] is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from search.engine import Branch, PrefixTooLong
+from search.engine import Branch, LogitsParams, PrefixTooLong
 from server.api_errors import ApiError
 from server.plain_completion import PlainCompletion, PlainReply, complete
 from server.reply_text import first_stop, held_back
@@ -53,6 +53,17 @@ def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop:
     text, told, _ = draw(piece=piece, stop=tuple(stop))
     ends = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
     assert text == whole[: min(ends)[1] if ends else None]
+    assert "".join(told) == text
+
+
+@given(st.integers(1, 50), st.integers(0, 40), st.sampled_from("abcde"))
+def test_before_the_least_tokens_no_stop_string_counts(piece: int, least: int, stop: str) -> None:
+    """A character is a token here; whatever the pieces, and nothing that is told is taken back."""
+    whole = draw(piece=40)[0]
+    params = LogitsParams(min_tokens=least)
+    text, told, _ = draw(piece=piece, stop=(stop,), logits=params)
+    end = whole.find(stop, least)
+    assert text == whole[: end if end >= 0 else None]
     assert "".join(told) == text
 
 

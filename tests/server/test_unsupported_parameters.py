@@ -16,10 +16,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 TABLES = [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
 ASKED: dict[str, Any] = {
-    "top_k": 5,
-    "min_p": 0.1,
-    "repetition_penalty": 1.1,
-    "min_tokens": 3,
+    "min_new_tokens": 3,
     "guided_json": {"type": "object"},
     "priority": 1,
     "top_logprobs": 2,

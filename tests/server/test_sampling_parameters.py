@@ -1,0 +1,131 @@
+"""Sampling parameters on their way to an engine: of plain replies, of searches, and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from search.engine import LOGITS_PARAMS, NEUTRAL, LogitsParams
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question
+
+ASKED: dict[str, Any] = {
+    "top_k": 5,
+    "min_p": 0.1,
+    "logit_bias": {"50": -100, "7": 1.5},
+    "min_tokens": 3,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+}
+UNDERSTOOD = LogitsParams(5, 0.1, ((7, 1.5), (50, -100)), 3, 1.1, 0.5, -0.5)
+NOTHING: dict[str, Any] = {"top_k": -1, "logit_bias": None, "presence_penalty": 0}
+SEARCH = {"policy": "self_consistency", "width": 2, "seed": 1}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """One that honours all of them."""
+    return ScriptedEngine(logits_params=LOGITS_PARAMS)
+
+
+def body(**more: Any) -> dict[str, Any]:
+    """A short request."""
+    return {"model": "sprig", "messages": question(), "max_tokens": 20, "seed": 1} | more
+
+
+async def answered(http: httpx2.AsyncClient, path: str, sent: dict[str, Any]) -> dict[str, Any]:
+    """The answer, which is no error."""
+    answer = await http.post(path, json=sent)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_a_plain_reply_is_drawn_by_them(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Chat and text alike; the output begins after the prompt."""
+    await answered(http, CHAT, body(**ASKED))
+    assert engine.samplings[-1].logits == UNDERSTOOD
+    assert engine.samplings[-1].prompt_tokens == len("user: What is it?\n")
+    await answered(http, TEXT, {"model": "sprig", "prompt": "abc", "max_tokens": 9} | ASKED)
+    assert engine.samplings[-1].logits == UNDERSTOOD
+    assert engine.samplings[-1].prompt_tokens == 3
+
+
+async def test_a_search_is_drawn_by_them(http: httpx2.AsyncClient, engine: ScriptedEngine) -> None:
+    """What stands beside ``search`` counts for its draws; what stands in it wins, and is told."""
+    spec = (await answered(http, CHAT, body(**ASKED, search=SEARCH)))["search"]["spec"]
+    assert engine.samplings[-1].logits == UNDERSTOOD
+    assert spec["logit_bias"] == {"7": 1.5, "50": -100}
+    own = SEARCH | {"top_k": 9, "logit_bias": {"7": 2}}
+    told = (await answered(http, CHAT, body(**ASKED, search=own)))["search"]["spec"]
+    assert engine.samplings[-1].logits.top_k == 9
+    assert engine.samplings[-1].logits.logit_bias == ((7, 2.0),)
+    await answered(http, "/v1/search", {"question": "What is it?", "search": told})
+    assert engine.samplings[-1].logits == engine.samplings[-2].logits
+
+
+@pytest.mark.parametrize("search", [None, SEARCH])
+async def test_neutral_values_change_nothing(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, search: dict[str, Any] | None
+) -> None:
+    """Many clients always send them."""
+    more = {} if search is None else {"search": search}
+    assert (await answered(http, CHAT, body(**more, **NOTHING)))["choices"] == (
+        await answered(http, CHAT, body(**more))
+    )["choices"]
+    assert engine.samplings[-1].logits.asked() == NEUTRAL.asked()
+
+
+async def test_a_thinking_budget_caps_a_trajectory(http: httpx2.AsyncClient) -> None:
+    """Of it and of ``max_tokens`` the smaller one holds."""
+    for budget, most in ((7, 7), (70, 20)):
+        sent = body(search=SEARCH, thinking_token_budget=budget)
+        told = await answered(http, CHAT, sent)
+        assert told["search"]["spec"]["trajectory_tokens"] == most
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+        ({"logit_bias": {"word": 1}}, "logit_bias", "valid integer"),
+        ({"logit_bias": {"9": 101}}, "logit_bias", "less than or equal to 100"),
+        ({"logit_bias": {"2000000": 1}}, "logit_bias", "ids are from 0 to"),
+        ({"min_tokens": 21}, "min_tokens", "at most 20"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget", "without a search"),
+        ({"search": SEARCH | {"min_tokens": 21}}, "search.min_tokens", "at most 20"),
+        ({"search": SEARCH | {"logit_bias": {"2000000": 1}}}, "search.logit_bias", "ids are from"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(
+    http: httpx2.AsyncClient, change: dict[str, Any], param: str, words: str
+) -> None:
+    """The error names the field and what is allowed."""
+    answer = await http.post(CHAT, json=body(**change))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"].startswith(param)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("name", LOGITS_PARAMS)
+async def test_an_engine_that_does_not_honour_one_says_so(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, name: str
+) -> None:
+    """By its name, plain or searched; the others are taken."""
+    engine.logits_params = tuple(other for other in LOGITS_PARAMS if other != name)
+    for sent, prefix in ((body(**ASKED), ""), (body(search=SEARCH | ASKED), "search.")):
+        answer = await http.post(CHAT, json=sent)
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", prefix + name)
+        assert "scripted" in error["message"]
+    del sent["search"][name]
+    await answered(http, CHAT, sent)
