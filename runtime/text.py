@@ -121,6 +121,14 @@ class Text:
         ]
         return (*pieces, *[b""] * (self.vocab_size - len(pieces)))
 
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for in a text; none for one that is no text."""
+        return self._bytes((token,))
+
+    def spelling(self, token: int) -> bytes:
+        """The same, but the name of one that is no text."""
+        return self.pieces[token]
+
     def another(self) -> Text:
         """The same checkpoint's, for another thread: a tokenizer bears one user at a time."""
         return Text(self.checkpoint)

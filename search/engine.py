@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from search.counters import Counters, EngineCounters
 from search.tree import Finish, step_seed
@@ -52,7 +52,8 @@ class Sampling:
     the first ``stop`` string (kept in the step), at the model's end token, or after
     ``max_step_tokens`` tokens; an empty ``stop`` makes steps of exactly that many tokens.
     ``logits``: what else changes the odds; ``prompt_tokens``: so many tokens of every prefix are
-    the prompt, the others are output.
+    the prompt, the others are output. ``logprobs``: of each token drawn tell its log-probability
+    and those of so many likeliest ones; None: of none.
     """
 
     temperature: float = 1.0
@@ -61,6 +62,7 @@ class Sampling:
     max_step_tokens: int = 256
     logits: LogitsParams = NEUTRAL
     prompt_tokens: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +134,23 @@ class Branch:
         return (self.seed, self.limit, self.tokens) == (other.seed, other.limit, other.tokens)
 
 
+class TokenLogprob(NamedTuple):
+    """How likely a token was that was drawn, by its natural log-probability, and the likeliest ones
+    there, by falling log-probability, equals by id: all by the model's own distribution, at
+    temperature 1 and before anything changes the odds."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What was drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH.
 
     ``attention``: how much of its due each step of the path, the prompt first and this one last,
     gets of the attention at its end, in [0, 1]; empty where nobody reads it. ``logprob`` and
-    ``entropy`` are None where the engine does not know them.
+    ``entropy`` are None where the engine does not know them. ``logprobs``: one a token, where the
+    sampling asks for them.
     """
 
     tokens: tuple[int, ...]
@@ -147,6 +159,7 @@ class Step:
     logprob: float | None
     entropy: float | None
     attention: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +222,13 @@ class Capabilities:
     ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps;
     ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
     ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by name.
+    ``logprobs``: whether it tells those that ``Sampling.logprobs`` asks for.
     ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
     arithmetic, 0 where they are not the engine's to choose; ``kernel``: what computes attention,
-    empty where that is not either. ``logprobs``: steps have log-probabilities.
+    empty where that is not either. ``step_logprobs``: steps have log-probabilities.
     """
 
     engine: str
@@ -230,8 +244,9 @@ class Capabilities:
     kernel: str = ""
     outcome: bool = False
     likelihood: bool = False
-    logprobs: bool = True
+    step_logprobs: bool = True
     logits_params: tuple[str, ...] = ()
+    logprobs: bool = False
 
     @property
     def reproducible(self) -> Reproducible:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from runtime.text import Text
 from search.engine import Engine
 from search.events import Event
 from search.outcome import Outcome
@@ -20,7 +21,8 @@ from server.api_errors import StreamAborted, translate
 from server.joint_replies import JointReplies
 from server.middleware import forget_body
 from server.plain_completion import PlainCompletion, PlainReply
-from server.replies import CompletedReply, ReplyFormat, reply_format, search_document
+from server.replies import CompletedReply, ReplyFormat, best_choices, reply_format, search_document
+from server.reply_logprobs import LogprobRecorder, ReplyToken, in_text
 from server.reply_text import first_stop, held_back
 from server.request_models import ChatRequest, TextRequest
 from server.request_parsing import ParsedRequest, parse_chat, parse_completion
@@ -39,10 +41,12 @@ from server.streams import (
 
 @dataclass(frozen=True, slots=True)
 class Certain:
-    """A part of a choice's text that can no longer change."""
+    """A part of a choice's text that can no longer change; ``tokens``: all of its text so far, if
+    their log-probabilities are asked for and known."""
 
     index: int
     text: str
+    tokens: Sequence[ReplyToken] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ async def _answer(
 ) -> Response:
     forget_body(request)
     slot = request.state.slot
-    written = reply_format(parsed, service.fingerprint)
+    written = reply_format(parsed, service.fingerprint, service.text)
     work = partial(_work, parsed, service, slot)
     if stream:
         return EventStream(_chunks(parsed, service, slot, work, written))
@@ -93,40 +97,55 @@ async def _work(
 ) -> CompletedReply:
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
     if parsed.spec is None:
-        return CompletedReply(parsed, await _draw(parsed, service, slot, tell))
+        return await _draw(parsed, service, slot, tell)
     progress = Progress() if parsed.include_reasoning else None
     if progress is not None:
         listen = _rounds(progress, tell)
     else:
         listen = (lambda _: None) if tell is None else _certain(parsed, parsed.spec, tell)
-    outcome = await search_in_turn(parsed, service, slot, listen)
+    recorder = None
+    if parsed.logprobs is not None:
+        recorder = LogprobRecorder(service.runner.engine, parsed.logprobs)
+    outcome = await search_in_turn(parsed, service, slot, listen, recorder)
     if service.trees.wanted:
         await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    return CompletedReply(parsed, outcome, progress.text if progress else "")
+    logprobs = searched_logprobs(parsed, outcome, recorder, service.text) if recorder else ()
+    return CompletedReply(parsed, outcome, progress.text if progress else "", logprobs)
 
 
 async def _draw(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
-) -> Sequence[PlainReply]:
+) -> CompletedReply:
     """Plain replies, side by side: a call of the engine draws a piece of each to one prompt. Until
     they are done they cost whole pieces."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
     runner, places = service.runner, list(_places(parsed, service.runner.engine))
+    recorders: list[LogprobRecorder] = []
+    if parsed.logprobs is not None:
+        recorders = [LogprobRecorder(engine, parsed.logprobs) for *_, engine in places]
     with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as spent:
 
         def draw(index: int, place: Place) -> Coroutine[None, None, PlainReply]:
             wanted, tree, engine = place
+            recorder = recorders[index] if recorders else None
+            length = 0
 
             def on_text(text: str) -> None:
+                nonlocal length
                 spent.completion += wanted.piece
+                length += len(text)
                 if tell is not None:
-                    tell(Certain(index, text))
+                    known = recorder and in_text(recorder.drawn(), length, service.text)
+                    tell(Certain(index, text, known))
 
-            return runner.complete(tree, replace(wanted, seconds=seconds), on_text, engine)
+            own = replace(wanted, seconds=seconds)
+            return runner.complete(tree, own, on_text, recorder or engine)
 
         replies = await _all([draw(index, place) for index, place in enumerate(places)])
         spent.completion = sum(reply.tokens for reply in replies)
-        return replies
+        pairs = zip(recorders, replies, strict=True) if recorders else ()
+        tokens = [in_text(own.drawn(), len(reply.text), service.text) for own, reply in pairs]
+        return CompletedReply(parsed, replies, logprobs=tokens)
 
 
 Place = tuple[PlainCompletion, str, Engine]
@@ -164,8 +183,10 @@ async def search_in_turn(
     service: Service,
     slot: QueueSlot | None,
     listen: Callable[[Event], None],
+    engine: Engine | None = None,
 ) -> Outcome:
-    """Search when it is its turn, and book what it comes to; no slot: no queue."""
+    """Search when it is its turn, and book what it comes to; no slot: no queue. ``engine``: what
+    stands before the service's own."""
     assert parsed.spec is not None, "a plain reply needs no search"
     seconds = await seconds_after_turn(slot, parsed.seconds)
     prompt = len(parsed.problem.prompt)
@@ -183,7 +204,19 @@ async def search_in_turn(
             listen=on_event,
             continuation=parsed.continuation,
             in_reasoning=bool(parsed.in_reasoning),
+            engine=engine,
         )
+
+
+def searched_logprobs(
+    parsed: ParsedRequest, outcome: Outcome, recorder: LogprobRecorder, text: Text
+) -> list[list[ReplyToken]]:
+    """Of the tokens of each reply that a search has chosen."""
+    choices = []
+    for node, (words, _) in best_choices(parsed, outcome):
+        drawn = recorder.along([step.id for step in outcome.tree.chain(node)])
+        choices.append(in_text(drawn, len(words), text))
+    return choices
 
 
 def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
@@ -234,6 +267,7 @@ async def _chunks(
     end."""
     settings = service.settings
     reasoning = [ReasoningStream(parsed.in_reasoning) for _ in range(parsed.choices)]
+    sent = [0] * parsed.choices
     for index in range(1 if parsed.spec else parsed.choices):
         for opening in written.opening(index):
             yield event(opening)
@@ -243,12 +277,15 @@ async def _chunks(
                 case Silence():
                     yield event(written.piece())
                 case WorkDone(reply):
-                    for data in _ending(parsed, reply, reasoning, written):
+                    for data in _ending(parsed, reply, reasoning, sent, written):
                         yield event(data)
                     yield DONE
-                case Certain(index, text):
-                    for piece in written.pieces(index, *reasoning[index].more(text)):
+                case Certain(index, text, tokens):
+                    new = None if tokens is None else tokens[sent[index] :]
+                    pieces = written.pieces(index, *reasoning[index].more(text), new)
+                    for piece in pieces:
                         yield event(piece)
+                    sent[index] += len(new or ()) if pieces else 0
                 case RoundLine(line):
                     for chunk in written.reasoning(0, line):
                         yield event(chunk)
@@ -262,15 +299,19 @@ def _ending(
     parsed: ParsedRequest,
     reply: CompletedReply,
     reasoning: Sequence[ReasoningStream],
+    sent: Sequence[int],
     written: ReplyFormat,
 ) -> list[dict[str, Any]]:
-    """What is left of each text, why it ended, the seed and the search with the last one."""
+    """What is left of each text and of its log-probabilities, of which so many are ``sent``; why it
+    ended, the seed and the search with the last one."""
     chunks = []
     for index, (text, finish_reason) in enumerate(reply.choices):
         if index and reply.search is not None:
             chunks += written.opening(index)
-        chunks += written.pieces(index, *reasoning[index].rest(text))
-        chunks.append(written.piece(index, finish_reason=finish_reason))
+        left = reply.logprobs[index][sent[index] :] if reply.logprobs else None
+        pieces = written.pieces(index, *reasoning[index].rest(text), left)
+        chunks += pieces
+        chunks.append(written.piece(index, None, finish_reason, None if pieces else left))
     chunks[-1] |= {"seed": parsed.seed}
     if reply.search is not None:
         chunks[-1] |= {"search": reply.search}

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from runtime.text import Text
 from search.outcome import Outcome
 from search.tree import Finish
 from search.tree_json import to_json
 from server.api_errors import nothing_finished
 from server.plain_completion import PlainReply
+from server.reply_logprobs import ReplyToken, chat_logprobs, text_logprobs
 from server.request_parsing import ParsedRequest
 
 SCHEMA_VERSION = 1
@@ -20,12 +22,17 @@ class CompletedReply:
     """A finished reply: its choices (text and why it ended), its usage, its ``search`` object."""
 
     def __init__(
-        self, parsed: ParsedRequest, done: Sequence[PlainReply] | Outcome, rounds: str = ""
+        self,
+        parsed: ParsedRequest,
+        done: Sequence[PlainReply] | Outcome,
+        rounds: str = "",
+        logprobs: Sequence[Sequence[ReplyToken]] = (),
     ) -> None:
-        """``rounds``: what is told of the search's. Raises ApiError (504) when it has no reply."""
-        self.rounds = rounds
+        """``rounds``: what is told of the search's; ``logprobs``: of the choices' tokens, where
+        these are asked for. Raises ApiError (504) when it has no reply."""
+        self.rounds, self.logprobs = rounds, logprobs
         if isinstance(done, Outcome):
-            self.choices = _best_choices(parsed, done)
+            self.choices = [choice for _, choice in best_choices(parsed, done)]
             self.usage = search_usage(done)
             self.search = search_part(parsed, done)
             return
@@ -41,9 +48,10 @@ class ReplyFormat:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, parsed: ParsedRequest, fingerprint: str) -> None:
+    def __init__(self, parsed: ParsedRequest, fingerprint: str, text: Text) -> None:
         self._parsed = parsed
         self._fingerprint = fingerprint
+        self._text = text
 
     def completion(self, reply: CompletedReply) -> dict[str, Any]:
         """The whole response."""
@@ -52,32 +60,44 @@ class ReplyFormat:
         for i, (text, ended) in enumerate(reply.choices):
             thought, content = parsed.split_reasoning(text)
             reasoning = thought if i else reply.rounds + thought
-            choices.append(_choice(i, ended) | self._message(reasoning, content))
+            tokens = reply.logprobs[i] if reply.logprobs else None
+            message = self._message(reasoning, self._echo(i) + content)
+            choices.append(self._choice(i, ended, tokens) | message)
         body = self._head(self.kind)
         body |= {"choices": choices, "usage": reply.usage, "seed": parsed.seed}
         return body if reply.search is None else body | {"search": reply.search}
 
     def piece(
-        self, index: int = 0, text: str | None = None, finish_reason: str | None = None
+        self,
+        index: int = 0,
+        text: str | None = None,
+        finish_reason: str | None = None,
+        tokens: Sequence[ReplyToken] | None = None,
     ) -> dict[str, Any]:
-        """A chunk of one choice; without ``text`` it says nothing."""
-        return self._chunk(_choice(index, finish_reason) | self._more(text))
+        """A chunk of one choice; without ``text`` it says nothing. ``tokens``: those whose
+        log-probabilities it tells."""
+        return self._chunk(self._choice(index, finish_reason, tokens) | self._more(text))
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """A stream's first chunk for a choice: the role. None where there are no roles."""
         delta = {"role": "assistant", "content": ""}
-        return [self._chunk(_choice(index, None) | {"delta": delta})]
+        return [self._chunk(self._choice(index) | {"delta": delta})]
 
-    def reasoning(self, index: int, text: str) -> list[dict[str, Any]]:
+    def reasoning(
+        self, index: int, text: str, tokens: Sequence[ReplyToken] | None = None
+    ) -> list[dict[str, Any]]:
         """A piece of a thought or of what the search does, as ``reasoning_content``, which several
         clients show apart from the reply. None where there is no place for it."""
         delta = {"reasoning_content": text}
-        return [self._chunk(_choice(index, None) | {"delta": delta})]
+        return [self._chunk(self._choice(index, None, tokens) | {"delta": delta})]
 
-    def pieces(self, index: int, thought: str, text: str) -> list[dict[str, Any]]:
-        """The chunks for parts of a thought and of a reply, either of which may be empty."""
-        chunks = self.reasoning(index, thought) if thought else []
-        return [*chunks, self.piece(index, text)] if text else chunks
+    def pieces(
+        self, index: int, thought: str, text: str, tokens: Sequence[ReplyToken] | None = None
+    ) -> list[dict[str, Any]]:
+        """The chunks for parts of a thought and of a reply, either of which may be empty. The last
+        of them tells of the ``tokens``."""
+        chunks = self.reasoning(index, thought, None if text else tokens) if thought else []
+        return [*chunks, self.piece(index, text, tokens=tokens)] if text else chunks
 
     def usage(self, used: dict[str, Any]) -> dict[str, Any]:
         """The last chunk, for clients that asked for the usage."""
@@ -86,6 +106,22 @@ class ReplyFormat:
     def _message(self, thought: str, text: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"message": message | ({"reasoning_content": thought} if thought else {})}
+
+    def _choice(
+        self,
+        index: int,
+        finish_reason: str | None = None,
+        tokens: Sequence[ReplyToken] | None = None,
+    ) -> dict[str, Any]:
+        logprobs = None if tokens is None else self._logprobs(index, tokens)
+        return {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _logprobs(self, index: int, tokens: Sequence[ReplyToken]) -> dict[str, Any]:
+        return chat_logprobs(tokens, self._text)
+
+    def _echo(self, index: int) -> str:
+        """What stands before a choice."""
+        return self._parsed.echoes[index] if self._parsed.echoes else ""
 
     def _more(self, text: str | None) -> dict[str, Any]:
         return {"delta": {} if text is None else {"content": text}}
@@ -110,10 +146,15 @@ class TextFormat(ReplyFormat):
     kind = chunk_kind = "text_completion"
 
     def opening(self, index: int) -> list[dict[str, Any]]:
+        return [self.piece(index, echo)] if (echo := self._echo(index)) else []
+
+    def reasoning(
+        self, index: int, text: str, tokens: Sequence[ReplyToken] | None = None
+    ) -> list[dict[str, Any]]:
         return []
 
-    def reasoning(self, index: int, text: str) -> list[dict[str, Any]]:
-        return []
+    def _logprobs(self, index: int, tokens: Sequence[ReplyToken]) -> dict[str, Any]:
+        return text_logprobs(tokens, self._text, len(self._echo(index)))
 
     def _message(self, thought: str, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -122,17 +163,14 @@ class TextFormat(ReplyFormat):
         return {"text": text or ""}
 
 
-def reply_format(parsed: ParsedRequest, fingerprint: str) -> ReplyFormat:
+def reply_format(parsed: ParsedRequest, fingerprint: str, text: Text) -> ReplyFormat:
     """How the replies to a request look."""
-    return (ReplyFormat if parsed.chat else TextFormat)(parsed, fingerprint)
+    return (ReplyFormat if parsed.chat else TextFormat)(parsed, fingerprint, text)
 
 
-def _choice(index: int, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _best_choices(parsed: ParsedRequest, done: Outcome) -> list[tuple[str, str]]:
-    """The replies of the best distinct answers, as many as were wanted and are there."""
+def best_choices(parsed: ParsedRequest, done: Outcome) -> list[tuple[int, tuple[str, str]]]:
+    """The replies of the best distinct answers, as many as were wanted and are there: the node of
+    each, its text and why it ended. Raises ApiError (504) where there is none."""
     if done.chosen is None:
         raise nothing_finished(done.stop_reason.value, done.spec.policy)
     nodes = [answer.reply for answer in done.answers] or [done.chosen]
@@ -140,7 +178,7 @@ def _best_choices(parsed: ParsedRequest, done: Outcome) -> list[tuple[str, str]]
     for node in nodes[: parsed.choices]:
         text, stopped = parsed.cut(done.tree.text(node))
         ended = stopped or done.tree[node].finish is Finish.END
-        choices.append((text, "stop" if ended else "length"))
+        choices.append((node, (text, "stop" if ended else "length")))
     return choices
 
 

@@ -36,6 +36,8 @@ LONGEST_STOP = 256
 MOST_FIELDS = 256
 """Of one object: each that is wrong has an error of its own."""
 MOST_MESSAGES = 1 << 14
+MOST_LOGPROBS = 20
+"""Likeliest tokens at a place, as OpenAI's and vLLM's."""
 MOST = 2**31 - 1
 """Of anything that is counted."""
 
@@ -82,6 +84,7 @@ Seed = Annotated[
 """The document names what is within these ends as a double too, as many clients read numbers."""
 Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(whole_number)]
 Index = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(whole_number)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(whole_number)]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, strict=True)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 
@@ -173,6 +176,8 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Count | None = Field(default=None, description="wins")
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
     reasoning: Reasoning | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: TopLogprobs | None = Field(default=None, description="with logprobs true")
     include_reasoning: StrictBool | None = Field(
         default=None, description="a search tells of each round as reasoning_content"
     )
@@ -188,6 +193,8 @@ class TextRequest(GenerationRequest):
     """``POST /v1/completions``: one prompt as it stands, no chat template."""
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    logprobs: TopLogprobs | None = Field(default=None, description="so many likeliest tokens")
+    echo: StrictBool | None = Field(default=None, description="the prompt before each reply")
 
 
 _QUESTION_OR_MESSAGES: dict[str, Any] = {

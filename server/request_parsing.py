@@ -21,6 +21,7 @@ from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
 from server.continuation import Continuation, read_continuation
 from server.plain_completion import PlainCompletion
+from server.reply_logprobs import chat_logprobs_asked, text_logprobs_asked
 from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
     BranchRequest,
@@ -54,7 +55,9 @@ class ParsedRequest:
     ``choices``: how many replies are wanted; ``continuation``: steps of an earlier search that it
     goes on from; ``seconds``: the most time for all of it, the queue included; ``in_reasoning``:
     whether the prompt opens a thought that the reply goes on with, None where nothing is one;
-    ``chat``: it is answered with a message, not with a text alone.
+    ``chat``: it is answered with a message, not with a text alone. ``logprobs``: of so many
+    likeliest tokens beside each of the reply's, None: of none; ``echoes``: what stands before each
+    choice.
     """
 
     id: str
@@ -74,6 +77,8 @@ class ParsedRequest:
     include_reasoning: bool = False
     continuation: Continuation | None = None
     in_reasoning: bool | None = None
+    logprobs: int | None = None
+    echoes: tuple[str, ...] = ()
 
     @property
     def tree(self) -> str:
@@ -121,6 +126,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
         chat=True,
         include_reasoning=bool(request.include_reasoning),
         in_reasoning=thinks(problem.prompt, service),
+        logprobs=chat_logprobs_asked(request, able),
     )
 
 
@@ -138,8 +144,13 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
     question = first if isinstance(first, str) else service.text.decode(first)
     problem = Problem(prompts[0], question, service.profile.delimiter)
     _tell([*asked.values()], service.settings)
-    limit = request.max_tokens
-    return _completion(request, [], problem, spec, limit, service, key, prompts=prompts)
+    limit, able = request.max_tokens, service.runner.engine.capabilities
+    more: dict[str, Any] = {"logprobs": text_logprobs_asked(request, able)}
+    if request.echo:
+        prompts_sent = asked.values()
+        texts = [one if isinstance(one, str) else service.text.decode(one) for one in prompts_sent]
+        more["echoes"] = tuple(text for text in texts for _ in range(request.n or 1))
+    return _completion(request, [], problem, spec, limit, service, key, prompts=prompts, **more)
 
 
 async def parse_search(

@@ -136,14 +136,17 @@ class SearchRunner:
         listen: Callable[[Event], None] | None = None,
         continuation: Continuation | None = None,
         in_reasoning: bool = False,
+        engine: Engine | None = None,
     ) -> Outcome:
-        """Grow one tree for at most ``seconds``.
+        """Grow one tree for at most ``seconds``, on this runner's engine or what stands before it.
 
         ``continuation``: the steps that stand already; ``problem.prompt`` ends with them.
         ``in_reasoning``: the prompt opens a thought. What is thought holds no answer.
         """
         before = continuation.text if continuation else ""
-        engine = ContinuedEngine(self.engine, continuation) if continuation else self.engine
+        engine = engine or self.engine
+        if continuation:
+            engine = ContinuedEngine(engine, continuation)
         answers = answers_to(problem.question, spec.answers or self._answers)
         with self.metrics.in_flight_of(spec.policy):
             outcome = await self._search(

@@ -40,11 +40,10 @@ _SHARED: Neutral = {
 
 CHAT: Neutral = {
     **_SHARED,
-    **_only(0, "top_logprobs"),
     **_only(1, "best_of"),
     **_only({}, "chat_template_kwargs mm_processor_kwargs"),
     **_only([], "tools functions documents"),
-    **_only(False, "logprobs echo add_special_tokens"),
+    **_only(False, "echo add_special_tokens"),
     **_only(True, "separate_reasoning"),
     **_only(["text"], "modalities"),
     **_only("medium", "verbosity"),
@@ -55,12 +54,12 @@ CHAT: Neutral = {
 
 TEXT: Neutral = {
     **_SHARED,
-    **_only(None, "logprobs prompt_embeds max_completion_tokens"),
+    **_only(None, "prompt_embeds max_completion_tokens"),
     **_only(1, "best_of"),
     **_only("", "suffix"),
     **_only([], "tools"),
     **_only("none", "reasoning_effort"),
-    **_only(False, "echo add_special_tokens"),
+    **_only(False, "add_special_tokens"),
 }
 """For text completions."""
 

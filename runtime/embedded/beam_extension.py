@@ -151,6 +151,7 @@ class BeamExtension:
             return None
         del beam.children[seq.branch.child]
         seq.output, seq.logprob, seq.entropy = child.output, child.logprob, child.entropy
+        seq.logprobs = child.logprobs
         seq.extended = len(seq.output)
         finish = self._finished.pop(child, None)
         self._drop(child, publish=finish is not Finish.END)

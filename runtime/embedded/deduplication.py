@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.embedded.sampler import DrawToken, sample
+from runtime.embedded.sampler import DrawToken, sample, top_logprobs
 from runtime.embedded.sequence import BranchSequence, DraftTree, SampledToken, SharedPrefix
 from search.counters import Counters
 from search.tree import Finish
@@ -51,7 +51,14 @@ def sample_requests(logits: Tensor, requests: Sequence[SampleRequest]) -> list[l
         {i: draw for i, one in enumerate(each) if (draw := processed_draw(*one)) is not None},
     )
     tokens = zip(*(part.tolist() for part in samples), strict=True)
-    return [list(islice(tokens, len(before))) for _, before, _ in requests]
+    samples_of = [list(islice(tokens, len(before))) for _, before, _ in requests]
+    for (seq, _, rows), own in zip(requests, samples_of, strict=True):
+        if (most := seq.call.sampling.logprobs) is not None:
+            pairs = zip(rows, own, strict=True)
+            own[:] = [
+                (*token, top_logprobs(logits[row].numpy(), token, most)) for row, token in pairs
+            ]
+    return samples_of
 
 
 def processed_draw(seq: BranchSequence, drafted: Sequence[int]) -> DrawToken | None:

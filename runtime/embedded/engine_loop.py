@@ -127,6 +127,7 @@ class EngineLoop:
             outcome=self._format.outcome,
             likelihood=scoring is None,
             logits_params=LOGITS_PARAMS,
+            logprobs=True,
         )
 
     def serve(self) -> None:

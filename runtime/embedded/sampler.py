@@ -118,6 +118,21 @@ def sample(
     return Samples(tokens, logprobs, entropies[of])
 
 
+def top_logprobs(
+    logits: NDArray[np.float32], sampled: tuple[int, float, float], most: int
+) -> tuple[tuple[int, float], ...]:
+    """The ``most`` likeliest tokens of a row (vocab,) with their log-probabilities, the likeliest
+    first, equals by id. ``sampled``: a token of it with its own, and the entropy."""
+    token, logprob, _ = sampled
+    most = min(most, len(logits))
+    if not most:
+        return ()
+    likely = np.flatnonzero(logits >= np.partition(logits, -most)[-most])
+    likely = likely[np.argsort(-logits[likely], kind="stable")[:most]]
+    values = logits[likely].astype(np.float64) + (logprob - float(logits[token]))
+    return tuple(zip(likely.tolist(), values.tolist(), strict=True))
+
+
 def _share(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
     """Do the parts, on as many threads as torch computes with; what each writes is its own."""
     threads = min(len(parts), torch.get_num_threads())

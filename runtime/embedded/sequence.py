@@ -14,13 +14,15 @@ from runtime.embedded.cache_node import EMPTY, CacheNode
 from runtime.embedded.logits_processors import LogitsProcessors
 from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
-from search.engine import Branch, KvMoved, Sampling, Step
+from search.engine import Branch, KvMoved, Sampling, Step, TokenLogprob
 from search.tree import Finish
 
 Order = tuple[int, int, int]
 
-SampledToken = tuple[int, float, float]
-"""A token with its log-probability and the entropy before it."""
+TopLogprobs = tuple[tuple[int, float], ...]
+SampledToken = tuple[int, float, float] | tuple[int, float, float, TopLogprobs]
+"""A token with its log-probability and the entropy before it, and the likeliest ones there where
+the sampling asks for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -274,6 +276,7 @@ class BranchSequence(TokenSequence):
         self.prefix = prefix
         self.output: list[int] = []
         self.logprob = self.entropy = 0.0
+        self.logprobs: list[TokenLogprob] = []
         self.extended = 0
         self.followers: list[BranchSequence] = []
 
@@ -289,9 +292,11 @@ class BranchSequence(TokenSequence):
 
     def decode(self, sampled: SampledToken) -> int:
         """Add a token to the step; its id."""
-        token, logprob, self.entropy = sampled
+        token, logprob, self.entropy = sampled[:3]
         self.output.append(token)
         self.logprob += logprob
+        if len(sampled) == 4:
+            self.logprobs.append(TokenLogprob(logprob, sampled[3]))
         return token
 
     def path(self, drafted: Sequence[int] = ()) -> np.ndarray:
@@ -333,7 +338,8 @@ class StepBuilder:
         mean = seq.logprob / count
         self._likelihoods.setdefault(seq.tree, {})[seq.path().tobytes()] = mean, count
         text = self._text.decode(seq.output, seq.branch.tokens, last=finish is Finish.END)
-        return Step(tuple(seq.output), text, finish, mean, seq.entropy, attention)
+        more = attention, tuple(seq.logprobs)
+        return Step(tuple(seq.output), text, finish, mean, seq.entropy, *more)
 
     def mean_logprob(
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]

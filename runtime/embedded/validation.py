@@ -304,6 +304,8 @@ def _check_sampling(sampling: Sampling, vocab: int) -> None:
     whole("max_step_tokens", sampling.max_step_tokens, 1, LARGEST)
     _check_logits_params(sampling.logits, vocab)
     whole("prompt_tokens", sampling.prompt_tokens, 0, LARGEST)
+    if sampling.logprobs is not None:
+        whole("logprobs", sampling.logprobs, 0, vocab)
     stops = each("stop", sampling.stop, str, MOST_STOPS)
     try:
         size = sum(map(len, encode_stops(stops)))

@@ -278,7 +278,7 @@ class OpenaiEngine:
             score_tokens=self._overhead(),
             outcome=self._form.outcome or (route is not None and route.outcome),
             likelihood=likelihood,
-            logprobs=told,
+            step_logprobs=told,
         )
 
     def _make_scorer(self) -> Scorer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runtime.stop_strings import StopStrings
 from runtime.text import Text
-from search.engine import Branch, Sampling, Step
+from search.engine import Branch, Sampling, Step, TokenLogprob
 from search.tree import Finish
 
 
@@ -20,7 +20,8 @@ from search.tree import Finish
 class DrawnStep:
     """A step on its way: its branch, and what has been drawn of it.
 
-    ``logprob``: the sum over its tokens, natural. ``entropy``: in nats, at the last token, of the
+    ``logprob``: the sum over its tokens, natural; ``logprobs``: of each token and the likeliest
+    ones there, where the sampling asks for them. ``entropy``: in nats, at the last token, of the
     likeliest tokens and one more "other".
     """
 
@@ -30,6 +31,7 @@ class DrawnStep:
     eos: frozenset[int]
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     entropy: float = 0.0
     finish: Finish | None = None
 
@@ -63,7 +65,8 @@ class DrawnStep:
         assert self.finish is not None, "the step is complete"
         tokens = tuple(self.tokens)
         words = text.decode(tokens, self.branch.tokens, last=self.finish is Finish.END)
-        return Step(tokens, words, self.finish, self.logprob / len(tokens), self.entropy)
+        mean, logprobs = self.logprob / len(tokens), tuple(self.logprobs)
+        return Step(tokens, words, self.finish, mean, self.entropy, logprobs=logprobs)
 
     def _finish(self) -> Finish | None:
         if self.tokens[-1] in self.eos:

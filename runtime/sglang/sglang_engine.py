@@ -328,6 +328,7 @@ class SglangEngine:
         )
         self._scorer = self._make_scorer()
         self._capabilities = Capabilities(
+            logprobs=True,
             engine="sglang",
             models={"policy": str(options.policy)}
             | ({"prm": str(options.prm)} if options.prm else {}),

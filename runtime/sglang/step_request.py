@@ -9,7 +9,7 @@ from typing import Any
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from runtime.servers.drawn_step import DrawnStep, entropy
-from search.engine import EngineError
+from search.engine import EngineError, TokenLogprob
 
 WHOLE = 1 << 20
 """Tokens between two words on an item of a list: more than it has, so that its end is told."""
@@ -28,7 +28,7 @@ class StepRequest(DrawnStep):
 
     def continue_from(self, early: StepRequest) -> None:
         """Take what was drawn early of the same step."""
-        self.tokens, self.logprob = early.tokens, early.logprob
+        self.tokens, self.logprob, self.logprobs = early.tokens, early.logprob, early.logprobs
         self.entropy, self.finish, self.acknowledged = (
             early.entropy,
             early.finish,
@@ -43,7 +43,7 @@ class StepRequest(DrawnStep):
             "input_ids": list(self.path),
             "return_logprob": True,
             "logprob_start_len": -1,
-            "top_logprobs_num": top,
+            "top_logprobs_num": max(top, sampling.logprobs or 0),
             "sampling_params": {
                 "max_new_tokens": most,
                 "temperature": sampling.temperature,
@@ -77,7 +77,14 @@ class StepRequest(DrawnStep):
                 f"{meta.get('finish_reason')}"
             )
         end = start + self.add((token, logprob) for logprob, token, *_ in drawn[start:])
-        self.entropy = entropy([p for p, *_ in meta["output_top_logprobs"][end - 1]])
+        tops = meta["output_top_logprobs"]
+        self.entropy = entropy([p for p, *_ in tops[end - 1]])
+        if (count := self.sampling.logprobs) is not None:
+            for (logprob, *_), top in zip(drawn[start:end], tops[start:end], strict=True):
+                likeliest = sorted((-p, token) for p, token, *_ in top)[:count]
+                self.logprobs.append(
+                    TokenLogprob(logprob, tuple((token, -p) for p, token in likeliest))
+                )
         return end
 
 

@@ -265,7 +265,8 @@ class StepSampler:
             search.fresh.add(path)
             search.costs.hold(branch.node, path, len(tokens))
         text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
-        return Step(tokens, text, finish, request.logprob / len(tokens), request.entropy)
+        mean, logprobs = request.logprob / len(tokens), tuple(request.logprobs)
+        return Step(tokens, text, finish, mean, request.entropy, logprobs=logprobs)
 
     def _stops_of(self, stop: tuple[str, ...]) -> StopStrings:
         try:

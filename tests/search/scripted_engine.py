@@ -16,7 +16,17 @@ from typing import Any
 
 from search.controller import Problem, search
 from search.counters import Counters
-from search.engine import Branch, Capabilities, EngineDown, Hint, Sampling, Step, Trajectory, Usage
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    Hint,
+    Sampling,
+    Step,
+    TokenLogprob,
+    Trajectory,
+    Usage,
+)
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish
@@ -78,6 +88,15 @@ def step_of(text: str, sampling: Sampling, limit: int) -> Step:
     return Step(tokens, decode(tokens), finish, logprob=-roll, entropy=roll)
 
 
+def told_of(tokens: Sequence[int], top: int) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities that tell the id, in 1/-1024; the token is the likeliest, then those that
+    come next."""
+    return tuple(
+        TokenLogprob(-token / 1024, tuple((token + i, -(token + i) / 1024) for i in range(top)))
+        for token in tokens
+    )
+
+
 @dataclass
 class ScriptedEngine:
     """An ``Engine`` whose behaviour a test sets.
@@ -97,6 +116,7 @@ class ScriptedEngine:
     outcome: bool = False
     likelihood: bool = False
     logits_params: tuple[str, ...] = ()
+    logprobs: bool = True
     embeds: bool = True
     vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
@@ -135,6 +155,7 @@ class ScriptedEngine:
             outcome=self.outcome,
             likelihood=self.likelihood,
             logits_params=self.logits_params,
+            logprobs=self.logprobs,
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
@@ -155,6 +176,8 @@ class ScriptedEngine:
             await asyncio.sleep(0)
             branch = branches[i]
             steps[i] = step_of(self.say(branch), sampling, branch.limit)
+            if sampling.logprobs is not None:
+                steps[i] = replace(steps[i], logprobs=told_of(steps[i].tokens, sampling.logprobs))
         self.on_expand()
         return [steps[i] for i in range(len(branches))]
 

@@ -85,6 +85,14 @@ class PlainText:
         """The characters."""
         return decode(tokens)
 
+    def piece(self, token: int) -> bytes:
+        """The character's."""
+        return decode([token]).encode()
+
+    def spelling(self, token: int) -> bytes:
+        """The same."""
+        return self.piece(token)
+
     def another(self) -> PlainText:
         """It bears any number of users."""
         return self

@@ -154,9 +154,8 @@ async def test_a_text_completion_can_be_searched(openai: AsyncOpenAI) -> None:
         ({"prompt": ["a"] * 1025}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"echo": True}, "echo"),
         ({"best_of": 3}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
     ],
 )

@@ -55,7 +55,7 @@ async def test_text_alone_is_tokenised_once_and_counted(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         async with stubs(stub) as servers:
             able = servers.engine.capabilities
-            assert (able.logprobs, able.scores, able.reproducible) == (False, True, "seeded")
+            assert (able.step_logprobs, able.scores, able.reproducible) == (False, True, "seeded")
             outcome = await servers.grown("oak")
             again = await servers.grown("elm")
             counted = (await servers.engine.usage()).totals.retokenized_steps
@@ -95,13 +95,13 @@ async def test_without_log_probabilities_a_reward_model_still_judges() -> None:
     stub = told(CompletionsStub.of(TEXT), without=("logprobs",))
     async with stubs(stub) as servers:
         able = servers.engine.capabilities
-        assert (able.logprobs, able.scores, able.likelihood) == (False, True, False)
+        assert (able.step_logprobs, able.scores, able.likelihood) == (False, True, False)
         outcome = await servers.grown("oak")
         assert outcome.answer is not None
         assert outcome.stats.engine.retokenized_steps == 0
     async with stubs(stub, reward_format="none") as servers:
         able = servers.engine.capabilities
-        assert (able.logprobs, able.scores, able.likelihood) == (False, False, True)
+        assert (able.step_logprobs, able.scores, able.likelihood) == (False, False, True)
         (step,) = await servers.engine.expand("oak", [branch()], Sampling())
         assert step.logprob is None
         drawn = Trajectory(1, (step.tokens,), (step.text,))

@@ -1,0 +1,126 @@
+"""Log-probabilities of a reply's tokens, in OpenAI's two formats."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from runtime.engine_wrapper import EngineWrapper
+from runtime.text import Text
+from search.engine import Branch, Capabilities, Engine, Sampling, Step, TokenLogprob
+from server.api_errors import bad_value, unsupported
+from server.request_models import ChatRequest, TextRequest
+
+
+def chat_logprobs_asked(request: ChatRequest, able: Capabilities) -> int | None:
+    """How many likeliest tokens are to be told at each place; None: nothing is. Raises ApiError."""
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise bad_value("top_logprobs", "logprobs must be true with it")
+        return None
+    return _offered("logprobs", request.top_logprobs or 0, able)
+
+
+def text_logprobs_asked(request: TextRequest, able: Capabilities) -> int | None:
+    """The same."""
+    if request.echo and request.logprobs is not None:
+        raise unsupported("echo", "leave it out with logprobs: a prompt's are not told")
+    return None if request.logprobs is None else _offered("logprobs", request.logprobs, able)
+
+
+def _offered(name: str, top: int, able: Capabilities) -> int:
+    if not able.logprobs:
+        raise unsupported(name, f"the {able.engine} engine does not tell them; leave it out")
+    return top
+
+
+class LogprobRecorder(EngineWrapper):
+    """An engine that keeps the log-probabilities of what is drawn for one reply or search, by the
+    node that a step becomes."""
+
+    def __init__(self, engine: Engine, top: int) -> None:
+        """``top``: so many likeliest tokens at each place."""
+        super().__init__(engine)
+        self._top = top
+        self._steps: dict[int, Step] = {}
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As the engine does, which is asked for them too."""
+        steps = await self._engine.expand(tree, branches, replace(sampling, logprobs=self._top))
+        nodes = (branch.node for branch in branches)
+        self._steps |= dict(zip(nodes, steps, strict=True))
+        return steps
+
+    def along(self, nodes: Sequence[int]) -> list[DrawnToken]:
+        """Those of the steps that became these nodes, one after another."""
+        steps = [self._steps[node] for node in nodes]
+        pairs = (zip(step.tokens, step.logprobs, strict=True) for step in steps)
+        return [DrawnToken(token, own) for step in pairs for token, own in step]
+
+    def drawn(self) -> list[DrawnToken]:
+        """Those of all steps, which are one chain."""
+        return self.along(sorted(self._steps))
+
+
+class DrawnToken(NamedTuple):
+    """A token of a reply and how likely it was."""
+
+    id: int
+    own: TokenLogprob
+
+
+class ReplyToken(NamedTuple):
+    """A token of a reply's text: where in the text it begins, in characters, and how likely it
+    was."""
+
+    id: int
+    offset: int
+    own: TokenLogprob
+
+
+def in_text(drawn: Sequence[DrawnToken], end: int, text: Text) -> list[ReplyToken]:
+    """The tokens of a reply that the text's first ``end`` characters are made of; those that are no
+    text are left out. A character of several tokens begins with the first of them."""
+    decoder, length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+    tokens = []
+    for token, own in drawn:
+        if spelled := text.piece(token):
+            tokens.append(ReplyToken(token, length, own))
+            length += len(decoder.decode(spelled))
+    return [*takewhile(lambda token: token.offset < end, tokens)]
+
+
+def chat_logprobs(tokens: Sequence[ReplyToken], text: Text) -> dict[str, Any]:
+    """As a chat's choice has them."""
+    content = []
+    for token in tokens:
+        top = [_entry(other, logprob, text) for other, logprob in token.own.top]
+        content.append(_entry(token.id, token.own.logprob, text) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokens: Sequence[ReplyToken], text: Text, start: int = 0) -> dict[str, Any]:
+    """As a text completion's choice has them; ``start``: characters before the reply. Beside the
+    likeliest tokens stands the one drawn, as with vLLM."""
+    drawn = [(token.id, token.own.logprob) for token in tokens]
+    top = [
+        {_word(other, text): value for other, value in (*token.own.top, pair)}
+        for token, pair in zip(tokens, drawn, strict=True)
+    ]
+    return {
+        "tokens": [_word(token.id, text) for token in tokens],
+        "token_logprobs": [token.own.logprob for token in tokens],
+        "top_logprobs": top,
+        "text_offset": [start + token.offset for token in tokens],
+    }
+
+
+def _entry(token: int, logprob: float, text: Text) -> dict[str, Any]:
+    return {"token": _word(token, text), "logprob": logprob, "bytes": list(text.spelling(token))}
+
+
+def _word(token: int, text: Text) -> str:
+    return text.spelling(token).decode(errors="replace")

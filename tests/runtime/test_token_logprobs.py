@@ -1,0 +1,63 @@
+"""Log-probabilities of what is sampled, against transformers' own forward on a bundled model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.options import EngineOptions
+from runtime.text import Text
+from search.engine import Branch, LogitsParams, Sampling, Step
+from search.tree import ROOT, node_seed
+
+POLICY = "models/sprig/policy"
+PLAIN = EngineOptions(policy=POLICY, kv_tokens=4000, batch_limit=64, dedup=False, strict=True)
+DRAFTED = replace(PLAIN, dedup=True, draft="scheduled", draft_model="models/sprig/draft")
+SAMPLING = Sampling(0.7, 0.9, stop=(), max_step_tokens=24, logprobs=3)
+
+
+async def steps(options: EngineOptions, sampling: Sampling) -> tuple[list[Branch], list[Step]]:
+    """Four siblings' steps."""
+    prompt = tuple(Text(POLICY).encode_chat([{"role": "user", "content": "Use 1 2 3 4."}]))
+    sampling = replace(sampling, prompt_tokens=len(prompt))
+    branches = [
+        Branch(ROOT, i, prompt, node_seed(3, "step", (i,)), sampling.max_step_tokens, i + 1)
+        for i in range(4)
+    ]
+    engine = await EmbeddedEngine.start(options)
+    try:
+        return branches, await engine.expand("oak", branches, sampling)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("logits", [LogitsParams(), LogitsParams(5, frequency_penalty=0.5)])
+async def test_they_are_the_models_own(logits: LogitsParams) -> None:
+    """At temperature 1, untruncated and before penalties, whatever tokens are sampled by."""
+    branches, sampled = await steps(PLAIN, replace(SAMPLING, logits=logits))
+    model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)
+    for branch, step in zip(branches, sampled, strict=True):
+        with torch.no_grad():
+            every = model(torch.tensor([[*branch.tokens, *step.tokens]])).logits[0]
+        expected = every.double().log_softmax(-1)[len(branch.tokens) - 1 : -1]
+        assert len(step.logprobs) == len(step.tokens)
+        for token, own, row in zip(step.tokens, step.logprobs, expected, strict=True):
+            assert own.logprob == pytest.approx(float(row[token]), abs=1e-4)
+            top = row.topk(3)
+            assert [other for other, _ in own.top] == top.indices.tolist()
+            assert [value for _, value in own.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+        mean = sum(own.logprob for own in step.logprobs) / len(step.tokens)
+        assert step.logprob == pytest.approx(mean, abs=1e-12)
+
+
+async def test_drafts_and_sharing_change_none() -> None:
+    """To the last bit; and nobody is told who has not asked."""
+    _, plain = await steps(PLAIN, SAMPLING)
+    _, drafted = await steps(DRAFTED, SAMPLING)
+    assert plain == drafted
+    _, unasked = await steps(DRAFTED, replace(SAMPLING, logprobs=None))
+    assert [replace(step, logprobs=()) for step in plain] == unasked

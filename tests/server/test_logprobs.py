@@ -1,0 +1,133 @@
+"""Log-probabilities of a reply's tokens, through the real ``openai`` client.
+
+The scripted engine's tokens are characters, and each one's log-probability tells its id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question, saying
+
+REPLY = "It is a hedge."
+SEARCH = {"policy": "self_consistency", "width": 2, "seed": 1}
+MODEL: dict[str, Any] = {"model": "sprig"}
+
+
+def words(content: Any) -> str:
+    """What the tokens say together; each tells its own bytes and log-probability."""
+    for token in content:
+        assert bytes(token.bytes).decode() == token.token
+        assert token.logprob == -ord(token.token) / 1024
+    return "".join(token.token for token in content)
+
+
+async def test_a_plain_replys_tokens(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Whole and streamed: every token of the text once, the end token not, the likeliest beside."""
+    engine.say = saying(REPLY)
+    asked: Any = MODEL | {"messages": question(), "logprobs": True, "top_logprobs": 2}
+    whole = (await openai.chat.completions.create(**asked)).choices[0].logprobs
+    assert whole is not None
+    assert words(whole.content) == REPLY
+    assert [t.token for t in whole.content[0].top_logprobs] == ["I", "J"]  # type: ignore[index]
+    parts = []
+    async for chunk in await openai.chat.completions.create(**asked, stream=True):
+        told = chunk.choices[0].logprobs
+        if told is not None and told.content:
+            assert words(told.content) == chunk.choices[0].delta.content
+            parts.append(words(told.content))
+    assert "".join(parts) == REPLY
+    without = await openai.chat.completions.create(**MODEL, messages=question(), stream=True)
+    assert all([chunk.choices[0].logprobs is None async for chunk in without])
+
+
+async def test_what_a_stop_string_cuts_off_has_none(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """And each of several replies has its own."""
+    engine.say = saying(REPLY)
+    asked: Any = MODEL | {"messages": question(), "logprobs": True, "stop": "hed", "n": 2}
+    done = await openai.chat.completions.create(**asked)
+    for choice in done.choices:
+        assert choice.message.content == "It is a "
+        assert choice.logprobs is not None
+        assert words(choice.logprobs.content) == "It is a "
+    heard = {0: "", 1: ""}
+    async for chunk in await openai.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            heard[choice.index] += words((choice.logprobs and choice.logprobs.content) or [])
+    assert heard == {0: "It is a ", 1: "It is a "}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -> None:
+    """All of its steps; streamed they are told as soon as it is chosen."""
+    asked: Any = MODEL | {"messages": question(), "logprobs": True}
+    answer = await openai.chat.completions.create(
+        **asked, stream=stream, extra_body={"search": SEARCH}
+    )
+    if not stream:
+        [choice] = answer.choices
+        assert words(choice.logprobs.content) == choice.message.content
+        return
+    text = tokens = ""
+    async for chunk in answer:
+        text += chunk.choices[0].delta.content or ""
+        told = chunk.choices[0].logprobs
+        tokens += words((told and told.content) or [])
+    assert text == tokens != ""
+
+
+async def test_asking_for_them_changes_no_tree(openai: AsyncOpenAI) -> None:
+    """Nor the reply."""
+    asked: Any = MODEL | {"messages": question(), "extra_body": {"search": SEARCH}}
+    without = await openai.chat.completions.create(**asked)
+    found = await openai.chat.completions.create(**asked, logprobs=True)
+    digests = [(done.model_extra or {})["search"]["tree_digest"] for done in (without, found)]
+    assert digests[0] == digests[1]
+
+
+async def test_of_a_text_completion(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """vLLM's shape: the one drawn stands among the likeliest; offsets count from the text's
+    beginning."""
+    engine.say = saying(REPLY)
+    done = await openai.completions.create(model="sprig", prompt="say: ", logprobs=1)
+    told = done.choices[0].logprobs
+    assert told is not None
+    assert told.tokens == list(REPLY)
+    assert told.text_offset == list(range(len(REPLY)))
+    assert told.token_logprobs == [-ord(letter) / 1024 for letter in REPLY]
+    assert told.top_logprobs is not None
+    assert told.top_logprobs[0] == {"I": -ord("I") / 1024}
+
+
+async def test_an_echo(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """The prompt stands before each reply to it, streamed too; refused with log-probabilities, as
+    a prompt's are not told."""
+    engine.say = saying(REPLY)
+    asked: Any = MODEL | {"prompt": ["one: ", "two: "], "echo": True}
+    done = await openai.completions.create(**asked, n=2)
+    expected = [f"{name}: {REPLY}" for name in ("one", "one", "two", "two")]
+    assert [choice.text for choice in done.choices] == expected
+    texts = ["", ""]
+    async for chunk in await openai.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected[1:3]
+    with pytest.raises(BadRequestError) as refused:
+        await openai.completions.create(**asked, logprobs=1)
+    assert refused.value.param == "echo"
+
+
+async def test_an_engine_that_tells_none_says_so(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """By the field's name."""
+    engine.logprobs = False
+    with pytest.raises(BadRequestError, match="does not tell them") as refused:
+        await openai.chat.completions.create(**MODEL, messages=question(), logprobs=True)
+    assert refused.value.param == "logprobs"
