@@ -35,7 +35,15 @@ PolicyName = Literal[
 ]
 AUTO_POLICY: Literal["auto"] = "auto"
 VoteName = Literal[
-    "weighted_majority", "majority", "lineages", "best_last", "best_min", "best_prod", "best_mean"
+    "weighted_majority",
+    "majority",
+    "confidence",
+    "lowest_confidence",
+    "lineages",
+    "best_last",
+    "best_min",
+    "best_prod",
+    "best_mean",
 ]
 AnswerRule = Literal["auto", "text", "maths"]
 CostName = Literal["nodes", "tokens"]
@@ -285,7 +293,8 @@ class SearchSpec(BaseModel):
             raise ValueError("must be 'certain' or a number between 0.5 and 1, both excluded")
         if str(others.data.get("vote")).startswith("best_"):
             raise ValueError(
-                "a probability goes with votes that count: majority, weighted_majority, lineages"
+                "a probability goes with votes that count: majority, weighted_majority, lineages, "
+                "confidence, lowest_confidence"
             )
         return value
 

@@ -22,7 +22,7 @@ from math import comb
 from search.policies.policy import BacktrackingPolicy, Policy, Scores, remaining
 from search.spec import SearchSpec, StopReason, VoteName
 from search.tree import UNITS, Finish, Node, Tree
-from search.vote import VOTE_SCORES, Standing, joined, path_units, standing, vote_name
+from search.vote import CONFIDENCES, VOTE_SCORES, Standing, joined, path_units, standing, vote_name
 
 MEAN_LEAD = Fraction(1, 10**12)
 """Less than any two means differ by: one that others may come to equal has settled nothing."""
@@ -100,7 +100,7 @@ def _joined(rival: Standing, rule: VoteName, out: int, best: Fraction) -> Standi
     count = rival.members + out
     if rule == "majority":
         return Standing(Fraction(count), count, rival.age)
-    if rule in ("weighted_majority", "lineages"):
+    if rule in ("weighted_majority", "lineages", *CONFIDENCES):
         return Standing(rival.weight + out, count, rival.age)
     return Standing(max(rival.weight, best), count, rival.age)
 

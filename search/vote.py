@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import fsum, prod
+from math import exp, fsum, prod
 from typing import NamedTuple
 
 from search.engine import RewardMissing
@@ -21,6 +21,8 @@ from search.tree import ROOT, UNITS, Finish, Node, NodeState, Tree
 VOTE_SCORES: Mapping[VoteName, Scores] = {
     "weighted_majority": Scores.FINISHED,
     "majority": Scores.NONE,
+    "confidence": Scores.NONE,
+    "lowest_confidence": Scores.NONE,
     "lineages": Scores.FINISHED,
     "best_last": Scores.FINISHED,
     "best_min": Scores.ALL,
@@ -28,6 +30,8 @@ VOTE_SCORES: Mapping[VoteName, Scores] = {
     "best_mean": Scores.ALL,
 }
 """Which nodes a rule needs the rewards of."""
+CONFIDENCES = ("confidence", "lowest_confidence")
+"""Rules that weigh a trajectory by its own log-probabilities and need no reward model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +107,15 @@ def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]])
     """Vote among the finished trajectories that have an answer.
 
     ``classes``: as ``AnswerClasses`` sorts them. A class weighs the sum of its members' last
-    rewards (weighted majority), their number (majority), the sum over lineages of the last reward
-    of its best member there (lineages), or its best member's score (``best_*``). Equal weights: the
+    rewards (weighted majority), their number (majority), the sum of their confidences (confidence,
+    lowest_confidence: see ``confidence_units``), the sum over lineages of the last reward of its
+    best member there (lineages), or its best member's score (``best_*``). Equal weights: the
     class with more members, then the one with the lowest node id. The reply is the member with the
-    highest last reward (``best_*``: the highest score), then the lowest id. If no reply has an
-    answer, the best reply by last reward is taken, by mean log-probability where there are no
-    rewards, and the ballot's rule says so; trajectories that ended by themselves come before those
-    that were cut. If every branch died empty or looping, what the last of them had said before is
-    the reply.
+    highest last reward (``best_*``: the highest score; the confidences: the highest of them), then
+    the lowest id. If no reply has an answer, the best reply by last reward is taken, by mean
+    log-probability where there are no rewards, and the ballot's rule says so; trajectories that
+    ended by themselves come before those that were cut. If every branch died empty or looping, what
+    the last of them had said before is the reply.
 
     Raises RewardMissing if the rule needs a reward that is not there.
     """
@@ -130,6 +135,8 @@ def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Fractio
         return Fraction(len(members))
     if rule == "weighted_majority":
         return Fraction(sum(_units(node, rule) for node in members), UNITS)
+    if rule in CONFIDENCES:
+        return Fraction(sum(confidence_units(tree, rule, node) for node in members), UNITS)
     if rule == "lineages":
         return Fraction(sum(_by_lineage(rule, members).values()), UNITS)
     return max(path_score(tree, rule, node) for node in members)
@@ -149,10 +156,25 @@ def _by_lineage(rule: VoteName, members: Sequence[Node]) -> dict[int, int]:
 
 
 def path_score(tree: Tree, rule: VoteName, node: Node) -> Fraction:
-    """A trajectory's own score: its last reward, or min, product or mean over its steps."""
+    """A trajectory's own score: its last reward, or min, product or mean over its steps; or its
+    confidence."""
+    if rule in CONFIDENCES:
+        return Fraction(confidence_units(tree, rule, node), UNITS)
     if VOTE_SCORES[rule] is not Scores.ALL:
         return Fraction(_units(node, rule), UNITS)
     return joined(rule, path_units(tree, rule, node.id))
+
+
+def confidence_units(tree: Tree, rule: VoteName, node: Node) -> int:
+    """How sure the policy model was of a trajectory, in 1/UNITS: the geometric mean of its tokens'
+    probabilities, which is that of the whole, length-normalised (CISC's response probability,
+    arXiv 2502.06233, without its temperature), or that of its least sure step. The latter is
+    DeepConf's lowest group confidence (arXiv 2508.15260) with the steps as its groups and the
+    sampled tokens in place of the likeliest ones.
+    """
+    if rule == "confidence":
+        return round(exp(_mean_logprob(tree, node)) * UNITS)
+    return round(exp(min(step.logprob for step in tree.chain(node.id))) * UNITS)
 
 
 def path_units(tree: Tree, rule: VoteName, node_id: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from math import comb
+from math import comb, log
 
 import pytest
 from hypothesis import example, given, settings
@@ -196,6 +196,18 @@ def test_other_values_are_refused(value: object) -> None:
     """What is allowed is said."""
     with pytest.raises(ValidationError, match=r"must be 'certain' or a number between 0\.5 and 1"):
         SearchSpec.model_validate({"consensus": value})
+
+
+@pytest.mark.parametrize(("sure", "settled"), [(0.9, True), (0.6, False)])
+def test_certain_by_confidence(sure: float, settled: bool) -> None:
+    """Two of ``a`` are in, one is out, which may be as sure as can be: 1.8 or
+    1.2 to the 1.3 that ``b`` may come to."""
+    tree = drawn(
+        *((0, answer, END, None) for answer in "aab"),
+        logprobs=(log(sure), log(sure), log(0.3)),
+    )
+    for rule in ("confidence", "lowest_confidence"):
+        assert met(tree, rule, "certain", width=4) is settled
 
 
 def test_a_threshold_needs_a_vote_that_counts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import log, prod
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.spec import SearchSpec, VoteName
 from search.tree import Finish, Tree
-from search.vote import AnswerClasses, Ballot, cut_short, hold_vote, vote_name
+from search.vote import CONFIDENCES, AnswerClasses, Ballot, cut_short, hold_vote, vote_name
 from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.trees import END, LIMIT, STEP, drawn
 
@@ -353,3 +353,39 @@ async def test_of_chains_the_lineages_are_the_weighted_majority() -> None:
         by_lineage = await grow(ScriptedEngine(), spec.model_copy(update={"vote": "lineages"}))
         assert by_lineage.answers == plain.answers
         assert by_lineage.vote == "lineages"
+
+
+def test_confidences_by_hand() -> None:
+    """Node 3 says ``ab1`` by 1/2 a token, then 1/8: the geometric mean is (1/4 * 1/8) ** (1/3) =
+    0.3150, the least sure step's 1/8. Node 4 has 1/4 and 1/4, 0.25 both. Node 5 alone has 2/5.
+
+    By ``confidence`` 1 and 2 weigh .3150 + .25 to .4; by ``lowest_confidence`` .125 + .25 to .4.
+    """
+    halves = tuple(map(log, (1 / 2, 1 / 4, 1 / 8, 1 / 4, 2 / 5)))
+    tree = drawn(
+        (0, "ab", STEP, None),
+        (0, "c", STEP, None),
+        (1, "1", END, None),
+        (2, "1", END, None),
+        (0, "2", END, None),
+        logprobs=halves,
+    )
+    mean = vote(tree, "confidence")
+    assert [(c.answer, c.weight, c.reply) for c in mean.answers] == [("1", 0.565, 3), ("2", 0.4, 5)]
+    least = vote(tree, "lowest_confidence")
+    assert [(c.answer, c.weight, c.reply) for c in least.answers] == [
+        ("2", 0.4, 5),
+        ("1", 0.375, 4),
+    ]
+    assert least.chosen == 5
+
+
+async def test_confidences_need_no_reward_model() -> None:
+    """They are held on the tree that a majority is held on."""
+    spec = SearchSpec(policy="self_consistency", width=5, seed=2, max_depth=8)
+    plain = await grow(ScriptedEngine(scores=False), spec)
+    for rule in CONFIDENCES:
+        outcome = await grow(ScriptedEngine(scores=False), spec.model_copy(update={"vote": rule}))
+        assert outcome.vote == rule
+        assert [n.tokens for n in outcome.tree.nodes] == [n.tokens for n in plain.tree.nodes]
+        assert all(0 < answer.weight <= answer.count for answer in outcome.answers)

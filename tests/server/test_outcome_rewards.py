@@ -27,7 +27,8 @@ def engine() -> ScriptedEngine:
         (
             {"policy": "best_of_n", "vote": "best_min"},
             "search.vote",
-            "'best_min' needs.*one of weighted_majority, majority, lineages, best_last is needed",
+            "'best_min' needs.*one of weighted_majority, majority, "
+            "confidence, lowest_confidence, lineages, best_last is needed",
         ),
     ],
 )
