@@ -25,7 +25,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from loadtest.sglang_pools import pools
 from loadtest.sglang_rewards import measure as score_ways
 from models.bundled import SPRIG_FOLDER
 from models.deepen import WEIGHTS
-from runtime.sglang.launched_server import BY_PRIORITY, LaunchedServer
+from runtime.sglang.launched_server import LaunchedServer
 from search.outcome import Outcome
 from search.spec import PolicyName
 from search.tree import combined_digest
@@ -201,23 +201,22 @@ async def rewards(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
-    flags = BY_PRIORITY if way == "speculate" else ()
+    flags: Sequence[str] = ()
     if way == "draft":
         named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
         flags = shlex.split(draft_args(load_settings(named), options.width))
     python, room, device = options.python, options.kv_tokens, options.device
-    return [
-        policy_server(
-            python,
-            "arborkv",
-            room,
-            model=models.policy,
-            args=flags,
-            device=device,
-            seeds=way != "draft",
-        ),
-        reward_server(python, room, model=models.prm, device=device),
-    ]
+    policy = policy_server(
+        python,
+        "arborkv",
+        room,
+        model=models.policy,
+        args=flags,
+        device=device,
+        seeds=way != "draft",
+    )
+    policy.options = replace(policy.options, schedules=way == "speculate")
+    return [policy, reward_server(python, room, model=models.prm, device=device)]
 
 
 def _rows(

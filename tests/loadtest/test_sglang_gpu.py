@@ -46,6 +46,7 @@ def test_each_ways_flags_go_to_the_policy_alone(way: str, tmp_path: Path) -> Non
     draft = way == "draft"
     assert ("--sampling-backend pytorch" in policy) is not draft
     assert ("--enable-priority-scheduling" in policy) is (way == "speculate")
+    assert ("dfs-weight" in policy) is (way != "speculate")
     flags = "--speculative-algorithm STANDALONE --speculative-draft-model-path"
     assert (f"{flags} {SPRIG_FOLDER / 'draft'}" in policy) is draft
     assert ("--max-running-requests 16" in policy) is draft
