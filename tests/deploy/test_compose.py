@@ -17,7 +17,7 @@ from server.settings import Settings
 from tests.deploy.tools import ROOT, debian, python_tools
 
 DEPLOY = ROOT / "deploy"
-FILES = ("compose.yaml", "compose.cpu.yaml")
+FILES = ("compose.yaml", "compose.cpu.yaml", "compose.vllm.yaml")
 GIVEN = {"GRAFANA_PASSWORD": "secret", "HEDGEROW_POLICY_MODEL": "Qwen/Qwen2.5-Math-1.5B-Instruct"}
 PASSED_TO_THE_HUB = {"HF_TOKEN", "HF_HUB_OFFLINE"}
 CHECK = """
@@ -138,12 +138,29 @@ def test_the_models_of_the_example_are_known() -> None:
     assert any(reward in row.names for row in public_reward_models())
 
 
-def test_pictures_are_pinned_and_the_same_in_both() -> None:
+def test_pictures_are_pinned_and_the_same_in_all() -> None:
     """No image floats."""
-    one, other = (read(name)["services"] for name in FILES)
-    for services in (one, other):
+    all_services = [read(name)["services"] for name in FILES]
+    for services in all_services:
         for service in services.values():
             assert re.search(r":(v?\d+\.\d+\.\d+|cpu|gpu)$", service["image"])
     for name in ("prometheus", "grafana"):
-        assert one[name]["image"] == other[name]["image"]
+        assert len({services[name]["image"] for services in all_services}) == 1
         assert Path(DEPLOY / name).is_dir()
+
+
+def test_vllm_is_the_one_that_is_tried() -> None:
+    """Its servers are those that Hedgerow is told of, of the version that the tests run, each with
+    the model that Hedgerow reads the tokenizer of."""
+    services = read("compose.vllm.yaml")["services"]
+    version = re.search(r"^VLLM \?= (\S+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert version is not None
+    command = services["hedgerow"]["command"]
+    for what in ("policy", "reward"):
+        server = services[f"vllm-{what}"]
+        assert server["image"] == f"vllm/vllm-openai:v{version[1]}"
+        assert f"--{what}-url=http://vllm-{what}:8000" in command
+        model = services["hedgerow"]["environment"][f"HEDGEROW_{what.upper()}_MODEL"]
+        assert f"--model={model}" in server["command"]
+        assert "ports" not in server
+    assert "--runner=pooling" in services["vllm-reward"]["command"]
