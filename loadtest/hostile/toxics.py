@@ -16,6 +16,12 @@ READ = 16_384
 TOXICS: Sequence[str] = ("latency", "bandwidth", "slicer", "slow_close", "limit_data", "reset_peer")
 SILENCE = "timeout"
 """Toxiproxy's name for a wire that says nothing any more until it closes."""
+TOO_MANY = "too_many"
+"""An answer becomes a refusal, as by a gateway that counts requests; none of Toxiproxy's."""
+REFUSAL = (
+    b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
 
 
 @dataclass(slots=True)
@@ -24,8 +30,8 @@ class Toxic:
 
     ``name``: "latency" (each piece is late), "bandwidth" (few bytes a second), "slicer" (tiny
     pieces), "slow_close", "limit_data" (closes after so many bytes), "reset_peer" (a reset after a
-    while), "timeout" (silence, then closes). ``seconds`` and ``size`` mean what the name makes of
-    them.
+    while), "timeout" (silence, then closes), "too_many" (status 429, then closes). ``seconds`` and
+    ``size`` mean what the name makes of them.
     """
 
     name: str
@@ -121,6 +127,10 @@ class Proxy:
                 return False
             case "timeout":
                 await asyncio.sleep(toxic.seconds)
+                return False
+            case "too_many" if piece.startswith(b"HTTP/"):
+                writer.write(REFUSAL)
+                await writer.drain()
                 return False
         writer.write(piece)
         await writer.drain()

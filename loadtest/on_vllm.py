@@ -1,0 +1,112 @@
+"""vLLM servers on this machine's CPU, for the length of a benchmark or of tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+VLLM = Path(".venv-vllm/bin/vllm")
+"""Of the environment that ``make vllm-env`` makes."""
+START_SECONDS = 900.0
+STOP_SECONDS = 60.0
+LAST_WORDS = 2000
+CPU = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")
+NO_CHUNKS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384")
+"""On a CPU vLLM 0.32 ends at a seeded request whose prompt is read in pieces."""
+POLICY_OPTIONS = ("--enable-prompt-tokens-details", "--scheduling-policy", "priority")
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@dataclass(slots=True)
+class VllmServer:
+    """A server of ``model`` on one port for all of its lives; ``options`` are vLLM's own."""
+
+    model: Path
+    options: Sequence[str] = ()
+    context: int = 512
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+    log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, in a group of processes of its own."""
+        command = [str(VLLM), "serve", str(self.model), "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--max-model-len", str(self.context)]
+        self.process = subprocess.Popen(
+            [*command, *CPU, *NO_CHUNKS, *self.options],
+            stdout=self.log,
+            stderr=self.log,
+            env=os.environ | ENVIRONMENT,
+            start_new_session=True,
+        )
+
+    async def ready(self, seconds: float = START_SECONDS) -> None:
+        """Until it answers. Raises RuntimeError with its last words."""
+        until = time.monotonic() + seconds
+        async with httpx.AsyncClient(base_url=self.url, timeout=5, trust_env=False) as client:
+            while time.monotonic() < until and self._runs():
+                try:
+                    if (await client.get("/health")).is_success:
+                        return
+                except httpx.HTTPError:
+                    await asyncio.sleep(0.5)
+        raise RuntimeError(f"vLLM is not ready: {self._last_words()}")
+
+    def kill(self) -> None:
+        """End it and all that it has started, without a word."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it and all that it has started."""
+        if self._runs():
+            self._end(signal.SIGTERM)
+
+    def _end(self, sign: signal.Signals) -> None:
+        assert self.process is not None, "it was started"
+        os.killpg(self.process.pid, sign)
+        self.process.wait(STOP_SECONDS)
+
+    def _runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def _last_words(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")[-LAST_WORDS:]
+
+
+@asynccontextmanager
+async def serving(servers: Sequence[VllmServer]) -> AsyncIterator[None]:
+    """The servers are ready; they end afterwards."""
+    try:
+        for server in servers:
+            server.start()
+        await asyncio.gather(*(server.ready() for server in servers))
+        yield
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in servers))
+        for server in servers:
+            server.log.close()

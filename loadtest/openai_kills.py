@@ -1,0 +1,259 @@
+"""Do searches outlive the vLLM server they are on and the wires to it, and is any wrong for it?
+
+`python -m loadtest.openai_kills [--searches 100] [--kills 10] [--quick] [--state FOLDER] [--json]`
+
+Real vLLM on the CPU (``make vllm-env``) serves the bundled policy and reward model. Every search is
+grown undisturbed, some of them a second time. Then all are grown over proxies that cut, delay and
+say "too many requests", while the policy's server is killed, with all it has started, and started
+again: each time another share of the searches is done. What has ended stands in the folder, so that
+a run that was cut off goes on from there.
+
+- ``answered``: it ended with an answer, not with an error (``errors`` names them);
+- ``wrong``: its answer or its steps are others than undisturbed;
+- ``other_digests``: its tree's digest is, rewards of four digits included, and in how many of
+  ``repeated`` undisturbed searches it is without any fault (``undisturbed_other_digests``);
+- ``kills``, also before a run was cut off; of this run alone ``sent_again`` requests,
+  ``refused``: answers that became 429 with ``Retry-After``; ``faults``: the others, by name;
+- ``left``: requests that the policy's server still had once all was over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from cli.kept_lines import KeptLines
+from loadtest.hostile.toxics import SILENCE, TOO_MANY, TOXICS, Proxy, listening
+from loadtest.listed import at_least_1
+from loadtest.on_sglang import to_its_end
+from loadtest.on_vllm import POLICY_OPTIONS, VllmServer, serving
+from loadtest.report import publish, say
+from loadtest.searches import SPRIG, Item, Method, grow
+from loadtest.sglang_kills import items_for
+from runtime.openai.openai_engine import OpenaiEngine
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
+from runtime.servers.remote_server import ServerTimes
+from runtime.text import Text
+from search.engine import EngineError
+from search.spec import SearchSpec
+
+COLUMNS = (
+    *("searches", "answered", "wrong", "other_digests", "undisturbed_other_digests", "kills"),
+    *("refused", "sent_again", "left", "seconds"),
+)
+SPEC = SearchSpec(policy="rebase", width=8)
+AT_ONCE = 6
+SHARE = 0.03
+"""Of the answers on a wire, that have a fault."""
+SILENT_SECONDS = 20.0
+"""Of a wire that says nothing any more until it closes."""
+TIMES = ServerTimes(connect=60, probe=60, stall=60)
+"""On cores that are shared a server that works may be silent for long."""
+CALM, AGAIN, FAULTY, KILLS = "undisturbed", "repeated", "faulty", "kills"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a search ended. ``steps``: a digest of its answer and of all of its steps' tokens."""
+
+    error: str = ""
+    steps: str = ""
+    digest: str = ""
+    seconds: float = 0.0
+
+
+class Searches:
+    """Grows searches by their numbers, those that are kept not again."""
+
+    def __init__(self, folder: Path | None, items: Sequence[Item]) -> None:
+        """``folder``: where to keep what has ended; none is kept without."""
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        path = None if folder is None else folder / "searches.jsonl"
+        self._kept = KeptLines(path, SPEC.model_dump_json(exclude_none=True), TypeAdapter(Ended))
+        self._text = Text(SPRIG.policy)
+        self._items = items
+        self.done = asyncio.Condition()
+
+    def ended(self, phase: str) -> dict[int, Ended]:
+        """What has ended of a phase, by number."""
+        found = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
+        return {number: ended for number, ended in found.items() if ended is not None}
+
+    async def run(self, phase: str, engine: OpenaiEngine, numbers: Sequence[int]) -> None:
+        """Grow those of these numbers that have not ended yet, ``AT_ONCE`` side by side."""
+        room, known = asyncio.Semaphore(AT_ONCE), self.ended(phase)
+
+        async def one(number: int) -> None:
+            async with room:
+                ended = await self._grow(engine, number)
+            self._kept.put(self._name(phase, number), ended)
+            say(f"{phase}: {len(self.ended(phase))} of {len(numbers)}, {ended.seconds:.0f} s")
+            async with self.done:
+                self.done.notify_all()
+
+        await asyncio.gather(*(one(number) for number in numbers if number not in known))
+
+    @property
+    def kills(self) -> int:
+        """How often a server was killed under them."""
+        known = self._kept.get(KILLS)
+        return 0 if known is None else round(known.seconds)
+
+    def note_kill(self) -> None:
+        """Once more."""
+        self._kept.put(KILLS, Ended(seconds=self.kills + 1))
+
+    async def _grow(self, engine: OpenaiEngine, number: int) -> Ended:
+        begun, item = time.monotonic(), self._items[number]
+        try:
+            outcome = await grow(engine, self._text, item, Method(f"search {number}", SPEC))
+        except EngineError as error:
+            return Ended(error=str(error), seconds=time.monotonic() - begun)
+        said = outcome.answer, [node.tokens for node in outcome.tree.nodes]
+        steps = hashlib.sha256(repr(said).encode()).hexdigest()
+        return Ended("", steps, outcome.digest, time.monotonic() - begun)
+
+    def _name(self, phase: str, number: int) -> str:
+        return f"{phase} {number} {self._items[number].seed}"
+
+
+@asynccontextmanager
+async def engine_at(policy: str, reward: str) -> AsyncIterator[OpenaiEngine]:
+    """The engine over these addresses."""
+    assert SPRIG.prm is not None, "the bundled models have a reward model"
+    options = OpenaiOptions(
+        policy=ServedModel(SPRIG.policy, (policy,)),
+        reward=ServedModel(SPRIG.prm, (reward,)),
+        reward_format=SPRIG.reward_format,
+        times=TIMES,
+        recovery_seconds=1800,
+    )
+    engine = await OpenaiEngine.start(options)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def measure(folder: Path | None, count: int, kills: int, repeated: int) -> dict[str, Any]:
+    """The row: what is not kept yet is run."""
+    searches, begun = Searches(folder, items_for(count)), time.monotonic()
+    policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
+    reward = VllmServer(Path(str(SPRIG.prm)))
+    async with serving([policy, reward]):
+        async with engine_at(policy.url, reward.url) as engine:
+            await searches.run(CALM, engine, range(count))
+            await searches.run(AGAIN, engine, range(repeated))
+        say(f"undisturbed: {time.monotonic() - begun:.0f} s")
+        disturbed = await _disturbed(searches, policy, reward, count, kills)
+    return {
+        "searches": count,
+        "width": SPEC.width,
+        **compared(searches.ended(FAULTY), searches.ended(CALM)),
+        "repeated": repeated,
+        "undisturbed_other_digests": compared(searches.ended(AGAIN), searches.ended(CALM))[
+            "other_digests"
+        ],
+        **disturbed,
+        "seconds": round(time.monotonic() - begun),
+    }
+
+
+async def _disturbed(
+    searches: Searches, policy: VllmServer, reward: VllmServer, count: int, kills: int
+) -> dict[str, Any]:
+    """All searches over wires that fail, to a server that is killed; what was done to them."""
+    names = (*TOXICS, SILENCE, TOO_MANY)
+    wires = [Proxy(server.port, names=names, silence=SILENT_SECONDS) for server in (policy, reward)]
+    async with AsyncExitStack() as stack:
+        ports = [await stack.enter_async_context(listening(wire.connection)) for wire in wires]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        engine = await stack.enter_async_context(engine_at(*urls))
+        for wire in wires:
+            wire.share = SHARE
+        killing = asyncio.create_task(_kill(searches, policy, count, kills))
+        try:
+            await searches.run(FAULTY, engine, range(count))
+        except BaseException:
+            killing.cancel()
+            raise
+        killed = await killing
+        left = await engine.usage()
+    faults = sum((wire.done for wire in wires), start=Counter())
+    return {
+        "kills": killed,
+        "refused": faults.pop(TOO_MANY, 0),
+        "faults": dict(faults),
+        "sent_again": left.totals.sent_again,
+        "left": left.running + left.waiting,
+    }
+
+
+async def _kill(searches: Searches, victim: VllmServer, count: int, kills: int) -> int:
+    """Each time another share of the searches has ended, at a random moment; how often."""
+    dice, known = random.Random(0), searches.kills
+    for number in range(known, kills):
+        due = number * count // kills
+        async with searches.done:
+            await searches.done.wait_for(lambda due=due: len(searches.ended(FAULTY)) >= due)
+        await asyncio.sleep(dice.uniform(0.5, 3.0))
+        victim.kill()
+        searches.note_kill()
+        say(f"killed: {number + 1} of {kills}")
+        victim.start()
+        await victim.ready()
+    return searches.kills
+
+
+def compared(found: dict[int, Ended], known: dict[int, Ended]) -> dict[str, Any]:
+    """How many had an answer, and how many another one or another tree than ``known``."""
+    pairs = [(mine, known[n]) for n, mine in found.items() if not mine.error and not known[n].error]
+    return {
+        "answered": sum(not ended.error for ended in found.values()),
+        "errors": sorted({ended.error for ended in found.values() if ended.error}),
+        "wrong": sum(mine.steps != other.steps for mine, other in pairs),
+        "other_digests": sum(mine.digest != other.digest for mine, other in pairs),
+    }
+
+
+def held(row: dict[str, Any]) -> bool:
+    """Whether all searches were answered, none wrong, and nothing is left."""
+    return row["answered"] == row["searches"] and not row["wrong"] and not row["left"]
+
+
+def main() -> None:
+    """Print a table, or one JSON document; end with 1 if a search was lost, wrong or left."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--searches", type=at_least_1, help="of all")
+    parser.add_argument("--kills", type=at_least_1)
+    parser.add_argument("--quick", action="store_true", help="6 searches and 1 kill")
+    parser.add_argument("--state", type=Path, help="a folder; by default a new one")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    wanted = parser.parse_args()
+    searches = wanted.searches or (6 if wanted.quick else 100)
+    kills = wanted.kills or (1 if wanted.quick else 10)
+    folder = wanted.state or Path(tempfile.mkdtemp(prefix="openai-kills-"))
+    say(f"what is done: {folder}")
+    row = to_its_end(measure(folder, searches, kills, repeated=max(1, searches // 4)))
+    publish({"rows": [row]}, wanted.json, "vLLM killed under searches", COLUMNS)
+    sys.exit(not held(row))
+
+
+if __name__ == "__main__":
+    main()
