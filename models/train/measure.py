@@ -1,6 +1,6 @@
 """Measured quality of the bundled models, a task at a time, as JSON lines.
 
-`python -m models.train.measure accuracy prm judge draft`
+`python -m models.train.measure accuracy prm judge draft siblings`
 """
 
 import argparse
@@ -8,7 +8,9 @@ import json
 import math
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -35,8 +37,10 @@ from models.train.labelled import Labelled, flat, label
 from models.train.network import logits_at
 from models.train.rows import scored_row, sign_ids
 from models.train.sampling import Sampler
+from models.train.siblings import RIGHT, Siblings, siblings
 
 SEED = 5
+SIBLINGS_OF = ("game24", "countdown", "blocksworld")
 JUDGED_NUMBER = re.compile(r"The number is (10|[1-9])\b")
 
 
@@ -49,16 +53,41 @@ def interval(right: int, count: int) -> list[float]:
     return [round((centre - spread) / scale, 4), round((centre + spread) / scale, 4)]
 
 
+def share_above(ones: list[float], others: list[float]) -> float:
+    """The share of pairs in which the first is larger; a tie is half a pair."""
+    pairs = [(a > b) + (a == b) / 2 for a in ones for b in others]
+    return sum(pairs) / len(pairs)
+
+
+def mean_interval(shares: list[float]) -> list[float]:
+    """The normal 95 % interval of a mean over independent states."""
+    spread = 1.96 * float(np.std(shares)) / math.sqrt(len(shares))
+    mean = float(np.mean(shares))
+    return [round(max(0.0, mean - spread), 4), round(min(1.0, mean + spread), 4)]
+
+
 class MeasuredSplit:
     """The bundled models and one set of policy samples on a split, shared by the measures."""
 
     def __init__(self, split: Split, limit: int, each: int) -> None:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer()
-        self.policy: LlamaForCausalLM = load_model("policy")
-        self.sampler = Sampler(self.policy)
         self.split: Split = split
         self.limit, self.each = limit, each
-        self.samples = {name: self._sample(task) for name, task in TASKS.items()}
+
+    @cached_property
+    def policy(self) -> LlamaForCausalLM:
+        """What samples."""
+        return load_model("policy")
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The policy's."""
+        return Sampler(self.policy)
+
+    @cached_property
+    def samples(self) -> dict[str, list[Labelled]]:
+        """Of every task, labelled."""
+        return {name: self._sample(task) for name, task in TASKS.items()}
 
     def _sample(self, task: Task) -> list[Labelled]:
         questions = task.questions(self.split, self.limit) * self.each
@@ -100,6 +129,48 @@ class MeasuredSplit:
                 "value": round(roc_auc_score(*every), 4),
                 "to_first_fault": round(roc_auc_score(*decisive), 4),
             }
+
+    def siblings(self) -> Iterator[dict]:
+        """How often the reward puts a right step above each kind of wrong one from its state.
+
+        `each` states a question. `value`: the share of pairs, a tie being half of one, averaged
+        over states; `trusted`: of wrong steps, those with a reward above 0.5.
+        """
+        model = load_model("prm")
+        signs = torch.tensor(sign_ids(self.tokenizer))
+        for name in SIBLINGS_OF:
+            rng = random.Random(f"{SEED} {name}")
+            order, trusted = defaultdict(list), defaultdict(list)
+            for question in TASKS[name].questions(self.split, self.limit) * self.each:
+                drawn = siblings(name, question, rng)
+                rewards = self._sibling_rewards(model, signs, drawn)
+                for kind in rewards.keys() - {RIGHT}:
+                    order[kind].append(share_above(rewards[RIGHT], rewards[kind]))
+                    trusted[kind].append(share_above(rewards[kind], [0.5]))
+            for kind, shares in sorted(order.items()):
+                yield {
+                    "measure": "siblings",
+                    "task": name,
+                    "kind": kind,
+                    "states": len(shares),
+                    "value": round(float(np.mean(shares)), 4),
+                    "ci95": mean_interval(shares),
+                    "trusted": round(float(np.mean(trusted[kind])), 4),
+                    "trusted_ci95": mean_interval(trusted[kind]),
+                }
+
+    def _sibling_rewards(
+        self, model: LlamaForCausalLM, signs: torch.Tensor, drawn: Siblings
+    ) -> dict[str, list[float]]:
+        task, rewards = TASKS[drawn.task], defaultdict(list)
+        texts = [STEP_BREAK.join([*drawn.before, one.text, ""]) for one in drawn.steps]
+        rows = [
+            label(self.tokenizer, task, drawn.question, self.tokenizer.encode(text))
+            for text in texts
+        ]
+        for one, (_, scores) in zip(drawn.steps, self._scores(model, signs, rows), strict=True):
+            rewards[one.kind].append(scores[-1])
+        return rewards
 
     @torch.no_grad()
     def _scores(
@@ -187,6 +258,7 @@ def main() -> None:
         "judge": MeasuredSplit.judge,
     }
     measures["draft"] = MeasuredSplit.draft
+    measures["siblings"] = MeasuredSplit.siblings
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="+", choices=measures)
     parser.add_argument("--split", default="test")
