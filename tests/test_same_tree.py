@@ -209,6 +209,10 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
     assert asyncio.run(digests(run, replace(OFF, **options))) == reference
 
 
+@pytest.mark.promise(
+    "Sampling parameters are vLLM's, and follow from a branch's own path: drafts, sharing and "
+    "eviction change nothing"
+)
 @pytest.mark.slow
 def test_penalties_grow_the_same_tree() -> None:
     """They count a trajectory's own steps, wherever and beside whatever these are drawn."""

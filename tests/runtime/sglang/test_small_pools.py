@@ -91,6 +91,10 @@ async def all_grown(engine: SglangEngine) -> list[Outcome]:
     return await asyncio.gather(*searches)
 
 
+@pytest.mark.promise(
+    "On SGLang a pool that does not hold the rounds of several searches grows the trees of one "
+    "that does"
+)
 async def test_a_small_pool_grows_the_same_trees(
     yard: SharedServers, small: LaunchedServer, asked: Asked
 ) -> None:
