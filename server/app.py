@@ -13,6 +13,7 @@ from server.chat_routes import chat_routes
 from server.middleware import AuthMiddleware, RequestMiddleware
 from server.operator_routes import ops_routes
 from server.playground_routes import page_routes
+from server.responses_routes import responses_routes
 from server.score_routes import score_routes
 from server.search_routes import search_routes
 from server.service import Service, own_version
@@ -50,7 +51,9 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] | None = 
     app.add_middleware(RequestMiddleware, service=service)
     if service.traces is not None:
         app.add_middleware(service.traces.requests)
-    for routes in (chat_routes, search_routes, score_routes, ops_routes, page_routes):
+    for routes in (chat_routes, responses_routes, search_routes, score_routes):
+        app.include_router(routes(service))
+    for routes in (ops_routes, page_routes):
         app.include_router(routes(service))
     app.state.service = service
     return app

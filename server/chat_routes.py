@@ -86,13 +86,13 @@ async def _answer(
     forget_body(request)
     slot = request.state.slot
     written = reply_format(parsed, service.fingerprint, service.text)
-    work = partial(_work, parsed, service, slot)
+    work = partial(reply_in_turn, parsed, service, slot)
     if stream:
         return EventStream(_chunks(parsed, service, slot, work, written))
     return JSONResponse(written.completion(await service.runner.run(work(None), slot)))
 
 
-async def _work(
+async def reply_in_turn(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""

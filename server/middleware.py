@@ -105,7 +105,10 @@ OPEN = frozenset({"/", "/health", "/ready"})
 PLAYGROUND = "/playground/"
 """What lies below is open as well: the page has a field for the key."""
 SEARCH_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/search", "/v1/score", "/score"}
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/search", "/v1/score", "/score"),
+    }
 )
 """POST to these wants an engine; so does POST to ``/v1/search/ID/branch``."""
 

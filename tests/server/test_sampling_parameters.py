@@ -98,7 +98,7 @@ async def test_a_thinking_budget_caps_a_trajectory(http: httpx2.AsyncClient) -> 
         ({"logit_bias": {"9": 101}}, "logit_bias", "less than or equal to 100"),
         ({"logit_bias": {"2000000": 1}}, "logit_bias", "ids are from 0 to"),
         ({"min_tokens": 21}, "min_tokens", "at most 20"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "equal to 0.01"),
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
         ({"thinking_token_budget": 5}, "thinking_token_budget", "without a search"),
         ({"search": SEARCH | {"min_tokens": 21}}, "search.min_tokens", "at most 20"),

@@ -1,0 +1,216 @@
+"""What goes back from ``POST /v1/responses``: OpenAI's response object, and its stream's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.text import Text
+from server.replies import CompletedReply
+from server.reply_logprobs import ReplyToken, chat_logprobs
+from server.request_parsing import ParsedRequest
+from server.responses_request import ResponsesRequest
+
+Json = dict[str, Any]
+
+
+class ResponseFormat:
+    """How the response to one request looks, whole and while it grows. Nothing is stored."""
+
+    def __init__(
+        self, request: ResponsesRequest, parsed: ParsedRequest, fingerprint: str, text: Text
+    ) -> None:
+        self._parsed = parsed
+        self._text = text
+        self._number = parsed.id.partition("-")[2]
+        effort = request.reasoning.effort if request.reasoning else None
+        self._head: Json = {
+            "id": f"resp_{self._number}",
+            "object": "response",
+            "created_at": parsed.created,
+            "model": parsed.model,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_logprobs": request.top_logprobs or 0,
+            "reasoning": {"effort": effort, "summary": None},
+            "text": {"format": {"type": "text"}},
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "truncation": "disabled",
+            "store": False,
+            "background": False,
+            "previous_response_id": None,
+            "metadata": {},
+            "seed": parsed.seed,
+            "system_fingerprint": fingerprint,
+        }
+
+    def begun(self) -> Json:
+        """The response of which nothing is there yet."""
+        more = {"error": None, "incomplete_details": None, "output": [], "usage": None}
+        return self._head | {"status": "in_progress"} | more
+
+    def whole(self, reply: CompletedReply) -> Json:
+        """The finished response."""
+        [(text, ended), *_] = reply.choices
+        thought, content = self._parsed.split_reasoning(text)
+        reasoning = reply.rounds + thought
+        tokens = reply.logprobs[0] if reply.logprobs else ()
+        output = [self.reasoning_item(reasoning)] if reasoning else []
+        output.append(self.message_item(content, tokens, ended))
+        cut = {"reason": "max_output_tokens"} if ended == "length" else None
+        body = self._head | {"status": status_of(ended), "error": None, "incomplete_details": cut}
+        body |= {"output": output, "usage": _usage(reply.usage)}
+        return body if reply.search is None else body | {"search": reply.search}
+
+    def reasoning_item(self, text: str | None) -> Json:
+        """The item that holds a thought; None: it has begun."""
+        content = [] if text is None else [reasoning_part(text)]
+        status = "in_progress" if text is None else "completed"
+        item = {"type": "reasoning", "id": f"rs_{self._number}", "summary": []}
+        return item | {"content": content, "status": status}
+
+    def message_item(
+        self, text: str | None, tokens: Sequence[ReplyToken] = (), ended: str = "stop"
+    ) -> Json:
+        """The item that holds the reply; None: it has begun."""
+        content = [] if text is None else [self.text_part(text, tokens)]
+        status = "in_progress" if text is None else status_of(ended)
+        item = {"type": "message", "id": f"msg_{self._number}", "role": "assistant"}
+        return item | {"content": content, "status": status}
+
+    def text_part(self, text: str, tokens: Sequence[ReplyToken] = ()) -> Json:
+        """A reply's text."""
+        logprobs = self.logprobs(tokens)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def logprobs(self, tokens: Sequence[ReplyToken]) -> list[Json]:
+        """Of these tokens."""
+        return chat_logprobs(tokens, self._text)["content"]
+
+
+class ResponseEvents:
+    """The events of one stream, in order and numbered: a thought is an item of its own, which ends
+    where the reply begins."""
+
+    def __init__(self, written: ResponseFormat) -> None:
+        self._written = written
+        self._sent = 0
+        self._thought: str | None = None
+        self._reply: str | None = None
+
+    def opening(self) -> list[Json]:
+        """Before anything is drawn."""
+        begun = self._written.begun()
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, response=begun) for kind in kinds]
+
+    def more(
+        self, thought: str, text: str, tokens: Sequence[ReplyToken] | None = None
+    ) -> list[Json]:
+        """New parts of a thought and of the reply, either of which may be empty; ``tokens``: whose
+        log-probabilities go with the text."""
+        events = self._thinking(thought) if thought else []
+        return [*events, *self._replying(text, tokens or ())] if text else events
+
+    def ending(self, reply: CompletedReply) -> list[Json]:
+        """What is left, once all text was told."""
+        whole = self._written.whole(reply)
+        events = self._end_thought() if self._reply is None else []
+        if self._reply is None:
+            events += self._begin_reply()
+        item = whole["output"][-1]
+        [part] = item["content"]
+        place = self._place(item)
+        text, logprobs = part["text"], part["logprobs"]
+        done = self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
+        events.append(done)
+        events.append(self._event("response.content_part.done", **place, part=part))
+        events.append(self._item_event("done", item))
+        ended = "completed" if whole["status"] == "completed" else "incomplete"
+        return [*events, self._event(f"response.{ended}", response=whole)]
+
+    def error(self, error: Json) -> Json:
+        """The stream fails."""
+        return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
+
+    def _thinking(self, thought: str) -> list[Json]:
+        events, item = [], self._written.reasoning_item(None)
+        place = self._place(item)
+        if self._thought is None:
+            self._thought = ""
+            events.append(self._item_event("added", item))
+            part = reasoning_part("")
+            events.append(self._event("response.content_part.added", **place, part=part))
+        self._thought += thought
+        return [*events, self._event("response.reasoning_text.delta", **place, delta=thought)]
+
+    def _end_thought(self) -> list[Json]:
+        if self._thought is None:
+            return []
+        item = self._written.reasoning_item(self._thought)
+        place, [part] = self._place(item), item["content"]
+        return [
+            self._event("response.reasoning_text.done", **place, text=self._thought),
+            self._event("response.content_part.done", **place, part=part),
+            self._item_event("done", item),
+        ]
+
+    def _begin_reply(self) -> list[Json]:
+        self._reply, item = "", self._written.message_item(None)
+        place, part = self._place(item), self._written.text_part("")
+        added = self._item_event("added", item)
+        return [added, self._event("response.content_part.added", **place, part=part)]
+
+    def _replying(self, text: str, tokens: Sequence[ReplyToken]) -> list[Json]:
+        events = []
+        if self._reply is None:
+            events = [*self._end_thought(), *self._begin_reply()]
+        assert self._reply is not None, "it has begun"
+        self._reply += text
+        place = self._place(self._written.message_item(None))
+        logprobs = self._written.logprobs(tokens)
+        delta = self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
+        return [*events, delta]
+
+    def _place(self, item: Json) -> Json:
+        """Of the one part of an item."""
+        return {"item_id": item["id"], "output_index": self._index(item), "content_index": 0}
+
+    def _index(self, item: Json) -> int:
+        """A thought comes before the reply."""
+        return 1 if item["type"] == "message" and self._thought is not None else 0
+
+    def _item_event(self, kind: str, item: Json) -> Json:
+        name = f"response.output_item.{kind}"
+        return self._event(name, output_index=self._index(item), item=item)
+
+    def _event(self, kind: str, **more: Any) -> Json:
+        self._sent += 1
+        return {"type": kind, "sequence_number": self._sent - 1, **more}
+
+
+def reasoning_part(text: str) -> Json:
+    """A thought's text."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def status_of(ended: str) -> str:
+    """By why the reply ended."""
+    return "incomplete" if ended == "length" else "completed"
+
+
+def _usage(usage: Json) -> Json:
+    """A completion's usage, in the response's words."""
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {
+            "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+        },
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,176 @@
+"""What clients may send to ``POST /v1/responses``: OpenAI's request, understood as a chat's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema, model_validator
+
+from search.engine import LOGITS_PARAMS
+from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.request_models import (
+    MOST_MESSAGES,
+    ChatRequest,
+    Count,
+    Reasoning,
+    Seed,
+    Spec,
+    Temperature,
+    TopLogprobs,
+    TopP,
+    only_names_of_unread,
+)
+from server.sampling_parameters import SamplingParameters
+from server.unsupported_parameters import RESPONSES
+
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+"""What ``include`` may name: reasoning items are whole as they are, and are never encrypted."""
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_PARTS = ("input_text", "output_text", "text")
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "include"}
+"""A chat's fields, as they are called here."""
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+_MESSAGE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": list(ROLES)},
+        "content": _CONTENT_SCHEMA,
+    },
+    "required": ["role", "content"],
+}
+_INPUT_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "maxItems": MOST_MESSAGES, "items": _MESSAGE_SCHEMA},
+    ]
+}
+_TEXT_SCHEMA = {
+    "type": ["object", "null"],
+    "properties": {"format": {"const": {"type": "text"}}, "verbosity": {"const": "medium"}},
+}
+
+
+class ReasoningAsked(Reasoning):
+    """``summary``: any value asks a search to tell of each round."""
+
+    summary: str | None = None
+
+
+class ResponsesRequest(SamplingParameters):
+    """``POST /v1/responses``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = Field(default=None, description="of one trajectory")
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: list[Included] | None = Field(default=None, max_length=16)
+    reasoning: ReasoningAsked | None = None
+    text: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = None
+    seed: Seed | None = Field(default=None, description="taken modulo 2**63")
+    stream: StrictBool | None = None
+    search: Spec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, data: object) -> object:
+        return only_names_of_unread(data, cls.model_fields.keys() | RESPONSES.keys())
+
+    def chat(self) -> ChatRequest:
+        """The same as a chat's request. Raises ApiError naming what cannot be."""
+        _must_be_text(self.text)
+        more = {name: getattr(self, name) for name in ("search", "seed", "temperature", "top_p")}
+        more |= {name: getattr(self, name) for name in LOGITS_PARAMS}
+        logprobs = "message.output_text.logprobs" in (self.include or [])
+        return ChatRequest(
+            model=self.model,
+            messages=messages_of(self.instructions, self.input),  # type: ignore[arg-type]
+            max_completion_tokens=self.max_output_tokens,
+            reasoning=self.reasoning,
+            include_reasoning=bool(self.reasoning and self.reasoning.summary),
+            logprobs=logprobs,
+            top_logprobs=self.top_logprobs if logprobs else None,
+            **more,
+        )
+
+
+def messages_of(instructions: str | None, sent: Any) -> list[dict[str, str]]:
+    """A conversation as a chat has it: the instructions first. Raises ApiError naming an item."""
+    first = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(sent, str):
+        if not sent:
+            raise bad_value("input", "must not be empty")
+        return [*first, {"role": "user", "content": sent}]
+    if not isinstance(sent, list) or not sent:
+        raise bad_value("input", f"must be text or a list of messages, got {echo(sent)}")
+    if len(sent) > MOST_MESSAGES:
+        raise bad_value("input", f"at most {MOST_MESSAGES} items are allowed, got {len(sent)}")
+    items = [_message(item, f"input[{i}]") for i, item in enumerate(sent)]
+    messages = [item for item in items if item is not None]
+    if not messages:
+        raise bad_value("input", "at least one message is needed")
+    return [*first, *messages]
+
+
+def _message(item: Any, name: str) -> dict[str, str] | None:
+    """An item as a message; None for an earlier thought, which no chat template reads again."""
+    if not isinstance(item, Mapping):
+        raise bad_value(name, f"must be an object, got {echo(item)}")
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        return None
+    if kind != "message":
+        raise unsupported(f"{name}.type", "messages and reasoning items are read")
+    role = item.get("role")
+    if role not in ROLES:
+        raise bad_value(f"{name}.role", f"must be one of {', '.join(ROLES)}, got {echo(role)}")
+    content = item.get("content")
+    if isinstance(content, str):
+        return {"role": role, "content": content}
+    if not isinstance(content, list):
+        raise bad_value(f"{name}.content", f"must be text or a list of parts, got {echo(content)}")
+    parts = [_part(part, f"{name}.content[{i}]") for i, part in enumerate(content)]
+    return {"role": role, "content": "".join(parts)}
+
+
+def _part(part: Any, name: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in TEXT_PARTS:
+        raise bad_value(f"{name}.type", f"must be one of {', '.join(TEXT_PARTS)}, got {echo(kind)}")
+    if not isinstance(part.get("text"), str):
+        raise bad_value(f"{name}.text", f"must be a string, got {echo(part.get('text'))}")
+    return part["text"]
+
+
+def _must_be_text(text: Any) -> None:
+    """Raises ApiError for another format than text."""
+    if text is None:
+        return
+    if not isinstance(text, Mapping):
+        raise bad_value("text", f"must be an object, got {echo(text)}")
+    if text.get("format") not in (None, {"type": "text"}):
+        raise unsupported("text.format", "leave it out or send {'type': 'text'}")
+    if text.get("verbosity") not in (None, "medium"):
+        raise unsupported("text.verbosity", "leave it out or send 'medium'")
+
+
+def renamed(error: ApiError) -> ApiError:
+    """A chat's error, its field called as it is here."""
+    name = error.param or ""
+    stem = next((own for own in NAMES if name == own or name.startswith(f"{own}[")), None)
+    if stem is None:
+        return error
+    param = NAMES[stem] + name.removeprefix(stem)
+    message = str(error.detail).replace(name, param, 1)
+    return ApiError(error.status_code, error.code, message, param=param, headers=error.headers)

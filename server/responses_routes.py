@@ -1,0 +1,92 @@
+"""``POST /v1/responses``: OpenAI's Responses API over plain replies and searched ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.admission import QueueSlot
+from server.api_errors import ApiError, StreamAborted, translate
+from server.chat_routes import Certain, RoundLine, Tell, reply_in_turn
+from server.middleware import forget_body
+from server.replies import CompletedReply
+from server.request_models import refuse_unsupported
+from server.request_parsing import ParsedRequest, parse_chat
+from server.responses_format import ResponseEvents, ResponseFormat
+from server.responses_request import ResponsesRequest, renamed
+from server.search_runner import Silence, WorkDone
+from server.service import Service
+from server.streams import OR_EVENTS, EventStream, ReasoningStream, event
+from server.unsupported_parameters import RESPONSES
+
+SILENCE = b": \n\n"
+"""A comment, which clients read over."""
+
+
+def responses_routes(service: Service) -> APIRouter:
+    """The route, bound to a service."""
+    router = APIRouter()
+
+    @router.post("/v1/responses", responses=OR_EVENTS)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        own = service.serving(body.model)
+        own.ignored.note(refuse_unsupported(body, RESPONSES))
+        try:
+            parsed = await parse_chat(body.chat(), own, request.state.key)
+        except ApiError as error:
+            raise renamed(error) from None
+        forget_body(request)
+        slot = request.state.slot
+        written = ResponseFormat(body, parsed, own.fingerprint, own.text)
+        work = partial(reply_in_turn, parsed, own, slot)
+        if body.stream:
+            return EventStream(_events(parsed, own, slot, work, written))
+        return JSONResponse(written.whole(await own.runner.run(work(None), slot)))
+
+    return router
+
+
+async def _events(
+    parsed: ParsedRequest,
+    service: Service,
+    slot: QueueSlot,
+    work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
+    written: ResponseFormat,
+) -> AsyncGenerator[bytes, None]:
+    """The stream: items with their texts as these are certain, comments meanwhile, the response."""
+    settings, events = service.settings, ResponseEvents(written)
+    reasoning, sent = ReasoningStream(parsed.in_reasoning), 0
+    for opening in events.opening():
+        yield _named(opening)
+    try:
+        async for item in service.runner.follow(work, slot, settings.keepalive_seconds):
+            match item:
+                case Silence():
+                    yield SILENCE
+                case WorkDone(reply):
+                    left = reply.logprobs[0][sent:] if reply.logprobs else None
+                    rest = events.more(*reasoning.rest(reply.choices[0][0]), left)
+                    for one in (*rest, *events.ending(reply)):
+                        yield _named(one)
+                case Certain(_, text, tokens):
+                    thought, more = reasoning.more(text)
+                    new = tokens[sent:] if tokens and more else []
+                    sent += len(new)
+                    for one in events.more(thought, more, new):
+                        yield _named(one)
+                case RoundLine(line):
+                    for one in events.more(line, ""):
+                        yield _named(one)
+    except Exception as error:  # the HTTP boundary: told to the client, then cut
+        reply_error = translate(error, settings.retry_after_seconds)
+        yield _named(events.error(reply_error.body()["error"]))
+        raise StreamAborted from error
+
+
+def _named(data: dict[str, Any]) -> bytes:
+    """An event by its type's name."""
+    return event(data, data["type"])
