@@ -19,7 +19,6 @@ from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedded.options import EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
-from runtime.openai.openai_engine import OpenaiEngine
 from runtime.reward_format import reward_format
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
@@ -32,7 +31,7 @@ from server.gpus import Gpu, local_gpu
 from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
-from server.openai_assembly import openai_options
+from server.openai_assembly import openai_engine
 from server.reward_settings import known_format, verified_alone
 from server.service import own_version
 from server.setting_types import EMBEDDED, LAUNCHED
@@ -100,7 +99,8 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
             if settings.engine == "sglang":
                 engine, restartable = await _sglang_engine(settings, started)
             elif settings.engine == "openai":
-                engine = await _openai_engine(settings)
+                judged = _format(settings), _embedder(settings), endpoint_options(settings)
+                engine = await openai_engine(settings, *judged)
                 restartable = None
                 started.push_async_callback(engine.close)
             else:
@@ -245,13 +245,6 @@ def sglang_options(
         routing=settings.routing,
         recovery_seconds=settings.recovery_seconds,
     )
-
-
-async def _openai_engine(settings: Settings) -> OpenaiEngine:
-    """Raises SettingsError naming the key that is wrong, EngineDown for a server not there."""
-    form, embedder = _format(settings), _embedder(settings)
-    options = openai_options(settings, form, embedder, endpoint_options(settings))
-    return await OpenaiEngine.start(options)
 
 
 def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOptions]:

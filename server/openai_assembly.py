@@ -1,16 +1,25 @@
-"""The openai engine's options from a server's settings."""
+"""The openai engine from a server's settings."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from runtime.embedders.endpoint import EndpointOptions
+from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import EmbedderName, OpenaiOptions, ServedModel
 from runtime.reward_format import reward_format
 from runtime.servers.remote_server import ServerTimes
 from server.service import own_version
 from server.setting_types import headers_of
 from server.settings import Settings
+
+
+async def openai_engine(
+    settings: Settings, form: str, embedder: EmbedderName, endpoint: EndpointOptions | None
+) -> OpenaiEngine:
+    """``form``: the reward format. Raises ValueError naming what is wrong, EngineDown for a server
+    that is not there."""
+    return await OpenaiEngine.start(openai_options(settings, form, embedder, endpoint))
 
 
 def openai_options(
