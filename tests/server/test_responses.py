@@ -167,6 +167,9 @@ async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, st
     assert [t.token for t in item.content[0].logprobs[0].top_logprobs] == ["I", "J"]
 
 
+@pytest.mark.promise(
+    "`/v1/responses` is drawn as a chat is, and its stream tells each item whole, once"
+)
 async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """By the same seed and sampling parameters."""
     engine.logits_params = LOGITS_PARAMS
