@@ -170,11 +170,13 @@ def confidence_units(tree: Tree, rule: VoteName, node: Node) -> int:
     probabilities, which is that of the whole, length-normalised (CISC's response probability,
     arXiv 2502.06233, without its temperature), or that of its least sure step. The latter is
     DeepConf's lowest group confidence (arXiv 2508.15260) with the steps as its groups and the
-    sampled tokens in place of the likeliest ones.
+    sampled tokens in place of the likeliest ones. Raises RewardMissing where a step's is not known.
     """
-    if rule == "confidence":
-        return round(exp(_mean_logprob(tree, node)) * UNITS)
-    return round(exp(min(step.logprob for step in tree.chain(node.id))) * UNITS)
+    mean = _mean_logprob(tree, node)
+    if mean is None:
+        raise RewardMissing(f"node {node.id} has no log-probability; vote {rule} needs one")
+    steps = [step.logprob for step in tree.chain(node.id) if step.logprob is not None]
+    return round(exp(mean if rule == "confidence" else min(steps)) * UNITS)
 
 
 def path_units(tree: Tree, rule: VoteName, node_id: int) -> list[int]:

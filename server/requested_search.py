@@ -8,6 +8,7 @@ from typing import Any
 from search.engine import LogitsParams
 from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
 from search.spec import RequestedSearch, SearchSpec
+from search.vote import CONFIDENCES
 from server.api_errors import bad_value, unsupported
 from server.api_keys import ApiKey
 from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
@@ -58,7 +59,7 @@ def settled(
     spec: SearchSpec, service: Service, key: ApiKey, seed: int, limit: int | None = None
 ) -> SearchSpec:
     """The spec with a seed, within the key's limits. Raises ApiError naming what is over one, and
-    for rewards that are needed of an engine that does not give them.
+    for rewards or log-probabilities that are needed of an engine that does not give them.
 
     Without a word of a policy an outcome model gets the one that it is for."""
     able = service.runner.engine.capabilities
@@ -71,6 +72,10 @@ def settled(
         raise bad_value(f"search.{name}", allowed)
     if able.outcome and (refused := outcome_refusal(spec)) is not None:
         raise bad_value(f"search.{refused[0]}", refused[1])
+    if spec.vote in CONFIDENCES and not able.step_logprobs:
+        raise bad_value(
+            "search.vote", f"this server's steps have no log-probabilities: {spec.vote}"
+        )
     most, vocab = spec.trajectory_tokens, service.text.model_vocab
     must_be_honoured(spec.logits_params, able, vocab=vocab, most=most, prefix="search.")
     return spec

@@ -117,6 +117,7 @@ class ScriptedEngine:
     likelihood: bool = False
     logits_params: tuple[str, ...] = ()
     logprobs: bool = True
+    step_logprobs: bool = True
     embeds: bool = True
     vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
@@ -156,6 +157,7 @@ class ScriptedEngine:
             likelihood=self.likelihood,
             logits_params=self.logits_params,
             logprobs=self.logprobs,
+            step_logprobs=self.step_logprobs,
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:

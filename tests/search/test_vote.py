@@ -380,6 +380,14 @@ def test_confidences_by_hand() -> None:
     assert least.chosen == 5
 
 
+@pytest.mark.parametrize("rule", CONFIDENCES)
+def test_confidences_need_every_steps_log_probability(rule: VoteName) -> None:
+    """Some servers tell none."""
+    tree = drawn((0, "a", STEP, None), (1, "1", END, None), logprobs=(None, -1.0))
+    with pytest.raises(RewardMissing, match=f"node 2 has no log-probability; vote {rule}"):
+        vote(tree, rule)
+
+
 async def test_confidences_need_no_reward_model() -> None:
     """They are held on the tree that a majority is held on."""
     spec = SearchSpec(policy="self_consistency", width=5, seed=2, max_depth=8)

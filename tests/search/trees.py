@@ -10,7 +10,7 @@ Line = tuple[int, str, Finish, float | None]
 """A step: parent id, text, how it ended, reward."""
 
 
-def drawn(*lines: Line, logprobs: tuple[float, ...] = ()) -> Tree:
+def drawn(*lines: Line, logprobs: tuple[float | None, ...] = ()) -> Tree:
     """The tree with these steps as nodes 1, 2, ...; a character is a token, the prompt is ``?``."""
     tree = Tree((ord("?"),))
     for i, (parent, text, finish, reward) in enumerate(lines):

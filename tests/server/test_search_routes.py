@@ -295,3 +295,13 @@ async def test_a_dry_run_says_what_it_may_cost(
     done = (await http.post("/v1/search", json=BODY | {"search": search})).json()
     again = (await http.post("/v1/search", json=body)).json()
     assert again["typical"]["completion_tokens"] == done["usage"]["completion_tokens"] <= 360
+
+
+@pytest.mark.parametrize("engine", [ScriptedEngine(step_logprobs=False)])
+async def test_a_vote_by_confidence_needs_log_probabilities(http: httpx2.AsyncClient) -> None:
+    """It is refused by name where the engine's steps have none."""
+    search = {"policy": "self_consistency", "width": 2, "vote": "confidence"}
+    reply = await http.post("/v1/search", json={"question": "?", "search": search})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "search.vote")
+    assert "log-probabilities" in error["message"]
