@@ -16,6 +16,7 @@ ODD = ["1" + "0" * 400, str(2**63), "-1", "0", "1e308", "NaN", '"5"']
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "sprig", "messages": question(), "max_tokens": 4},
     "/v1/completions": {"model": "sprig", "prompt": "a", "max_tokens": 4},
+    "/v1/responses": {"model": "sprig", "input": "a", "max_output_tokens": 4},
     "/v1/search": {"question": "a", "search": {"width": 4, "max_depth": 2, "seed": 1}},
     "/v1/score": {"question": "a", "steps": ["b"]},
     "/score": {"text_1": "a", "text_2": "b"},
