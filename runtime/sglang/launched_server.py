@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 """Whoever reaches SGLang's port may flush its cache and stop its searches: nobody else does."""
+PORTS = range(20_000, 32_000)
 STUBS = Path(__file__).parent / "cpu" / "stubs"
 LOOK_SECONDS = 0.5
 SETTING = "HEDGEROW_"
@@ -138,10 +140,13 @@ class LaunchOptions:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody listens on now, below those that outgoing connections get: a server binds
+    its own only once its model is loaded, and waits for ever if somebody has it by then."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((HOST, port))
+            return port
+    raise OSError(f"every port from {PORTS.start} to {PORTS.stop - 1} is taken")
 
 
 @dataclass(eq=False, slots=True)

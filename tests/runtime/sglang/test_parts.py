@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from runtime.servers.drawn_step import entropy
 from runtime.servers.fleet import Fleet, rendezvous
 from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
+from runtime.sglang import launched_server
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts
@@ -277,6 +279,19 @@ def test_classes_that_sglang_lacks_are_brought_along(
     (tmp_path / "config.json").write_text(config)
     made = LaunchOptions(tmp_path, sys.executable, classifies=True)
     assert made.environment().get("SGLANG_EXTERNAL_MODEL_PACKAGE") == package
+
+
+def test_a_port_is_none_that_is_taken_or_given_to_outgoing_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server binds it long after it was chosen."""
+    assert launched_server.free_port() < 32_768  # where Linux's range for connections begins
+    with socket.socket() as taken:
+        taken.bind((launched_server.HOST, 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(launched_server, "PORTS", range(port, port + 1))
+        with pytest.raises(OSError, match=f"every port from {port} to {port} is taken"):
+            launched_server.free_port()
 
 
 def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
