@@ -228,10 +228,11 @@ def _best(tree: Tree, pool: Sequence[Node], why: str) -> Ballot:
     if all(node.reward is not None for node in pool):
         chosen = min(pool, key=lambda node: (-(node.reward or 0.0), node.id))
         return Ballot(None, chosen.id, (), f"best_last ({why})")
-    known = {node.id: _mean_logprob(tree, node) for node in pool}
-    if None in known.values():
-        return Ballot(None, min(known), (), f"first ({why})")
-    chosen = max(known, key=lambda node: (known[node] or 0.0, -node))
+    means = [(_mean_logprob(tree, node), node.id) for node in pool]
+    known = {node: mean for mean, node in means if mean is not None}
+    if len(known) < len(means):
+        return Ballot(None, min(node.id for node in pool), (), f"first ({why})")
+    chosen = max(known, key=lambda node: (known[node], -node))
     return Ballot(None, chosen, (), f"best_logprob ({why})")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from math import log, prod
 
 import pytest
@@ -13,7 +14,15 @@ from search.engine import RewardMissing
 from search.outcome import AnswerClass
 from search.spec import SearchSpec, VoteName
 from search.tree import Finish, Tree
-from search.vote import CONFIDENCES, AnswerClasses, Ballot, cut_short, hold_vote, vote_name
+from search.vote import (
+    CONFIDENCES,
+    AnswerClasses,
+    Ballot,
+    cut_short,
+    hold_vote,
+    path_score,
+    vote_name,
+)
 from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.trees import END, LIMIT, STEP, drawn
 
@@ -207,6 +216,22 @@ def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> Non
     assert vote(short, "majority").chosen == 2
     assert vote(replies(("-", None), ("-", None)), "majority").chosen == 1
     assert vote(replies(("-", None), ("-", 0.5)), "majority").chosen == 1
+
+
+def test_no_answer_no_reward_and_an_unknown_log_probability_is_the_first() -> None:
+    """One that is not known leaves nothing to go by but the order."""
+    lines = ((0, "p-", END, None), (0, "q-", END, None), (0, "r-", END, None))
+    ballot = vote(drawn(*lines, logprobs=(-2.0, None, -1.0)), "majority")
+    assert ballot == Ballot(None, 1, (), "first (no reply has an answer)")
+
+
+@pytest.mark.parametrize(
+    ("rule", "score"), [("confidence", "0.3536"), ("lowest_confidence", "0.25")]
+)
+def test_a_trajectorys_confidence_is_its_score(rule: VoteName, score: str) -> None:
+    """Two steps of a token, by 1/2 and 1/4: the geometric mean is 0.35355, the least 1/4."""
+    tree = drawn((0, "a", STEP, None), (1, "1", END, None), logprobs=(log(1 / 2), log(1 / 4)))
+    assert path_score(tree, rule, tree[2]) == Fraction(score)
 
 
 def test_nothing_finished_chooses_nothing() -> None:
