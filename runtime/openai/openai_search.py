@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from runtime.openai.completion_server import CompletionServer
 from runtime.reward_format import Spelt
@@ -12,6 +13,9 @@ from runtime.servers.request_costs import Path, RequestCosts
 from runtime.servers.search_tasks import SearchTasks
 
 SALT_BYTES = 24
+K = TypeVar("K", bound=Hashable)
+AskNumbers = Callable[[Sequence[K]], Coroutine[Any, Any, list[float]]]
+"""Asks for a number for each of some keys, in their order."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +48,15 @@ class OpenaiSearch:
         if life != self._server:
             self.read.clear()
         self._server = life
+
+    async def asked_once(self, keys: Sequence[K], ask: AskNumbers[K]) -> list[float]:
+        """A number for each key; keys that are alike are asked for once."""
+        unlike = list(dict.fromkeys(keys))
+        if not unlike:
+            return []
+        (numbers,) = await self.tasks.together(self.tree, [ask(unlike)])
+        by_key = dict(zip(unlike, numbers, strict=True))
+        return [by_key[key] for key in keys]
 
     def marks(self, server: CompletionServer) -> dict[str, Any]:
         """What keeps cached tokens, and what their timing tells, within an API key's searches; of

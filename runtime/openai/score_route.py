@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from runtime.openai.completion_server import CompletionServer, Json
@@ -53,13 +54,7 @@ class ScoreRoute:
     ) -> list[float]:
         """One reward a trajectory; steps that are alike are sent once."""
         texts = [_said(trajectory) for trajectory in trajectories]
-        unlike = list(dict.fromkeys(texts))
-        asking = [self._ask(search, prompt, question, unlike)] if unlike else []
-        rewards = [
-            reward for each in await search.tasks.together(search.tree, asking) for reward in each
-        ]
-        by_texts = dict(zip(unlike, rewards, strict=True))
-        return [by_texts[each] for each in texts]
+        return await search.asked_once(texts, partial(self._ask, search, prompt, question))
 
     async def _ask(
         self, search: OpenaiSearch, prompt: Path, question: str, replies: Sequence[Texts]

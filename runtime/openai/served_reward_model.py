@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from runtime.accounting import Flops, sum_of_contexts
 from runtime.openai.completion_server import CompletionServer, Json
@@ -47,17 +48,12 @@ class ServedRewardModel:
                     f"a trajectory of {len(path)} tokens does not fit the reward model's context "
                     f"of {self._context}"
                 )
-        unlike = list(dict.fromkeys(paths))
-        (rewards,) = await search.tasks.together(search.tree, [self._ask(search, prompt, unlike)])
-        by_path = dict(zip(unlike, rewards, strict=True))
-        return [by_path[path] for path in paths]
+        return await search.asked_once(paths, partial(self._ask, search, prompt))
 
     async def _ask(self, search: OpenaiSearch, prompt: Path, paths: Sequence[Path]) -> list[float]:
         async def ask(server: CompletionServer) -> Json:
             return await server.ask(self._request.route, self._request.body(paths))
 
-        if not paths:
-            return []
         answer = await self._fleet.ask(search.tree, prompt, ask)
         rewards = self._request.rewards(answer)
         if len(rewards) != len(paths):
