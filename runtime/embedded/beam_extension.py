@@ -274,8 +274,8 @@ class BeamExtension:
     def _child(beam: ExtendedStep, place: Place) -> BranchSequence:
         child, seq = place[2], beam.seq
         branch = seq.branch.early_child(child, seq.output, seq.call.sampling.max_step_tokens)
-        call = ExpandCall(0, 0, seq.tree, seq.call.sampling, seq.call.stops, [])
-        call.processors = seq.call.processors
+        own = seq.call
+        call = ExpandCall(0, 0, seq.tree, own.sampling, own.stops, [], own.processors)
         order = (_LAST + place[0], place[1], child)
         return BranchSequence(call, 0, branch, beam.prefix, order, preemptible=True)
 

@@ -129,9 +129,8 @@ class Scheduler:
             self.searches[tree] = TrackedSearch(self._arrivals)
         search = self.searches[tree]
         self._arrivals += 1
-        stops, steps = self.steps.stops(sampling), [None for _ in branches]
-        call = ExpandCall(call_id, self._arrivals, tree, sampling, stops, [*steps])
-        call.processors, self._calls[call_id] = self.steps.processors(sampling), call
+        call = self.steps.call(call_id, self._arrivals, tree, sampling, len(branches))
+        self._calls[call_id] = call
         prefixes: dict[tuple[int, ...], SharedPrefix] = {}
         seqs = []
         for index, (branch, rank) in enumerate(

@@ -314,15 +314,15 @@ class StepBuilder:
         self._likelihoods: dict[str, dict[bytes, tuple[float, int]]] = {}
         """By tree and token path (int64): a step's mean log-probability, and its tokens."""
 
-    def stops(self, sampling: Sampling) -> StopStrings:
-        """What ends a step under this sampling. Raises ValueError for strings that are no text."""
-        return self._stops.of(sampling.stop)
-
-    def processors(self, sampling: Sampling) -> LogitsProcessors | None:
-        """What this sampling makes of logits; None where that is nothing."""
-        if not sampling.logits.asked():
-            return None
-        return LogitsProcessors(sampling, self._text.eos)
+    def call(
+        self, call_id: int, number: int, tree: str, sampling: Sampling, branches: int
+    ) -> ExpandCall:
+        """A round of so many steps, with what ends them and what its sampling makes of logits.
+        Raises ValueError for stop strings that are no text."""
+        stops, asked = self._stops.of(sampling.stop), sampling.logits.asked()
+        processors = LogitsProcessors(sampling, self._text.eos) if asked else None
+        steps: list[Step | None] = [None] * branches
+        return ExpandCall(call_id, number, tree, sampling, stops, steps, processors)
 
     def finish(self, seq: BranchSequence) -> Finish | None:
         """Why the step ends with its last token; None if it goes on."""
