@@ -100,7 +100,7 @@ class ResponseEvents:
         self._written = written
         self._sent = 0
         self._thought: str | None = None
-        self._reply: str | None = None
+        self._replied = False
 
     def opening(self) -> list[Json]:
         """Before anything is drawn."""
@@ -119,9 +119,7 @@ class ResponseEvents:
     def ending(self, reply: CompletedReply) -> list[Json]:
         """What is left, once all text was told."""
         whole = self._written.whole(reply)
-        events = self._end_thought() if self._reply is None else []
-        if self._reply is None:
-            events += self._begin_reply()
+        events = [] if self._replied else self._begin_reply()
         item = whole["output"][-1]
         [part] = item["content"]
         place = self._place(item)
@@ -160,17 +158,13 @@ class ResponseEvents:
         ]
 
     def _begin_reply(self) -> list[Json]:
-        self._reply, item = "", self._written.message_item(None)
+        self._replied, item = True, self._written.message_item(None)
         place, part = self._place(item), self._written.text_part("")
-        added = self._item_event("added", item)
-        return [added, self._event("response.content_part.added", **place, part=part)]
+        events = [*self._end_thought(), self._item_event("added", item)]
+        return [*events, self._event("response.content_part.added", **place, part=part)]
 
     def _replying(self, text: str, tokens: Sequence[ReplyToken]) -> list[Json]:
-        events = []
-        if self._reply is None:
-            events = [*self._end_thought(), *self._begin_reply()]
-        assert self._reply is not None, "it has begun"
-        self._reply += text
+        events = [] if self._replied else self._begin_reply()
         place = self._place(self._written.message_item(None))
         logprobs = self._written.logprobs(tokens)
         delta = self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
