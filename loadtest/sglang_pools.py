@@ -43,7 +43,7 @@ STOCK = ("--schedule-policy", "fcfs")
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class PoolSearches:
     """What came of all searches of a cell; None of one that ended with an error."""
 
     found: Sequence[Outcome | None]
@@ -83,7 +83,7 @@ async def drawing(
             yield engine
 
 
-async def grown(engine: CountedRounds, policy: str, searches: int) -> Grown:
+async def grown(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
     """All at once."""
     text, method = Text(SPRIG.policy), Method("one", spec_of(policy))
     begun = time.monotonic()
@@ -94,10 +94,10 @@ async def grown(engine: CountedRounds, policy: str, searches: int) -> Grown:
         if isinstance(one, BaseException) and not isinstance(one, EngineError):
             raise one
     outcomes = [one if isinstance(one, Outcome) else None for one in found]
-    return Grown(outcomes, time.monotonic() - begun, engine.most, engine.total)
+    return PoolSearches(outcomes, time.monotonic() - begun, engine.most, engine.total)
 
 
-def measured(policy: str, pool: int, first: Grown, ours: Grown) -> dict[str, Any]:
+def measured(policy: str, pool: int, first: PoolSearches, ours: PoolSearches) -> dict[str, Any]:
     """A cell's row; ``first``: as SGLang is, or with no round held back where all fits."""
     pairs = list(zip(first.found, ours.found, strict=True))
     row: dict[str, Any] = {

@@ -10,9 +10,9 @@ import httpx
 from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.sglang_stub import MortalStub
 from loadtest.hostile.toxics import TOO_MANY, Proxy, listening
-from loadtest.openai_engine import Searched
-from loadtest.openai_engine import compared as pairs
 from loadtest.openai_kills import CALM, FAULTY, Ended, Searches, compared, held
+from loadtest.openai_routes import Searched
+from loadtest.openai_routes import compared as pairs
 from loadtest.sglang_kills import items_for
 from models.bundled import SPRIG_FOLDER
 from runtime.text import Text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loadtest.sglang_kills import grow_each, items_for
-from loadtest.sglang_pools import AMPLE_TOKENS, CELLS, QUICK, Grown, measured
+from loadtest.sglang_pools import AMPLE_TOKENS, CELLS, QUICK, PoolSearches, measured
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
 
@@ -19,8 +19,10 @@ async def test_a_row_by_hand() -> None:
     same.stats.engine.rehydrated_tokens, same.stats.engine.held_back_seconds = 7, 0.5
     other.stats.engine.rehydrated_tokens, other.stats.engine.held_back_seconds = 5, 1.0
     lost.stats.engine.rehydrated_tokens = 3
-    first = Grown([same, other, lost], seconds=4.0, most=2, total=90)
-    ours = Grown([same, replace(other, answer="another"), None], seconds=3.0, most=3, total=80)
+    first = PoolSearches([same, other, lost], seconds=4.0, most=2, total=90)
+    ours = PoolSearches(
+        [same, replace(other, answer="another"), None], seconds=3.0, most=3, total=80
+    )
     row = measured("ets", 330, first, ours)
     assert (row["searches"], row["lost"], row["different"]) == (3, 1, 2)
     assert (row["lru_again"], row["plugin_again"]) == (12 + 3, 12)

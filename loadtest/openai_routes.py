@@ -1,12 +1,11 @@
 """What does the openai engine cost against the native one, on the same SGLang servers?
 
-`python -m loadtest.openai_engine [--questions 60] [--quick] [--json]`
+`python -m loadtest.openai_routes [--questions 60] [--quick] [--json]`
 
 Two SGLang servers on the CPU (``make sglang-env``) serve the bundled policy and reward model. Each
 question is searched over the native ``/generate`` and over SGLang's own OpenAI routes, one right
-after the other, the cache emptied before each; which goes first alternates. The routes draw other
-tokens than ``/generate`` does by our seeds: accuracy and tokens are compared over all
-questions, wall by pairs.
+after the other, the cache emptied before each; which goes first alternates. Trees need not be
+the same: accuracy and tokens are compared over all questions, wall by pairs.
 
 - ``wall_ratio``: the openai engine's seconds over the native one's, the mean over pairs, with
   ``wall_ratio_ci95``; ``accuracy_diff_ci95``: likewise of right answers, as fractions.
