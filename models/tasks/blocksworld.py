@@ -87,6 +87,11 @@ def moves(state: State) -> Iterator[tuple[str, State]]:
         yield f"put down {state.hand}", State(tuple(sorted((*state.stacks, (state.hand,)))), "")
 
 
+def step_texts(state: State) -> dict[str, State]:
+    """Every legal step as it is written, with the state it leads to."""
+    return {f"{action}: {show_state(after)}": after for action, after in moves(state)}
+
+
 @cache
 def graph(size: int) -> Graph:
     """The state graph over `size` blocks, searched once from all blocks on the table."""

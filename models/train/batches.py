@@ -16,7 +16,7 @@ from models.train.tokenizer import ASSISTANT, END, PAD, USER
 from models.train.verdicts import Verdicts
 
 IGNORED = -100
-MICRO_TOKENS = 640
+MICRO_TOKENS = 2560
 BREAKS_BEFORE_STEPS = 2
 """In a judge prompt: after the opening, and after the question."""
 

@@ -1,26 +1,80 @@
-"""Where in the wording of a word problem's step the fault stands.
+"""Where in the wording of a step the fault stands.
 
 A verdict on a whole step says little about why: the reward model learns to compare a step with
-its question far sooner when it also hears, word by word, whether the step may still be right.
+what stands before it far sooner when it also hears, word by word, whether the step may still be
+right.
 """
 
+from collections.abc import Iterator
+
+from models.tasks import blocksworld, number_puzzle
 from models.tasks import story as english
+from models.tasks.number_puzzle import Numbers
 from models.tasks.task import ANSWER_PREFIX
 
 
 def right_letters(question: str, steps: list[str]) -> int:
-    """How many letters of the last of `steps` begin some right step, those before it being right.
+    """How many letters of the last of `steps` begin some legal step, those before it being legal.
 
-    Raises ValueError if `question` is no word problem.
+    Raises ValueError if `question` is of no task.
     """
-    story = english.parse_story(question)
-    if story is None:
-        raise ValueError(f"not a word problem: {question!r}")
-    known = english.known_after(story, steps[:-1])
-    right = [text for text, _, _ in english.conclusions(story, known)]
+    story, numbers, blocks = (
+        english.parse_story(question),
+        number_puzzle.parse_question(question),
+        blocksworld.parse_question(question),
+    )
+    if story is not None:
+        legal = _of_story(story, steps[:-1])
+    elif numbers is not None:
+        legal = _of_numbers(*numbers, steps[:-1])
+    elif blocks is not None:
+        legal = _of_blocks(blocks, steps[:-1])
+    else:
+        raise ValueError(f"a question of no task: {question!r}")
+    return max((_shared(steps[-1], text) for text in legal), default=0)
+
+
+def _of_story(story: english.Story, before: list[str]) -> Iterator[str]:
+    known = english.known_after(story, before)
+    yield from (text for text, _, _ in english.conclusions(story, known))
     if story.who in known:
-        right.append(f"{ANSWER_PREFIX}{known[story.who]}.")
-    return max((_shared(steps[-1], text) for text in right), default=0)
+        yield f"{ANSWER_PREFIX}{known[story.who]}."
+
+
+def _of_numbers(numbers: Numbers, target: int, before: list[str]) -> Iterator[str]:
+    for step in before:
+        numbers, _ = number_puzzle.replay_step(step, numbers)
+    if numbers == (target,):
+        yield f"{ANSWER_PREFIX}{target}."
+    for move in number_puzzle.moves(numbers):
+        yield number_puzzle.step_text(move)
+        if move.op in "+*":
+            yield number_puzzle.step_text(move._replace(a=move.b, b=move.a))
+
+
+def _of_blocks(puzzle: blocksworld.Puzzle, before: list[str]) -> Iterator[str]:
+    state = puzzle.start
+    for step in before:
+        state = blocksworld.step_texts(state)[step]
+    if state == puzzle.goal:
+        yield f"{ANSWER_PREFIX}{len(before)} moves."
+    yield from blocksworld.step_texts(state)
+
+
+def moves_to_go(question: str, steps: list[str]) -> list[int]:
+    """Of a blocks world: the moves from the state after each step to the goal, up to the first
+    step that is no legal move."""
+    puzzle = blocksworld.parse_question(question)
+    if puzzle is None:
+        raise ValueError(f"not a blocks world: {question!r}")
+    state, distances = puzzle.start, []
+    for step in steps:
+        after = blocksworld.step_texts(state).get(step)
+        if after is None:
+            break
+        state = after
+        distances.append(blocksworld.distance(state, puzzle.goal))
+    return distances
 
 
 def _shared(first: str, second: str) -> int:

@@ -2,7 +2,8 @@
 
 It starts as the policy with two layers on top, which can compare what the policy expected with
 what the step says, and learns, at the tag after each step, `+` (still right and still solvable)
-against `-`; in word problems also inside the steps, and in drills. Samples come from
+against `-`; also inside the steps, where one goes wrong and how far a plan is from its goal, and in
+drills. Samples come from
 `models.train.prm_data` and `models.train.tree_data`, derivations are drawn anew at every step.
 """
 
@@ -25,18 +26,18 @@ from models.train.labelled import Labelled, label
 from models.train.network import decoder_layers, read_out, streams
 from models.train.prm_data import load_samples
 from models.train.renaming import renamed
-from models.train.rows import learnt_row, sign_ids
+from models.train.rows import MOVES_TO_GO, learnt_row, number_ids, sign_ids
 from models.train.run import TrainingRun, arguments
 from models.train.slips import slipped_drill
 from models.train.taught import lesson
 from models.train.tokenizer import END, TAG
 
 SEED = 31
-ROWS_A_STEP = 64
-"""Labelled replies, in all processes together."""
 KEEP = 0.99
 FAULT = 15.0
-"""The weight of a word problem's wrong word beside a right one: there is one in two hundred."""
+"""The weight of a step's wrong word beside a right one: there is one in two hundred."""
+COUNTED = 4.0
+"""The weight of a number of moves to go beside a right word."""
 LAYERS_ABOVE = 2
 TAUGHT = (*TASKS, *["wordproblem"] * 6)
 """The tasks of derivations: most are of the one that is misread."""
@@ -48,7 +49,7 @@ class RewardPhase(NamedTuple):
     `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
     step has and `drill` the weight of a label there, `taught` how many derivations of its own,
     `tasks` whose replies are learnt, each time that they are named; `walks` how many walks of
-    number puzzles and blocks worlds.
+    number puzzles and blocks worlds, `replies` how many replies, in all processes together.
     """
 
     minutes: float
@@ -60,6 +61,21 @@ class RewardPhase(NamedTuple):
     taught: int
     tasks: tuple[str, ...]
     walks: int = 0
+    replies: int = 64
+
+
+class Answers(NamedTuple):
+    """The ids of what is said: `+` and `-` (2,), and the numbers of moves; of where: the tag."""
+
+    signs: Tensor
+    numbers: Tensor
+    tag: int
+
+
+def answers(tokenizer: PreTrainedTokenizerBase) -> Answers:
+    """Those of a tokenizer."""
+    (tag,) = tokenizer.encode(TAG)
+    return Answers(torch.tensor(sign_ids(tokenizer)), torch.tensor(number_ids(tokenizer)), tag)
 
 
 PHASES = {
@@ -69,7 +85,7 @@ PHASES = {
     "settle": RewardPhase(25, "prm", 0.6, 10.0, 40, 5.0, 20, tuple(TASKS)),
     "number": RewardPhase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
     "follow": RewardPhase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
-    "walk": RewardPhase(45, "prm", 0.5, 10.0, 8, 5.0, 16, tuple(TASKS), 80),
+    "walk": RewardPhase(60, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 32, 32),
 }
 WALKS = {
     "game24": number_walks.walk,
@@ -92,10 +108,12 @@ def with_layers_above(policy: LlamaForCausalLM, layers: int) -> LlamaForCausalLM
     return model
 
 
-def epochs(rows: list[Labelled], rank: int, world: int) -> Callable[[int], list[Labelled]]:
-    """A process's share of the rows at a step: all of them, reshuffled each time round."""
-    share = ROWS_A_STEP // world
-    steps = len(rows) // ROWS_A_STEP
+def epochs(
+    rows: list[Labelled], count: int, rank: int, world: int
+) -> Callable[[int], list[Labelled]]:
+    """A process's share of the `count` rows of a step: all of them, reshuffled each time round."""
+    share = count // world
+    steps = len(rows) // count
 
     @lru_cache(1)
     def order(epoch: int) -> list[Labelled]:
@@ -103,28 +121,38 @@ def epochs(rows: list[Labelled], rank: int, world: int) -> Callable[[int], list[
 
     def draw(step: int) -> list[Labelled]:
         epoch, place = divmod(step, steps)
-        start = place * ROWS_A_STEP + rank * share
+        start = place * count + rank * share
         return order(epoch)[start : start + share]
 
     return draw
 
 
-def sign_losses(
-    model: LlamaForCausalLM, signs: Tensor, tag: int, phase: RewardPhase, batch: MicroBatch
+def label_losses(
+    model: LlamaForCausalLM, answers: Answers, phase: RewardPhase, batch: MicroBatch
 ) -> Tensor:
-    """The loss of `+` against `-` wherever there is a label, weighted by where it stands.
+    """The loss wherever there is a label, weighted by where it stands: of `+` against `-`, or of
+    the number of moves to go.
 
     Words are read out before the last layer, so that it can tell the tags what it found at them.
     """
     where = batch.labels != IGNORED
-    labels, at_tag = batch.labels[where], batch.ids[where] == tag
+    labels, at_tag = batch.labels[where], batch.ids[where] == answers.tag
     *_, before, last = streams(model, batch.ids)
     stream = torch.where(at_tag[:, None], last[where], before[where])
-    losses = F.cross_entropy(read_out(model, stream)[:, signs], labels, reduction="none")
+    logits, counted = read_out(model, stream), labels >= MOVES_TO_GO
+    losses = logits.new_zeros(len(labels))
+    losses[~counted] = _cross_entropy(logits[~counted][:, answers.signs], labels[~counted])
+    moves = labels[counted] - MOVES_TO_GO
+    losses[counted] = _cross_entropy(logits[counted][:, answers.numbers], moves)
     replies = torch.tensor([kind in TASKS for kind in batch.kinds])[:, None].expand_as(where)[where]
     weights = torch.where(at_tag, phase.tag, torch.where(replies, 1.0, phase.drill))
     weights[replies & ~at_tag & (labels == 1)] = FAULT
+    weights[counted] = COUNTED
     return losses * weights
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none")
 
 
 def walked(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Labelled:
@@ -145,12 +173,11 @@ def main() -> None:
     model = checkpoint.load_model(phase.start)
     if phase.start == "policy":
         model = with_layers_above(model, LAYERS_ABOVE)
-    signs = torch.tensor(sign_ids(tokenizer))
-    (tag,) = tokenizer.encode(TAG)
+    ids = answers(tokenizer)
     derived = phase.taught // options.world
     known = load_samples()
     samples = [row for name in phase.tasks for row in known if row.task == name]
-    replies = epochs(samples, options.rank, options.world)
+    replies = epochs(samples, phase.replies, options.rank, options.world)
 
     def draw(rng: random.Random, step: int) -> list[Row]:
         told = replies(step)
@@ -164,7 +191,7 @@ def main() -> None:
         f"prm.{options.phase}",
         model,
         draw,
-        lambda batch: sign_losses(model, signs, tag, phase, batch),
+        lambda batch: label_losses(model, ids, phase, batch),
         lambda average: checkpoint.export(average, tokenizer, "prm"),
         options,
         phase.rate_scale,

@@ -4,9 +4,17 @@ from transformers import PreTrainedTokenizerBase
 
 from models.tasks.task import STEP_BREAK
 from models.train.batches import IGNORED, Row, prompt_ids, text_of
-from models.train.faults import right_letters
+from models.train.faults import moves_to_go, right_letters
 from models.train.labelled import Labelled
 from models.train.tokenizer import TAG
+
+MOVES_TO_GO, MOST_MOVES = 2, 15
+"""Labels from here on are numbers of moves, none above the most."""
+
+
+def number_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of the numbers of moves that are told apart."""
+    return [tokenizer.encode(str(number))[0] for number in range(MOST_MOVES + 1)]
 
 
 def sign_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -37,21 +45,23 @@ def learnt_row(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Row:
 
 
 def labels_within(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> list[list[int]]:
-    """For the tokens of a word problem's steps: 0 while all is right up to there, 1 at the fault.
+    """For the tokens of a reply's steps: 0 while all is right up to there, 1 at the fault.
 
     Nothing (IGNORED) behind the fault: labels there only teach that long replies tend to be wrong.
-    Nothing for a step that is sound in itself but leads nowhere, and for other tasks.
+    Nothing for a step that is legal in itself but leads nowhere. At the end of a blocks world's
+    legal steps: MOVES_TO_GO and the moves from there to the goal.
     """
     labels = [[IGNORED] * len(step) for step in row.steps]
-    if row.task != "wordproblem":
-        return labels
+    texts = [text_of(tokenizer, step).removesuffix(STEP_BREAK) for step in row.steps]
     good = sum(row.labels)
     for i in range(good):
         labels[i] = [0] * len(row.steps[i])
     if good < len(row.steps):
-        texts = [text_of(tokenizer, step).removesuffix(STEP_BREAK) for step in row.steps]
         letters = right_letters(row.question, texts[: good + 1])
         labels[good] = _up_to(tokenizer, row.steps[good], letters)
+    if row.task == "blocksworld":
+        for inner, moves in zip(labels, moves_to_go(row.question, texts), strict=False):
+            inner[-1] = MOVES_TO_GO + min(moves, MOST_MOVES)
     return labels
 
 

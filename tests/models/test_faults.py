@@ -1,10 +1,10 @@
-"""Where a word problem's step goes wrong, letter by letter and token by token."""
+"""Where a step goes wrong, letter by letter and token by token."""
 
 import pytest
 
 from models.tasks import TASKS
 from models.train.batches import IGNORED, load_tokenizer
-from models.train.faults import right_letters
+from models.train.faults import moves_to_go, right_letters
 from models.train.labelled import Labelled, label_steps, step_ids
 from models.train.rows import labels_within, scored_row
 from models.train.tokenizer import TAG
@@ -31,10 +31,48 @@ def test_a_step_is_right_up_to_where_no_right_one_goes_on(steps: list[str], righ
     assert right_letters(QUESTION, steps) == len(right)
 
 
-def test_only_word_problems_are_read_letter_by_letter() -> None:
-    """Another question is named in the error."""
-    with pytest.raises(ValueError, match="not a word problem: 'Use 4'"):
+@pytest.mark.parametrize(
+    ("steps", "right"),
+    [
+        (["9 / 4 = 3 (left: 3 8 9)"], "9 / "),
+        (["9 * 4 = 38 (left: 8 9 38)"], "9 * 4 = 3"),
+        (["4 * 9 = 36 (left: 8 9 35)"], "4 * 9 = 36 (left: 8 9 3"),
+        (["9 - 4 = 5 (left: 5 8 9)", "9 - 5 = 4 (left: 4 4 8)"], "9 - 5 = 4 (left: 4 "),
+        (["8 - 4 = 4 (left: 4 9 9)"], "8 - 4 = 4 (left: 4 9 9)"),
+    ],
+)
+def test_a_sum_is_right_up_to_its_wrong_number(steps: list[str], right: str) -> None:
+    """A remainder, a wrong product, numbers left that are not; a dead end is legal."""
+    assert right_letters("Use 4 8 9 9 to make 24.", steps) == len(right)
+
+
+BLOCKS = "Blocks a b / c. Reach a / c b in 2 moves."
+
+
+@pytest.mark.parametrize(
+    ("step", "right"),
+    [
+        ("unstack a from b: a / c, hand b", "unstack "),
+        ("unstack b from a: a / c, hand c", "unstack b from a: a / c, hand "),
+        ("pick up c: a b, hand c", "pick up c: a b, hand c"),
+    ],
+)
+def test_a_move_is_right_up_to_where_the_state_is_not_so(step: str, right: str) -> None:
+    """A block that others stand on, a state shown wrongly; a wasted move is legal."""
+    assert right_letters(BLOCKS, [step]) == len(right)
+
+
+def test_moves_to_go_are_counted_up_to_the_first_illegal_one() -> None:
+    """The shortest plan's length from each state."""
+    steps = ["pick up c: a b, hand c", "put down c: a b / c", "unstack a from b: a, hand b"]
+    assert moves_to_go(BLOCKS, steps) == [3, 2]
+
+
+def test_another_question_is_named() -> None:
+    with pytest.raises(ValueError, match="no task: 'Use 4'"):
         right_letters("Use 4", ["4 + 4 = 8"])
+    with pytest.raises(ValueError, match="not a blocks world: 'Use 4'"):
+        moves_to_go("Use 4", [])
 
 
 def labelled(*steps: str) -> Labelled:

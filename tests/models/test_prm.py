@@ -6,9 +6,16 @@ from transformers import LlamaForCausalLM
 
 from models.train.batches import IGNORED, MicroBatch, Row, load_tokenizer
 from models.train.network import decoder_layers, new_model, read_out, streams
-from models.train.prm import FAULT, PHASES, epochs, sign_losses, with_layers_above
-from models.train.rows import sign_ids
-from models.train.tokenizer import TAG
+from models.train.prm import (
+    COUNTED,
+    FAULT,
+    PHASES,
+    answers,
+    epochs,
+    label_losses,
+    with_layers_above,
+)
+from models.train.rows import MOVES_TO_GO
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
@@ -31,29 +38,46 @@ def test_layers_above_say_nothing_at_first(policy: LlamaForCausalLM) -> None:
         assert torch.equal(mine, theirs)
 
 
+def outspoken(policy: LlamaForCausalLM) -> LlamaForCausalLM:
+    """With a layer on top that says something too."""
+    model = with_layers_above(policy, 1)
+    torch.nn.init.normal_(decoder_layers(model)[-1].mlp.down_proj.weight, std=0.05)
+    return model
+
+
 @pytest.mark.parametrize("at_tag", [False, True])
 def test_words_are_read_before_the_last_layer_and_tags_behind_it(
     policy: LlamaForCausalLM, at_tag: bool
 ) -> None:
     """By hand: cross entropy of the two signs; a wrong word of a reply weighs FAULT times one."""
-    tokenizer = load_tokenizer()
-    signs = torch.tensor(sign_ids(tokenizer))
-    (tag,) = tokenizer.encode(TAG)
-    model = with_layers_above(policy, 1)
-    torch.nn.init.normal_(decoder_layers(model)[-1].mlp.down_proj.weight, std=0.05)
+    asked = answers(load_tokenizer())
+    model = outspoken(policy)
     ids, labels = IDS.clone(), torch.full_like(IDS, IGNORED)
-    ids[0, 3] = tag if at_tag else 8
+    ids[0, 3] = asked.tag if at_tag else 8
     labels[0, 3] = 1
     batch = MicroBatch(ids, labels, ["wordproblem"])
-    (loss,) = sign_losses(model, signs, tag, PHASES["judge"], batch)
+    (loss,) = label_losses(model, asked, PHASES["judge"], batch)
     stream = streams(model, ids)[-1 if at_tag else -2][0, 3]
-    expected = -read_out(model, stream)[signs].log_softmax(-1)[1]
+    expected = -read_out(model, stream)[asked.signs].log_softmax(-1)[1]
     assert loss.item() == pytest.approx((10.0 if at_tag else FAULT) * expected.item(), rel=1e-5)
+
+
+def test_moves_to_go_are_told_apart_by_numbers(policy: LlamaForCausalLM) -> None:
+    """By hand: cross entropy of the numbers 0 to 15 before the last layer, beside that of signs."""
+    asked, model = answers(load_tokenizer()), outspoken(policy)
+    labels = torch.full_like(IDS, IGNORED)
+    labels[0, 1:3] = torch.tensor([MOVES_TO_GO + 7, 0])
+    batch = MicroBatch(IDS, labels, ["blocksworld"])
+    moves, word = label_losses(model, asked, PHASES["walk"], batch).tolist()
+    logits = read_out(model, streams(model, IDS)[-2][0, 1:3])
+    expected = -logits[0, asked.numbers].log_softmax(-1)[7]
+    assert moves == pytest.approx(COUNTED * expected.item(), rel=1e-5)
+    assert word == pytest.approx(-logits[1, asked.signs].log_softmax(-1)[0].item(), rel=1e-5)
 
 
 def test_an_epoch_is_every_row_once_shared_by_the_processes() -> None:
     rows = [Row(str(i), [i], [0]) for i in range(128)]
-    shares = [epochs(rows, rank, 2) for rank in range(2)]
+    shares = [epochs(rows, 64, rank, 2) for rank in range(2)]
     for epoch in ((0, 1), (2, 3)):
         seen = [row.kind for draw in shares for step in epoch for row in draw(step)]
         assert sorted(seen) == sorted(row.kind for row in rows)
