@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from hedgerow_sglang.chain_seeds import learn_ends, next_seeds
+from hedgerow_sglang.past_output import OUTPUT, count_past_output, parse_output
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
 from hedgerow_sglang.seeded_sampling import sample, seeded_batch
 from hedgerow_sglang.step_chain import CHAIN, ENDS, parse_chain, parse_ends
@@ -49,6 +50,7 @@ def register() -> None:
     HookRegistry.register(f"{_SCHEDULER}.get_internal_state", report_counts, HookType.AFTER)
     HookRegistry.register(_DECODE, next_seeds, HookType.BEFORE)
     HookRegistry.register(_BATCH, seeded_batch, HookType.AROUND)
+    HookRegistry.register(_BATCH, count_past_output, HookType.AROUND)
     HookRegistry.register(_SAMPLER, sampler_of(version), HookType.AROUND)
 
 
@@ -100,7 +102,12 @@ def sign_seed(params: Any, *_: Any, **__: Any) -> None:
 def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
     """After ``SamplingParams.verify``: a wrong note is the client's error, before it is queued."""
     brought = params.custom_params or {}
-    for name, parse in ((NAME, parse_note), (CHAIN, parse_chain), (ENDS, parse_ends)):
+    for name, parse in (
+        (NAME, parse_note),
+        (CHAIN, parse_chain),
+        (ENDS, parse_ends),
+        (OUTPUT, parse_output),
+    ):
         if name in brought:
             parse(brought[name])
 
@@ -120,7 +127,7 @@ def report_counts(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
     cache = scheduler.tree_cache
     counts = cache.state() if hasattr(cache, "take_note") else {"evicts": 0}
     chains = not scheduler.enable_overlap and scheduler.spec_algorithm.is_none()
-    answer.internal_state[NAME] = counts | {"seeds": 1, "chains": int(chains)}
+    answer.internal_state[NAME] = counts | {"seeds": 1, "chains": int(chains), "outputs": 1}
     return answer
 
 

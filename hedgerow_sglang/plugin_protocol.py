@@ -53,7 +53,7 @@ COUNTS = (
     "searches",
 )
 
-ABLE = ("evicts", "seeds", "chains")
+ABLE = ("evicts", "seeds", "chains", "outputs")
 """What the plug-in may be able to do on a server."""
 
 REWARD_MODELS = "hedgerow_sglang.reward_models"
@@ -160,7 +160,8 @@ def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:
     ``freed_tokens``, of nodes that had died and searches that had ended; ``recomputed_tokens``, of
     prefixes that searches had read before. ``searches`` in flight. ``evicts``: 1 if the plug-in
     decides what goes, 0 where the server runs another cache backend; ``seeds``: 1 if it samples by
-    seed; ``chains``: 1 if it changes seeds where steps end (``hedgerow_sglang.step_chain``).
+    seed; ``chains``: 1 if it changes seeds where steps end (``hedgerow_sglang.step_chain``);
+    ``outputs``: 1 if penalties count what was drawn before (``hedgerow_sglang.past_output``).
     """
     states = [state.get(NAME) for state in server_info.get("internal_states", ())]
     counts = [state for state in states if state]

@@ -52,7 +52,7 @@ SolverName = Literal["highs", "cbc"]
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 MinP = Annotated[float, Field(ge=0.0, le=1.0)]
 MinTokens = Annotated[int, Field(ge=0, le=131072)]
-RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=2.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import StepChain, StepEnds
 from runtime.sglang.replica import Replica
-from runtime.sglang.step_request import StepRequest
+from runtime.sglang.step_request import StepRequest, logits_fields
 from search.engine import Branch
 from search.tree import Finish
 
@@ -77,10 +77,10 @@ def chain_body(
     chain = StepChain(seeds, request.sampling.max_step_tokens, ends.name)
     custom = note.get("custom_params", {}) | chain.param() | (ends.param() if first else {})
     body = request.body(top, {"custom_params": custom})
-    params = body["sampling_params"] | {
-        "max_new_tokens": min(ahead.room, max(most, request.branch.limit))
-    }
-    return body | {"sampling_params": params | {"stop": []}}
+    most = min(ahead.room, max(most, request.branch.limit))
+    asked = logits_fields(request.sampling, len(request.path), most, custom)
+    params = body["sampling_params"] | asked | {"max_new_tokens": most, "stop": []}
+    return body | {"sampling_params": params}
 
 
 def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequest]:

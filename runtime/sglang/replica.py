@@ -36,8 +36,9 @@ class NotSglang(EngineDown, WrongServer):
 class Replica(RemoteServer):
     """A server.
 
-    ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed; ``ranks``:
-    without the plug-in, what came with a lower priority is evicted first.
+    ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed;
+    ``outputs``: penalties count what was drawn before a request; ``ranks``: without the plug-in,
+    what came with a lower priority is evicted first.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Replica(RemoteServer):
         self.details: Json = {}
         self.plugged = False
         self.seeds = False
-        self.ranks = self.chains = False
+        self.ranks = self.chains = self.outputs = False
         self.schedules = False
         self.places = 0
         self.schedulers = 1
@@ -71,7 +72,8 @@ class Replica(RemoteServer):
         """Take what ``/server_info`` says."""
         self.details = info
         counts = plugin_counts(info) or {}
-        self.plugged, self.seeds, self.chains = (bool(counts.get(name)) for name in ABLE)
+        able = (bool(counts.get(name)) for name in ABLE)
+        self.plugged, self.seeds, self.chains, self.outputs = able
         self.chains &= not self.routed  # each of its servers would have to be told where steps end
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (

@@ -32,6 +32,7 @@ from runtime.sglang.search_session import SearchSession
 from runtime.sglang.server_metrics import ServerMetrics, fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
+from runtime.sglang.step_request import honoured_params
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined
@@ -341,6 +342,7 @@ class SglangEngine:
             score_tokens=self._overhead(),
             outcome=self._form.outcome,
             likelihood=isinstance(self._scorer, LikelihoodScorer),
+            logits_params=honoured_params(self._policy.replicas),
         )
 
     def _say_order(self, replica: Replica) -> None:

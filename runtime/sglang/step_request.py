@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hedgerow_sglang.past_output import output_param
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from runtime.servers.drawn_step import DrawnStep, entropy
-from search.engine import EngineError, TokenLogprob
+from runtime.sglang.replica import Replica
+from search.engine import LOGITS_PARAMS, EngineError, Sampling, TokenLogprob
 
 WHOLE = 1 << 20
 """Tokens between two words on an item of a list: more than it has, so that its end is told."""
@@ -55,6 +57,7 @@ class StepRequest(DrawnStep):
                 "skip_special_tokens": False,
                 "sampling_seed": sampling_seed(self.branch.seed),
                 **note,
+                **logits_fields(sampling, len(self.path), most, note.get("custom_params", {})),
             },
         }
 
@@ -86,6 +89,37 @@ class StepRequest(DrawnStep):
                     TokenLogprob(logprob, tuple((token, -p) for p, token in likeliest))
                 )
         return end
+
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def honoured_params(replicas: Iterable[Replica]) -> tuple[str, ...]:
+    """The ``LogitsParams`` that count for whole trajectories on all of these servers: penalties
+    where our plug-in counts what was drawn before."""
+    counted = all(replica.outputs for replica in replicas)
+    return tuple(name for name in LOGITS_PARAMS if counted or name not in PENALTIES)
+
+
+def logits_fields(
+    sampling: Sampling, path: int, most: int, custom: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a request that draws ``most`` tokens behind ``path`` others says of logits; ``custom``:
+    what it tells our plug-in besides, which counts the output before it."""
+    params = sampling.logits
+    if not params.asked():
+        return {}
+    least = params.min_tokens - (path - sampling.prompt_tokens)
+    return {
+        "top_k": params.top_k if params.top_k > 0 else -1,
+        "min_p": params.min_p,
+        "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
+        "min_new_tokens": max(0, min(least, most)),
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "custom_params": {**custom, **output_param(sampling.prompt_tokens)},
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""Penalties that count a trajectory, of which a request draws one step.
+
+SGLang's penalizers count what their own request has drawn. A request that names where the output
+began in its prompt (``output_param``) has the rest of the prompt counted too; so is what a request
+had drawn before SGLang took it out of its batch for want of room. They are applied in vLLM's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hedgerow_sglang.plugin_protocol import NoteError
+
+OUTPUT = "hedgerow_output"
+"""The key in a request's ``custom_params``."""
+
+
+def output_param(start: int) -> dict[str, int]:
+    """For the ``custom_params`` of a request: its output began at place ``start`` of its prompt."""
+    return {OUTPUT: start}
+
+
+def parse_output(value: object) -> int:
+    """Where the output began. Raises NoteError."""
+    if type(value) is not int or value < 0:
+        raise NoteError(f"{OUTPUT}: {value!r}; a place in the prompt, from 0 on, is needed")
+    return value
+
+
+def count_past_output(original: Callable[..., Any], cls: type, batch: Any, *args: Any) -> Any:
+    """Around ``SamplingBatchInfo.from_schedule_batch``: its penalizers begin with what was drawn
+    before."""
+    info = original(cls, batch, *args)
+    penalizers = info.penalizer_orchestrator
+    if penalizers is None or not penalizers.is_required:
+        return info
+    by_name = {type(one).__name__: one for one in penalizers.penalizers.values()}
+    penalizers.penalizers = {type(by_name[name]): by_name[name] for name in _COUNTS}
+    for row, request in enumerate(batch.reqs):
+        start = (request.sampling_params.custom_params or {}).get(OUTPUT)
+        if start is not None:
+            path = [*request.origin_input_ids, *request.output_ids]
+            drawn = len(request.output_ids)
+            for name, one in by_name.items():
+                if one.is_prepared():
+                    _COUNTS[name](one, row, path, start, drawn)
+    return info
+
+
+def _count_tokens(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
+    penalizer.len_output_tokens[row] = drawn
+
+
+def _count_path(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
+    """The prompt too, as vLLM's repetition penalty does."""
+    own = penalizer.cumulated_repetition_penalties
+    own[row, _ids(path, own)] = penalizer.repetition_penalties[row]
+
+
+def _count_uses(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
+    own = penalizer.cumulated_frequency_penalties
+    ids = _ids(path[start:], own)
+    own[row].index_add_(0, ids, penalizer.frequency_penalties[row].expand(len(ids)))
+
+
+def _count_presence(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
+    own = penalizer.cumulated_presence_penalties
+    own[row, _ids(path[start:], own)] = penalizer.presence_penalties[row]
+
+
+_COUNTS: dict[str, Callable[[Any, int, Sequence[int], int, int], None]] = {
+    "BatchedMinNewTokensPenalizer": _count_tokens,
+    "BatchedRepetitionPenalizer": _count_path,
+    "BatchedFrequencyPenalizer": _count_uses,
+    "BatchedPresencePenalizer": _count_presence,
+}
+"""What each begins with, in vLLM's order."""
+
+
+def _ids(tokens: Sequence[int], beside: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(tokens, dtype=torch.int64, device=beside.device)

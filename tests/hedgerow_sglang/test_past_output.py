@@ -1,0 +1,109 @@
+"""What SGLang's penalizers begin with: penalizers like its own, filled by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hedgerow_sglang.past_output import OUTPUT, count_past_output, output_param, parse_output
+from hedgerow_sglang.plugin_protocol import NoteError
+
+VOCAB = 8
+
+
+class _Penalizer:
+    """As SGLang's: tensors by row."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self.__dict__.update(tensors)
+
+    def is_prepared(self) -> bool:
+        return True
+
+
+class BatchedMinNewTokensPenalizer(_Penalizer):
+    """Counts what was drawn."""
+
+
+class BatchedRepetitionPenalizer(_Penalizer):
+    """Scales what was seen."""
+
+
+class BatchedFrequencyPenalizer(_Penalizer):
+    """Takes off for each use."""
+
+
+class BatchedPresencePenalizer(_Penalizer):
+    """Takes off once."""
+
+
+def request(*ids: int, drawn: tuple[int, ...] = (), **custom: int) -> Any:
+    """A request as SGLang's scheduler has it."""
+    params = SimpleNamespace(custom_params=custom)
+    return SimpleNamespace(origin_input_ids=[*ids], output_ids=[*drawn], sampling_params=params)
+
+
+def penalties(value: float, rows: int) -> torch.Tensor:
+    return torch.full((rows, 1), value)
+
+
+def begun(*requests: Any) -> Any:
+    """The penalizers of a new batch of these requests."""
+    rows = len(requests)
+    made = (
+        BatchedPresencePenalizer(
+            cumulated_presence_penalties=torch.zeros(rows, VOCAB),
+            presence_penalties=penalties(0.5, rows),
+        ),
+        BatchedFrequencyPenalizer(
+            cumulated_frequency_penalties=torch.zeros(rows, VOCAB),
+            frequency_penalties=penalties(0.25, rows),
+        ),
+        BatchedRepetitionPenalizer(
+            cumulated_repetition_penalties=torch.ones(rows, VOCAB),
+            repetition_penalties=penalties(2.0, rows),
+        ),
+        BatchedMinNewTokensPenalizer(len_output_tokens=torch.zeros(rows, 1, dtype=torch.int32)),
+    )
+    own = SimpleNamespace(is_required=True, penalizers={type(one): one for one in made})
+    info = SimpleNamespace(penalizer_orchestrator=own)
+    batch = SimpleNamespace(reqs=requests)
+    assert count_past_output(lambda cls, batch: info, object, batch) is info
+    return own.penalizers
+
+
+def test_what_steps_before_have_drawn_counts_as_output() -> None:
+    """Prompt 1 2, output 3 3 4, of which the last was drawn before the request lost its place."""
+    own = begun(request(1, 2, 3, 3, drawn=(4,), **output_param(2)), request(1, 2, 3, drawn=(4,)))
+    assert own[BatchedFrequencyPenalizer].cumulated_frequency_penalties.tolist() == [
+        [0, 0, 0, 0.5, 0.25, 0, 0, 0],
+        [0] * 8,
+    ]
+    assert own[BatchedPresencePenalizer].cumulated_presence_penalties.tolist() == [
+        [0, 0, 0, 0.5, 0.5, 0, 0, 0],
+        [0] * 8,
+    ]
+    assert own[BatchedRepetitionPenalizer].cumulated_repetition_penalties.tolist() == [
+        [1, 2, 2, 2, 2, 1, 1, 1],
+        [1] * 8,
+    ]
+    assert own[BatchedMinNewTokensPenalizer].len_output_tokens.tolist() == [[1], [0]]
+
+
+def test_they_are_applied_in_vllms_order() -> None:
+    """SGLang's own order is that of a set of classes, another one in each process."""
+    assert list(begun()) == [
+        BatchedMinNewTokensPenalizer,
+        BatchedRepetitionPenalizer,
+        BatchedFrequencyPenalizer,
+        BatchedPresencePenalizer,
+    ]
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "2", True, None])
+def test_a_wrong_place_is_named(value: object) -> None:
+    with pytest.raises(NoteError, match=f"{OUTPUT}: {value!r}"):
+        parse_output(value)

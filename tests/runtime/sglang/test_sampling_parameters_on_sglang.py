@@ -1,0 +1,89 @@
+"""vLLM's sampling parameters on real SGLang servers, beside the embedded engine's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import fields
+
+import pytest
+import pytest_asyncio
+
+from runtime.sglang.sglang_engine import SglangEngine
+from search.engine import LOGITS_PARAMS, Engine, LogitsParams
+from server.assemble import running
+from server.plain_completion import PlainCompletion, complete
+from server.settings import load_settings
+from tests.runtime.sglang.real_searches import (
+    QUESTIONS,
+    TEXT,
+    grown,
+    options,
+    prompt_of,
+    steps_of,
+)
+from tests.runtime.sglang.support import SharedServers
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.sglang,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+TIMES, PLUS = (TEXT.pieces.index(piece) for piece in (b" *", b" +"))
+ASKED = [
+    LogitsParams(top_k=2),
+    LogitsParams(min_p=0.4),
+    LogitsParams(logit_bias=((TIMES, -50.0), (PLUS, 3.0))),
+    LogitsParams(min_tokens=90),
+    LogitsParams(repetition_penalty=1.3),
+    LogitsParams(presence_penalty=1.5),
+    LogitsParams(frequency_penalty=0.7),
+    LogitsParams(20, 0.01, ((TIMES, -2.0),), 40, 1.1, 0.3, -0.2),
+]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engines(yard: SharedServers) -> AsyncIterator[tuple[Engine, SglangEngine]]:
+    """The embedded one, and one on a policy's server with the plug-in."""
+    (server,) = await yard.have("policy")
+    engine = await SglangEngine.start(options([server], []))
+    async with running(load_settings({})) as embedded:
+        yield embedded.engine, engine
+    await engine.close()
+
+
+async def reply(engine: Engine, params: LogitsParams, piece: int) -> str:
+    """The beginning of a plain reply, drawn ``piece`` tokens at a time."""
+    wanted = PlainCompletion(prompt_of(QUESTIONS[0]), 100, piece, 7, logits=params)
+    return (await complete(wanted, engine, f"{params}/{piece}", lambda text: None)).text
+
+
+@pytest.mark.parametrize("params", ASKED, ids=lambda params: "+".join(params.asked()))
+async def test_a_reply_is_the_embedded_engines(
+    engines: tuple[Engine, SglangEngine], params: LogitsParams
+) -> None:
+    """However many requests it is drawn by: what was drawn before counts."""
+    embedded, engine = engines
+    assert engine.capabilities.logits_params == LOGITS_PARAMS
+    plain, whole, pieces = await asyncio.gather(
+        reply(engine, LogitsParams(), 100), reply(engine, params, 100), reply(engine, params, 9)
+    )
+    assert plain != whole == pieces == await reply(embedded, params, 32)
+
+
+@pytest.mark.parametrize("policy", ["best_of_n", "self_consistency"])
+@pytest.mark.promise(
+    "Sampling parameters count a whole trajectory on SGLang too, however many requests draw it"
+)
+async def test_a_tree_is_the_embedded_engines(
+    engines: tuple[Engine, SglangEngine], policy: str
+) -> None:
+    """Step by step, and as chains of one request each: a penalty counts a trajectory."""
+    asked = {field.name: getattr(ASKED[-1], field.name) for field in fields(LogitsParams)}
+    spec = asked | {"logit_bias": {TIMES: -2.0}, "policy": policy, "width": 8}
+    embedded, engine = engines
+    trees = [steps_of(await grown(one, QUESTIONS[0], **spec)) for one in (embedded, engine)]
+    assert trees[0] == trees[1]
+    assert trees[0] != steps_of(await grown(engine, QUESTIONS[0], policy=policy, width=8))
