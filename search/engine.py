@@ -53,7 +53,9 @@ class Sampling:
     ``max_step_tokens`` tokens; an empty ``stop`` makes steps of exactly that many tokens.
     ``logits``: what else changes the odds; ``prompt_tokens``: so many tokens of every prefix are
     the prompt, the others are output. ``logprobs``: of each token drawn tell its log-probability
-    and those of so many likeliest ones; None: of none.
+    and those of so many likeliest ones; None: of none. ``grammar``: a JSON schema, as canonical
+    JSON text, that the output is to fit: no token is drawn after which it could not, and the end
+    only where it does; None: anything is well.
     """
 
     temperature: float = 1.0
@@ -63,6 +65,7 @@ class Sampling:
     logits: LogitsParams = NEUTRAL
     prompt_tokens: int = 0
     logprobs: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,8 @@ class Capabilities:
     ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps;
     ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
     ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by name.
-    ``logprobs``: whether it tells those that ``Sampling.logprobs`` asks for.
+    ``logprobs``: whether it tells those that ``Sampling.logprobs`` asks for; ``grammar``: whether
+    it holds to ``Sampling.grammar``.
     ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
@@ -247,6 +251,7 @@ class Capabilities:
     step_logprobs: bool = True
     logits_params: tuple[str, ...] = ()
     logprobs: bool = False
+    grammar: bool = False
 
     @property
     def reproducible(self) -> Reproducible:

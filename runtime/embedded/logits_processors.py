@@ -12,17 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow_sglang.noise import gumbel_of, hashes_of
+from runtime.embedded.grammar_masks import GrammarMask
 from runtime.embedded.sampler import COLD, nucleus
 from runtime.embedded.shortlist import Floats, Ids
-from search.engine import Sampling
+from search.engine import EngineError, Sampling
 
 
 class LogitsProcessors:
     """Those of one sampling."""
 
-    def __init__(self, sampling: Sampling, eos: frozenset[int]) -> None:
-        """``eos``: the ids that end a reply."""
+    def __init__(
+        self, sampling: Sampling, eos: frozenset[int], grammar: GrammarMask | None = None
+    ) -> None:
+        """``eos``: the ids that end a reply; ``grammar``: what the output must fit."""
         self._sampling = sampling
+        self._grammar = grammar
         self._params = sampling.logits
         self._eos = np.array(sorted(eos), dtype=np.int64)
         bias = self._params.logit_bias
@@ -37,10 +41,13 @@ class LogitsProcessors:
         """What ``draw`` draws, and what would come after that: ``count`` of them, fewer where
         fewer may be drawn; equals by id."""
         scores = self.penalised(path, logits)
+        if self._grammar is not None:
+            self._grammar.apply(path[self._sampling.prompt_tokens :], seed, scores)
         if self._sampling.temperature <= COLD:
             if count == 1:
                 return [int(scores.argmax())]
-            return np.argsort(-scores, kind="stable")[:count].tolist()
+            order = np.argsort(-scores, kind="stable")[:count]
+            return order[scores[order] > -np.inf].tolist()
         scores -= scores.max()
         with np.errstate(over="ignore"):
             scores /= self._sampling.temperature
@@ -48,6 +55,13 @@ class LogitsProcessors:
         seeds, places = np.array([seed], np.uint64), np.array([len(path)], np.int64)
         noise = gumbel_of(hashes_of(seeds, places, tokens))
         return tokens[np.argsort(-(scores[tokens] + noise), kind="stable")[:count]].tolist()
+
+    def may_end(self, path: Ids, seed: int) -> None:
+        """Raises EngineError for a reply that ends after ``path`` and does not fit its grammar."""
+        if self._grammar is not None:
+            output = path[self._sampling.prompt_tokens :]
+            if (fault := self._grammar.fault(output, seed)) is not None:
+                raise EngineError(fault)
 
     def penalised(self, path: Ids, logits: NDArray[np.float32]) -> Floats:
         """The logits after what may change which is the highest: (vocab,)."""

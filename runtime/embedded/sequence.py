@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from runtime.embedded.cache_node import EMPTY, CacheNode
+from runtime.embedded.grammar_masks import GrammarMasks
 from runtime.embedded.logits_processors import LogitsProcessors
 from runtime.stop_strings import StopStrings, StopStringTables
 from runtime.text import Text
@@ -311,6 +312,7 @@ class StepBuilder:
     def __init__(self, text: Text) -> None:
         self._text = text
         self._stops = StopStringTables(text.pieces)
+        self._grammars = GrammarMasks(text)
         self._likelihoods: dict[str, dict[bytes, tuple[float, int]]] = {}
         """By tree and token path (int64): a step's mean log-probability, and its tokens."""
 
@@ -318,15 +320,21 @@ class StepBuilder:
         self, call_id: int, number: int, tree: str, sampling: Sampling, branches: int
     ) -> ExpandCall:
         """A round of so many steps, with what ends them and what its sampling makes of logits.
-        Raises ValueError for stop strings that are no text."""
-        stops, asked = self._stops.of(sampling.stop), sampling.logits.asked()
-        processors = LogitsProcessors(sampling, self._text.eos) if asked else None
+        Raises ValueError for stop strings that are no text, EngineError for a grammar that cannot
+        be compiled."""
+        stops, processors = self._stops.of(sampling.stop), None
+        grammar = None if sampling.grammar is None else self._grammars.of(sampling.grammar)
+        if sampling.logits.asked() or grammar is not None:
+            processors = LogitsProcessors(sampling, self._text.eos, grammar)
         steps: list[Step | None] = [None] * branches
         return ExpandCall(call_id, number, tree, sampling, stops, steps, processors)
 
     def finish(self, seq: BranchSequence) -> Finish | None:
-        """Why the step ends with its last token; None if it goes on."""
+        """Why the step ends with its last token; None if it goes on. Raises EngineError for a reply
+        that nothing could go on with and that does not fit its grammar."""
         if seq.output[-1] in self._text.eos:
+            if seq.call.processors is not None:
+                seq.call.processors.may_end(seq.path()[:-1], seq.branch.seed)
             return Finish.END
         if seq.call.stops.ended(seq.output):
             return Finish.STEP

@@ -306,6 +306,8 @@ def _check_sampling(sampling: Sampling, vocab: int) -> None:
     whole("prompt_tokens", sampling.prompt_tokens, 0, LARGEST)
     if sampling.logprobs is not None:
         whole("logprobs", sampling.logprobs, 0, vocab)
+    if sampling.grammar is not None:
+        text("grammar", sampling.grammar)
     stops = each("stop", sampling.stop, str, MOST_STOPS)
     try:
         size = sum(map(len, encode_stops(stops)))

@@ -1,0 +1,110 @@
+"""JSON schemas as what llguidance makes of them for one tokenizer: which tokens may come next.
+
+What a schema says and llguidance cannot hold to is refused, never left out. Space between its parts
+is one blank, or a new line and its indent, so that no reply goes on in blanks for good.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from runtime.text import Text
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MOST_CHARACTERS = 1 << 18
+"""Of a schema."""
+LONGEST_REASON = 400
+OPTIONS: JsonCompileOptions = {
+    "lenient": False,
+    "coerce_one_of": False,
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"( |\n {0,32})",
+}
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,  # some 0.1 s
+    step_lexer_fuel=200_000,
+    max_lexer_states=50_000,  # 2 kB each
+    max_grammar_size=100_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+
+
+class SchemaRefused(ValueError):
+    """A schema that cannot be compiled; the message says why."""
+
+
+class JsonSchemas:
+    """Compiles schemas for a tokenizer."""
+
+    def __init__(self, text: Text) -> None:
+        """``text``: whose tokenizer nobody else uses meanwhile. Raises ValueError for a model that
+        cannot write any text."""
+        if not spells_any_text(text):
+            needed = "one that ends a reply and every byte of UTF-8 are needed"
+            raise ValueError(f"{text.checkpoint}: lacks tokens; {needed}")
+        self.vocab = text.vocab_size
+        wrapper = TokenizerWrapper(_Tokens(text))
+        self._tokenizer = LLTokenizer(wrapper, n_vocab=self.vocab, eos_token=sorted(text.eos))
+
+    def compile(self, schema: str) -> LLMatcher:
+        """What follows a reply's text and says what may come next. Takes up to some tenths of a
+        second, in which other threads go on. Raises SchemaRefused."""
+        if len(schema) > MOST_CHARACTERS:
+            raise SchemaRefused(f"{len(schema)} characters; at most {MOST_CHARACTERS} are allowed")
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
+        except ValueError as error:
+            raise SchemaRefused(_reason(str(error))) from None
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise SchemaRefused(_reason(matcher.get_error()))
+        return matcher
+
+
+def spells_any_text(text: Text) -> bool:
+    """Whether a model can write whatever a schema asks for, and end it: it has each byte of UTF-8
+    as a token."""
+    bytes_of_text = {*range(0xC0), *range(0xC2, 0xF5)}
+    return bool(text.eos) and bytes_of_text <= {p[0] for p in text.pieces if len(p) == 1}
+
+
+class _Tokens:
+    """A text's tokens as llguidance asks for them."""
+
+    def __init__(self, text: Text) -> None:
+        self.eos_token_id, self.bos_token_id = text.end, text.bos
+        self.tokens, self.special_token_ids = text.pieces, sorted(text.special)
+        self._text = text
+        words = (i for i in range(len(text.pieces)) if i not in text.special)
+        self._by_piece = {text.pieces[i]: i for i in words}
+        self._longest = max(map(len, self._by_piece))
+
+    def __call__(self, data: bytes) -> list[int]:
+        """The ids of text that must come next, amid a text: such that they stand for exactly it."""
+        words = data.decode()
+        ids = self._text.encode_after(self._text.plain(words))
+        return ids if self._bytes(ids) == data else self._greedy(data)
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        return b"".join(map(self._text.piece, ids))
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """The longest token each time."""
+        ids, at = [], 0
+        while at < len(data):
+            sizes = range(min(self._longest, len(data) - at), 0, -1)
+            size = next(n for n in sizes if data[at : at + n] in self._by_piece)
+            ids.append(self._by_piece[data[at : at + size]])
+            at += size
+        return ids
+
+
+def _reason(message: str) -> str:
+    """An error's own words in one line."""
+    line = " ".join(message.split())
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}..."

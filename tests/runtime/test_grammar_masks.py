@@ -1,0 +1,250 @@
+"""Replies under a JSON schema: they fit it, and what may come next follows from the reply alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.embedded.embedded_engine import EmbeddedEngine
+from runtime.embedded.grammar_masks import GrammarMask, GrammarMasks
+from runtime.embedded.logits_processors import LogitsProcessors
+from runtime.embedded.options import EngineOptions
+from runtime.json_schemas import JsonSchemas, SchemaRefused
+from runtime.text import Text
+from search.engine import Branch, EngineError, LogitsParams, Sampling, Step
+from search.tree import ROOT, Finish, node_seed
+
+POLICY = "models/sprig/policy"
+TEXT = Text(POLICY)
+MOST = 160
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@cache
+def schemas() -> JsonSchemas:
+    """Of the bundled tokenizer."""
+    return JsonSchemas(TEXT)
+
+
+LEAVES = st.sampled_from(
+    [
+        {"type": "boolean"},
+        {"type": "null"},
+        {"type": "integer", "minimum": -9, "maximum": 99},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "string", "maxLength": 5},
+        {"type": "string", "pattern": "^[a-c]{1,3}$"},
+        {"enum": ["left", "right", 3]},
+        {"const": {"a": [1, None]}},
+    ]
+)
+
+
+def _object(parts: list[dict[str, Any]], needed: int) -> dict[str, Any]:
+    names = [f"field {i}" for i in range(len(parts))]
+    return {
+        "type": "object",
+        "properties": dict(zip(names, parts, strict=True)),
+        "required": names[:needed],
+        "additionalProperties": False,
+    }
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda part: st.one_of(
+        st.builds(_object, st.lists(part, max_size=3), st.integers(0, 3)),
+        part.map(lambda one: {"type": "array", "items": one, "maxItems": 3}),
+        st.lists(part, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
+    ),
+    max_leaves=5,
+)
+
+
+def logits_after(path: np.ndarray, model: int) -> np.ndarray:
+    """A model of random weights, as it were: what it says follows from the path alone."""
+    seed = [model, *path.tolist()]
+    return np.random.default_rng(seed).normal(0, 2, TEXT.vocab_size).astype(np.float32)
+
+
+def drawn(own: LogitsProcessors, prompt: list[int], seed: int, model: int) -> list[int]:
+    """A reply, with its end token if it came to that."""
+    output: list[int] = []
+    while len(output) < MOST and (not output or output[-1] not in TEXT.eos):
+        path = np.array(prompt + output)
+        output.append(own.draw(path, seed, logits_after(path, model)))
+    return output
+
+
+@pytest.mark.promise("A plain reply under a JSON schema that ends by itself fits the schema.")
+@given(
+    schema=SCHEMAS,
+    model=st.integers(0, 1000),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_p=st.sampled_from([0.5, 1.0]),
+    params=st.sampled_from([LogitsParams(), LogitsParams(3), LogitsParams(min_tokens=30)]),
+)
+def test_what_ends_by_itself_fits_the_schema(
+    schema: dict[str, Any], model: int, temperature: float, top_p: float, params: LogitsParams
+) -> None:
+    """Whatever the model is, and whatever else its draws are changed by."""
+    sampling = Sampling(temperature, top_p, logits=params, prompt_tokens=3)
+    mask = GrammarMask(schemas(), json.dumps(schema), TEXT.eos)
+    own = LogitsProcessors(sampling, TEXT.eos, mask)
+    output = drawn(own, [7, 8, 9], model, model)
+    if output[-1] in TEXT.eos:
+        own.may_end(np.array([7, 8, 9, *output[:-1]]), model)
+        reply = json.loads(TEXT.decode(output[:-1], [7]))
+        jsonschema_rs.validate(schema, reply)
+
+
+@given(schema=SCHEMAS, model=st.integers(0, 1000), data=st.data())
+def test_the_mask_follows_from_the_reply_alone(
+    schema: dict[str, Any], model: int, data: st.DataObject
+) -> None:
+    """One that has been asked for other places of this reply and of others, in any order, says the
+    same as one that is asked for the first time; also after drafts that do not fit."""
+    text = json.dumps(schema)
+    mask = GrammarMask(schemas(), text, TEXT.eos)
+    own = LogitsProcessors(Sampling(), TEXT.eos, mask)
+    replies = [drawn(own, [], seed, model) for seed in range(2)]
+    for _ in range(6):
+        reply = data.draw(st.sampled_from(replies))
+        asked = reply[: data.draw(st.integers(0, len(reply)))]
+        asked += data.draw(st.lists(st.integers(0, TEXT.vocab_size - 1), max_size=2))
+        seed, path = data.draw(st.integers(0, 1)), np.array(asked, dtype=np.int64)
+        fresh = GrammarMask(schemas(), text, TEXT.eos)
+        said, expected = logits_after(path, 1).astype(float), logits_after(path, 1).astype(float)
+        mask.apply(path, seed, said)
+        fresh.apply(path, 5, expected)
+        assert said.tolist() == expected.tolist()
+        assert mask.fault(path, seed) == fresh.fault(path, 5)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"$ref": "http://example.com/schema"}, "not present"),
+        ({"type": "foo"}, "Invalid type"),
+        ({"type": "object", "x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
+        ({"enum": [str(i) for i in range(100_000)]}, "characters"),
+        ({"enum": [f"{i:x}" for i in range(30_000)]}, "too big"),
+        (False, "object"),
+        ({"type": "string", "const": 3}, "nsatisfiable"),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused(schema: Any, why: str) -> None:
+    """By name; nothing is left out of a schema, even where it says so itself."""
+    with pytest.raises(SchemaRefused, match=why):
+        schemas().compile(json.dumps(schema))
+
+
+def test_a_nesting_too_deep_is_refused() -> None:
+    """As any other, at once."""
+    with pytest.raises(SchemaRefused, match="recursion"):
+        schemas().compile('{"type":"array","items":' * 900 + "{}" + "}" * 900)
+
+
+def test_an_engine_is_told_which_field_it_is() -> None:
+    """By the one error that engines raise."""
+    with pytest.raises(EngineError, match=r"grammar: .*uniqueItems"):
+        GrammarMasks(TEXT).of('{"uniqueItems": true}')
+
+
+PLAIN = EngineOptions(policy=POLICY, kv_tokens=4000, batch_limit=64, dedup=False, strict=True)
+DRAFTED = replace(PLAIN, dedup=True, draft="scheduled", draft_model="models/sprig/draft")
+NULL = '{"type": "null"}'
+TIGHT = replace(DRAFTED, kv_tokens=420, batch_limit=3)
+
+
+async def steps(
+    options: EngineOptions, sampling: Sampling, pieces: int = 1, company: int = 0
+) -> list[list[Step]]:
+    """Four siblings' replies in so many pieces, beside others that have no schema."""
+    prompt = tuple(TEXT.encode_chat([{"role": "user", "content": "Use 1 2 3 4."}]))
+    sampling = replace(sampling, prompt_tokens=len(prompt))
+    limit = sampling.max_step_tokens // pieces
+
+    def branches(ends: Mapping[int, tuple[int, ...]]) -> list[Branch]:
+        """A piece of each."""
+        return [
+            Branch(ROOT, i, end, node_seed(3, "step", (i,)), limit, i + 1)
+            for i, end in ends.items()
+        ]
+
+    engine = await EmbeddedEngine.start(options)
+    try:
+        beside = branches(dict.fromkeys(range(company), prompt))
+        others = asyncio.ensure_future(
+            engine.expand("elm", beside, replace(sampling, grammar=None))
+        )
+        replies: list[list[Step]] = [[] for _ in range(4)]
+        going = dict.fromkeys(range(4), prompt)
+        for _ in range(pieces):
+            drawn = await engine.expand("oak", branches(going), sampling)
+            for i, step in zip(list(going), drawn, strict=True):
+                replies[i].append(step)
+                going[i] += step.tokens
+                if step.finish is Finish.END:
+                    del going[i]
+        await others
+        return replies
+    finally:
+        await engine.close()
+
+
+@pytest.mark.promise(
+    "A reply under a JSON schema has the same ids with and without drafts, sharing, company, "
+    "eviction and preemption."
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_nothing_but_the_reply_decides(temperature: float) -> None:
+    """To the last bit, in one engine that computes each alone and in others."""
+    sampling = Sampling(
+        temperature, 0.9, stop=(), max_step_tokens=60, grammar=json.dumps(PERSON), logprobs=2
+    )
+    plain = await steps(PLAIN, sampling)
+    assert {step.finish for (step,) in plain} <= {Finish.END, Finish.LENGTH}
+    for (step,) in plain:
+        if step.finish is Finish.END:
+            jsonschema_rs.validate(PERSON, json.loads(step.text))
+    assert await steps(DRAFTED, sampling) == plain
+    assert await steps(TIGHT, sampling, company=3) == plain
+    in_pieces = await steps(DRAFTED, sampling, pieces=5)
+    for (whole,), parts in zip(plain, in_pieces, strict=True):
+        assert tuple(token for part in parts for token in part.tokens) == whole.tokens
+
+
+async def test_a_wrong_grammar_ends_its_call_alone() -> None:
+    """And says which field it is; the engine goes on."""
+    engine = await EmbeddedEngine.start(PLAIN)
+    try:
+        branch = Branch(ROOT, 0, (5, 6), 1, 8, 1)
+        with pytest.raises(EngineError, match=r"grammar: .*not"):
+            await engine.expand("oak", [branch], Sampling(grammar='{"not": {}}'))
+        assert await engine.expand("ash", [branch], Sampling(grammar=NULL, prompt_tokens=2))
+        assert engine.capabilities.grammar
+    finally:
+        await engine.close()
