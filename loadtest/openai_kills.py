@@ -45,7 +45,6 @@ from loadtest.searches import SPRIG, Item, Method, grow
 from loadtest.sglang_kills import items_for
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
 from search.engine import EngineError
 from search.spec import SearchSpec
@@ -60,7 +59,7 @@ SHARE = 0.03
 """Of the answers on a wire, that have a fault."""
 SILENT_SECONDS = 20.0
 """Of a wire that says nothing any more until it closes."""
-TIMES = ServerTimes(connect=60, probe=60, stall=60)
+PATIENCE_SECONDS = 60.0
 """On cores that are shared a server that works may be silent for long."""
 CALM, AGAIN, FAULTY, KILLS = "undisturbed", "repeated", "faulty", "kills"
 
@@ -139,7 +138,9 @@ async def engine_at(policy: str, reward: str) -> AsyncIterator[OpenaiEngine]:
         policy=ServedModel(SPRIG.policy, (policy,)),
         reward=ServedModel(SPRIG.prm, (reward,)),
         reward_format=SPRIG.reward_format,
-        times=TIMES,
+        connect_seconds=PATIENCE_SECONDS,
+        probe_seconds=PATIENCE_SECONDS,
+        stall_seconds=PATIENCE_SECONDS,
         recovery_seconds=1800,
     )
     engine = await OpenaiEngine.start(options)

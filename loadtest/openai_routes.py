@@ -38,7 +38,6 @@ from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from models.tasks import TASKS
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.text import Text
 from search.engine import Engine
@@ -70,7 +69,8 @@ async def openai_on(policy: LaunchedServer, reward: LaunchedServer) -> AsyncIter
         policy=ServedModel(SPRIG.policy, (policy.url,)),
         reward=ServedModel(SPRIG.prm, (reward.url,)),
         reward_format=SPRIG.reward_format,
-        times=ServerTimes(connect=PATIENCE_SECONDS, probe=PATIENCE_SECONDS),
+        connect_seconds=PATIENCE_SECONDS,
+        probe_seconds=PATIENCE_SECONDS,
     )
     engine = await OpenaiEngine.start(options)
     try:

@@ -177,6 +177,11 @@ class Trajectory:
     texts: tuple[str, ...]
     seed: int = 0
 
+    def check_steps(self) -> None:
+        """Raises EngineError unless it has a step and none is empty."""
+        if not self.steps or not all(self.steps):
+            raise EngineError(f"steps: node {self.node} has an empty one or none")
+
 
 @dataclass(frozen=True, slots=True)
 class Hint:

@@ -19,10 +19,14 @@ from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.embedded.options import EngineOptions
 from runtime.embedders.endpoint import EndpointOptions
+from runtime.openai.openai_engine import OpenaiEngine
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.reward_format import reward_format
+from runtime.servers.server_options import ServerOptions
+from runtime.servers.step_embedder import EmbedderName
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
-from runtime.sglang.sglang_options import EmbedderName, SglangOptions
+from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from runtime.verified_engine import VerifiedEngine, start_verifier
 from runtime.verifiers.verifier import Verifier, VerifierOptions
@@ -31,10 +35,9 @@ from server.gpus import Gpu, local_gpu
 from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
-from server.openai_assembly import openai_engine
 from server.reward_settings import known_format, verified_alone
 from server.service import own_version
-from server.setting_types import EMBEDDED, LAUNCHED
+from server.setting_types import EMBEDDED, LAUNCHED, headers_of
 from server.settings import (
     PREFIX,
     ModelSettings,
@@ -99,9 +102,7 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
             if settings.engine == "sglang":
                 engine, restartable = await _sglang_engine(settings, started)
             elif settings.engine == "openai":
-                judged = _format(settings), _embedder(settings), endpoint_options(settings)
-                engine = await openai_engine(settings, *judged)
-                restartable = None
+                engine, restartable = await OpenaiEngine.start(openai_options(settings)), None
                 started.push_async_callback(engine.close)
             else:
                 options = replace(engine_options(settings), attention=attention)
@@ -224,27 +225,52 @@ def sglang_options(
 
     Raises SettingsError or ValueError naming what is wrong.
     """
-    form = _format(settings)
+    about = _about_servers(settings)
+    needed = reward_format(about["reward_format"]).needs_model
     return SglangOptions(
+        **about,
         policy=settings.policy_model,
         policy_urls=settings.policy_urls if policy_urls is None else policy_urls,
-        prm=settings.reward_model if reward_format(form).needs_model else None,
+        prm=settings.reward_model if needed else None,
         reward_urls=settings.reward_urls if reward_urls is None else reward_urls,
-        reward_format=form,
-        embedder=_embedder(settings),
         speculate=settings.speculate,
         lookahead=settings.lookahead,
-        encoder=settings.encoder,
-        endpoint=endpoint_options(settings),
-        version=own_version(),
-        connect_seconds=settings.connect_seconds,
-        answer_seconds=settings.answer_seconds,
-        probe_seconds=settings.probe_seconds,
-        start_seconds=settings.start_seconds,
-        stall_seconds=settings.stall_seconds,
-        routing=settings.routing,
-        recovery_seconds=settings.recovery_seconds,
     )
+
+
+def openai_options(settings: Settings) -> OpenaiOptions:
+    """The engine's options. Raises SettingsError or ValueError naming what is wrong."""
+    about = _about_servers(settings)
+    form = reward_format(about["reward_format"])
+    scored = form.needs_model or form.by_score_route
+    return OpenaiOptions(
+        **about,
+        policy=_served_model(settings, "policy"),
+        reward=_served_model(settings, "reward") if scored else None,
+    )
+
+
+def _served_model(settings: Settings, which: Literal["policy", "reward"]) -> ServedModel:
+    key, headers = getattr(settings, f"{which}_key"), settings.server_headers
+    return ServedModel(
+        getattr(settings, f"{which}_model") or settings.policy_model,
+        getattr(settings, f"{which}_urls"),
+        getattr(settings, f"{which}_name"),
+        None if key is None else key.get_secret_value(),
+        {} if headers is None else headers_of(headers.get_secret_value()),
+    )
+
+
+def _about_servers(settings: Settings) -> dict[str, Any]:
+    """The ``ServerOptions``, those of a setting's name by that."""
+    own = {field.name for field in fields(ServerOptions)} & Settings.model_fields.keys()
+    values = {name: getattr(settings, name) for name in own}
+    return values | {
+        "reward_format": _format(settings),
+        "embedder": _embedder(settings),
+        "endpoint": endpoint_options(settings),
+        "version": own_version(),
+    }
 
 
 def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOptions]:

@@ -207,8 +207,7 @@ def _check_trajectories(trajectories: object) -> None:
         whole("node", one.node, 0, MOST_NODES)
         whole("seed", one.seed, 0, SEEDS)
         steps, texts = each("steps", one.steps, tuple), each("texts", one.texts, str)
-        if not steps or not all(steps):
-            raise EngineError(f"steps: node {one.node} has an empty one or none")
+        one.check_steps()
         if len(steps) != len(texts):
             raise EngineError(f"texts: {len(texts)} for {len(steps)} steps; as many are needed")
         for step, words in zip(steps, texts, strict=True):

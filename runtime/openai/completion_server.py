@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -13,8 +12,6 @@ from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
 from runtime.servers.waiting import reason_of, speaks_otherwise
 from search.engine import EngineDown
-
-log = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 MODELS = "/v1/models"
@@ -69,20 +66,8 @@ class CompletionServer(RemoteServer):
 
     async def works(self) -> bool:
         """Whether it answers, and is the one it was. Raises httpx.HTTPError."""
-        looked = await self._client.get(self.health, timeout=self._probe)
-        if not looked.is_success:
-            return False
-        wrong = ""
-        try:
-            await self.meet()
-        except WrongServer as error:
-            wrong = str(error)
-        except EngineDown:
-            return False
-        if wrong and wrong != self.wrong:
-            log.error("it gets no work: %s", wrong)
-        self.wrong = wrong
-        return not wrong
+        response = await self._client.get(self.health, timeout=self._probe)
+        return response.is_success and await self.fits()
 
     async def metrics(self) -> str:
         """``/metrics`` as text; empty where there are none. Raises EngineDown."""

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from runtime.accounting import no_flops
-from runtime.embedders.endpoint import Endpoint
-from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
 from runtime.openai.completion_sampler import CompletionSampler
 from runtime.openai.completion_server import CompletionServer
@@ -25,11 +23,12 @@ from runtime.openai.server_load import read_metrics
 from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
 from runtime.reward_reader import overhead_of
-from runtime.servers.fleet import Fleet, wait_for
+from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
 from runtime.servers.routing import Routing
 from runtime.servers.server_errors import WrongServer
+from runtime.servers.step_embedder import StepEmbedder
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, combined
 from search.engine import (
@@ -81,8 +80,7 @@ class OpenaiEngine:
         self._past = Counters()
         self._peak = 0
         self._watching: asyncio.Task[None] | None = None
-        self._endpoint = Endpoint(options.endpoint) if options.endpoint else None
-        self._embed_texts = embed_texts
+        self._embedder = StepEmbedder(options.embedder, options.encoder, options.endpoint)
 
     @classmethod
     async def start(cls, options: OpenaiOptions) -> OpenaiEngine:
@@ -118,18 +116,14 @@ class OpenaiEngine:
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, unrounded."""
         for trajectory in trajectories:
-            if not trajectory.steps or not all(trajectory.steps):
-                raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
+            trajectory.check_steps()
         return await self._scorer.score(self._search(tree), prompt, question, trajectories)
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """One vector for the last step of each trajectory, from its text."""
-        texts = [trajectory.texts[-1] for trajectory in trajectories]
-        if self._endpoint is not None:
-            return await self._endpoint.embed_texts(texts)
-        return await asyncio.to_thread(self._embed_texts, texts)
+        return await self._embedder.embed(trajectories)
 
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers take no hints."""
@@ -143,7 +137,7 @@ class OpenaiEngine:
         await search.tasks.stop()
         counters = search.costs.counters
         self._past += counters
-        self._routing.check(counters.expected_tokens, counters.rehydrated_tokens)
+        self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
         await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
         return counters
 
@@ -187,8 +181,7 @@ class OpenaiEngine:
         await asyncio.gather(*(search.tasks.stop() for search in searches))
         await self._policy.close()
         await self._rewards.close()
-        if self._endpoint is not None:
-            await self._endpoint.close()
+        await self._embedder.close()
 
     async def _watch(self) -> None:
         """Look at the servers now and then, so that one that stands still is noticed."""
@@ -242,18 +235,8 @@ class OpenaiEngine:
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""
         options = self._options
-        try:
-            async with asyncio.TaskGroup() as meetings:
-                for fleet in (self._policy, self._rewards):
-                    for server in fleet.replicas:
-                        meetings.create_task(wait_for(server, fleet.what, options.start_seconds))
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None  # what one server is will not get better
-        if options.embedder == "encoder" and options.encoder is not None:
-            from runtime.embedders.encoder import Encoder
-
-            encoder = await asyncio.to_thread(Encoder, options.encoder)
-            self._embed_texts = encoder.embed_texts
+        await wait_for_all((self._policy, self._rewards), options.start_seconds)
+        await self._embedder.load()
         context = _context(self._policy, self._text)
         self._sampler = CompletionSampler(
             self._policy, self._text, self._dialects, context=context, top=options.top

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
-from runtime.embedders.endpoint import EndpointOptions
 from runtime.reward_format import reward_format
-from runtime.servers.remote_server import ServerTimes, check_url
-
-EmbedderName = Literal["lexical", "encoder", "endpoint"]
+from runtime.servers.remote_server import check_url
+from runtime.servers.server_options import ServerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +33,23 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenaiOptions:
+class OpenaiOptions(ServerOptions):
     """``policy`` and, where the format reads one, ``reward``, whose checkpoint ``score`` leaves
-    unread.
-
-    ``top``: of a step's last token so many likeliest log-probabilities are asked for, for its
-    entropy. Times, ``recovery_seconds``, ``routing``, ``embedder`` and ``version`` as in
-    ``SglangOptions``.
-    """
+    unread."""
 
     policy: ServedModel
     reward: ServedModel | None = None
-    reward_format: str = "none"
-    embedder: EmbedderName = "lexical"
-    encoder: str | Path | None = None
-    endpoint: EndpointOptions | None = None
-    top: int = 16
-    times: ServerTimes = field(default_factory=ServerTimes)
-    start_seconds: float = 600.0
-    routing: str = "none"
-    recovery_seconds: float = 600.0
-    version: str = ""
 
     def __post_init__(self) -> None:
+        ServerOptions.__post_init__(self)
         if not self.policy.urls:
             raise ValueError("policy_urls: none; at least one server is needed")
         for name, model in (("policy_urls", self.policy), ("reward_urls", self.reward)):
             for url in model.urls if model else ():
                 check_url(name, url)
         form = reward_format(self.reward_format)
-        judged = form.needs_model or form.by_score_route
-        if judged and not (self.reward and self.reward.urls):
+        if (form.needs_model or form.by_score_route) and not (self.reward and self.reward.urls):
             also = "" if form.by_score_route else " and its checkpoint's folder"
             raise ValueError(
                 f"reward_urls: none; reward_format {self.reward_format!r} needs a server{also}"
             )
-        if self.embedder not in get_args(EmbedderName):
-            allowed = ", ".join(get_args(EmbedderName))
-            raise ValueError(f"embedder: {self.embedder!r}; the openai engine has {allowed}")
-        for needy in ("encoder", "endpoint"):
-            if self.embedder == needy and getattr(self, needy) is None:
-                raise ValueError(f"{needy}: None; embedder {needy!r} needs one")

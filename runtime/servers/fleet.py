@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from runtime.servers.remote_server import RemoteServer
@@ -145,6 +145,17 @@ class Fleet(Generic[S]):
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+
+async def wait_for_all(fleets: Iterable[Fleet[Any]], seconds: float) -> None:
+    """``wait_for`` each server of some fleets, all at once. Raises what the first failure is."""
+    try:
+        async with asyncio.TaskGroup() as meetings:
+            for fleet in fleets:
+                for replica in fleet.replicas:
+                    meetings.create_task(wait_for(replica, fleet.what, seconds))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None  # what one server is will not get better
 
 
 async def wait_for(replica: RemoteServer, what: str, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,11 @@ from typing import Any
 import httpx
 
 from runtime.servers.liveness import Liveness
-from runtime.servers.server_errors import CUT_OFF, FULL, refusal_message
+from runtime.servers.server_errors import CUT_OFF, FULL, WrongServer, refusal_message
 from runtime.servers.waiting import full_waits, retry_after
 from search.engine import EngineDown, EngineError
+
+log = logging.getLogger(__name__)
 
 KEEPALIVE_SECONDS = 2.0
 """Below the servers' own 5 s: a connection that they are closing is not to be used again."""
@@ -60,6 +63,20 @@ class RemoteServer(Liveness):
     async def meet(self) -> None:
         """Learn what the server is. Raises EngineDown; WrongServer for another than is needed."""
         raise NotImplementedError
+
+    async def fits(self) -> bool:
+        """Whether what answers again may have work: ``meet`` says so; why not is said once."""
+        wrong = ""
+        try:
+            await self.meet()
+        except WrongServer as error:
+            wrong = str(error)
+        except EngineDown:
+            return False
+        if wrong and wrong != self.wrong:
+            log.error("it gets no work: %s", wrong)
+        self.wrong = wrong
+        return not wrong
 
     async def release(self, tree: str) -> None:
         """The search is over, and its KV may go."""

@@ -254,27 +254,13 @@ class Replica(RemoteServer):
     async def works(self) -> bool:
         """Whether it generates, is the one it was, and can do what it is for. Raises HTTPError."""
         response = await self._client.get("/health_generate", timeout=self._probe)
-        if not response.is_success or not await self._fits():
+        if not response.is_success or not await self.fits():
             return False
         if self._trial is None:
             return True
         path, body = self._trial
         tried = await self._client.post(path, json=body, timeout=self._probe)
         return not tried.is_server_error and tried.status_code not in FULL
-
-    async def _fits(self) -> bool:
-        """Whether what answers again may have work; why not is said once."""
-        wrong = ""
-        try:
-            await self.meet()
-        except WrongServer as error:
-            wrong = str(error)
-        except EngineDown:
-            return False
-        if wrong and wrong != self.wrong:
-            log.error("it gets no work: %s", wrong)
-        self.wrong = wrong
-        return not wrong
 
 
 def _farewell(tree: str) -> Mapping[str, Any]:

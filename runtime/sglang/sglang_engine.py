@@ -14,15 +14,14 @@ from typing import Any
 
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
-from runtime.embedders.endpoint import Endpoint
-from runtime.embedders.lexical import embed_texts
 from runtime.judge import Judge
 from runtime.reward_format import format_read_here
 from runtime.reward_reader import overhead_of
-from runtime.servers.fleet import Fleet, wait_for
+from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
 from runtime.servers.routing import Routing
+from runtime.servers.step_embedder import StepEmbedder
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
@@ -88,8 +87,7 @@ class SglangEngine:
         self._peak = self._prm_peak = 0
         self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
-        self._endpoint = Endpoint(options.endpoint) if options.endpoint else None
-        self._embed_texts = embed_texts
+        self._embedder = StepEmbedder(options.embedder, options.encoder, options.endpoint)
 
     @classmethod
     async def start(cls, options: SglangOptions) -> SglangEngine:
@@ -135,18 +133,14 @@ class SglangEngine:
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, unrounded."""
         for trajectory in trajectories:
-            if not trajectory.steps or not all(trajectory.steps):
-                raise EngineError(f"steps: node {trajectory.node} has an empty one or none")
+            trajectory.check_steps()
         return await self._scorer.score(self._session(tree), prompt, question, trajectories)
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """One vector for the last step of each trajectory, from its text."""
-        texts = [trajectory.texts[-1] for trajectory in trajectories]
-        if self._endpoint is not None:
-            return await self._endpoint.embed_texts(texts)
-        return await asyncio.to_thread(self._embed_texts, texts)
+        return await self._embedder.embed(trajectories)
 
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers hear of it with the search's next requests."""
@@ -225,8 +219,7 @@ class SglangEngine:
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._policy.close()
         await self._rewards.close()
-        if self._endpoint is not None:
-            await self._endpoint.close()
+        await self._embedder.close()
 
     async def _end_session(self, tree: str, search: SearchSession) -> None:
         """Stop what is under way for a tree; its servers are to let go of it."""
@@ -297,13 +290,7 @@ class SglangEngine:
     async def _meet(self) -> None:
         """Wait for the servers, and build what depends on what they are."""
         options = self._options
-        try:
-            async with asyncio.TaskGroup() as meetings:
-                for fleet in (self._policy, self._rewards):
-                    for replica in fleet.replicas:
-                        meetings.create_task(wait_for(replica, fleet.what, options.start_seconds))
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None  # what one server is will not get better
+        await wait_for_all((self._policy, self._rewards), options.start_seconds)
         for replica in self._policy.replicas:
             if options.speculate and not replica.schedules:
                 raise ValueError(
@@ -314,11 +301,7 @@ class SglangEngine:
             say_chains(replica)
         if not all(replica.seeds for replica in self._policy.replicas):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
-        if options.embedder == "encoder" and options.encoder is not None:
-            from runtime.embedders.encoder import Encoder
-
-            encoder = await asyncio.to_thread(Encoder, options.encoder)
-            self._embed_texts = encoder.embed_texts
+        await self._embedder.load()
         context = self._context(self._policy, self._text)
         self._sampler = StepSampler(
             self._policy,

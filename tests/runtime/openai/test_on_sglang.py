@@ -12,7 +12,6 @@ from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
 from search.engine import Branch, Sampling, Step
 from search.tree import Finish
@@ -36,9 +35,9 @@ PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
 async def engine(yard: SharedServers) -> AsyncIterator[OpenaiEngine]:
     """Over the policy's server alone."""
     (policy,) = await yard.have("stock")
-    times = ServerTimes(connect=60, probe=60)
     served = ServedModel(POLICY, (policy.url,))
-    made = await OpenaiEngine.start(OpenaiOptions(policy=served, times=times))
+    options = OpenaiOptions(policy=served, connect_seconds=60, probe_seconds=60)
+    made = await OpenaiEngine.start(options)
     yield made
     await made.close()
 

@@ -271,7 +271,7 @@ async def test_a_search_outlives_its_only_server(who: str) -> None:
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_deadline_is_kept_though_a_server_stands_still(who: str) -> None:
     """And nothing of the search stays."""
-    async with stubs(times=ServerTimes(stall=60)) as servers:
+    async with stubs(stall_seconds=60) as servers:
         victim = servers.victim(who)
         victim.still = True
         outcome = await servers.grown("oak", deadline=0.3)

@@ -1,0 +1,57 @@
+"""What every engine over servers is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from runtime.embedders.endpoint import EndpointOptions
+from runtime.servers.remote_server import ServerTimes
+from runtime.servers.step_embedder import EmbedderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """``reward_format``: a name or a ``.json`` file. ``embedder``: what embeds steps: letters
+    alone, the checkpoint ``encoder``, or the server ``endpoint``.
+
+    ``top``: of a step's last token so many likeliest log-probabilities are read, for its entropy.
+    Seconds: ``connect_seconds`` to reach a server, ``answer_seconds`` for one request,
+    ``probe_seconds`` for a sign of life, ``start_seconds`` for the servers to be there at start,
+    ``stall_seconds`` without a byte after which one that owes an answer is taken for lost,
+    ``recovery_seconds`` that a search waits for a lost one where there is no other.
+    ``routing``: what routers at the URLs are told of trees, see ``routing.Routing``. ``version``
+    goes into the fingerprint.
+    """
+
+    reward_format: str = "none"
+    embedder: EmbedderName = "lexical"
+    encoder: str | Path | None = None
+    endpoint: EndpointOptions | None = None
+    top: int = 16
+    connect_seconds: float = 10.0
+    answer_seconds: float = 600.0
+    probe_seconds: float = 20.0
+    start_seconds: float = 600.0
+    stall_seconds: float = 30.0
+    routing: str = "none"
+    recovery_seconds: float = 600.0
+    version: str = ""
+
+    @property
+    def times(self) -> ServerTimes:
+        """How long a server may take."""
+        return ServerTimes(
+            self.connect_seconds, self.answer_seconds, self.probe_seconds, self.stall_seconds
+        )
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise ValueError(f"top: {self.top}; at least 1 is needed")
+        if self.embedder not in get_args(EmbedderName):
+            allowed = ", ".join(get_args(EmbedderName))
+            raise ValueError(f"embedder: {self.embedder!r}; over servers there are {allowed}")
+        for needy in ("encoder", "endpoint"):
+            if self.embedder == needy and getattr(self, needy) is None:
+                raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
