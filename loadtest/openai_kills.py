@@ -89,12 +89,12 @@ class Searches:
 
     def ended(self, phase: str) -> dict[int, Ended]:
         """What has ended of a phase, by number."""
-        found = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
-        return {number: ended for number, ended in found.items() if ended is not None}
+        kept = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
+        return {number: ended for number, ended in kept.items() if ended is not None}
 
     async def run(self, phase: str, engine: OpenaiEngine, numbers: Sequence[int]) -> None:
         """Grow those of these numbers that have not ended yet, ``AT_ONCE`` side by side."""
-        room, known = asyncio.Semaphore(AT_ONCE), self.ended(phase)
+        room, kept = asyncio.Semaphore(AT_ONCE), self.ended(phase)
 
         async def one(number: int) -> None:
             async with room:
@@ -104,13 +104,13 @@ class Searches:
             async with self.done:
                 self.done.notify_all()
 
-        await asyncio.gather(*(one(number) for number in numbers if number not in known))
+        await asyncio.gather(*(one(number) for number in numbers if number not in kept))
 
     @property
     def kills(self) -> int:
         """How often a server was killed under them."""
-        known = self._kept.get(KILLS)
-        return 0 if known is None else round(known.seconds)
+        kept = self._kept.get(KILLS)
+        return 0 if kept is None else round(kept.seconds)
 
     def note_kill(self) -> None:
         """Once more."""
@@ -122,8 +122,8 @@ class Searches:
             outcome = await grow(engine, self._text, item, Method(f"search {number}", SPEC))
         except EngineError as error:
             return Ended(error=str(error), seconds=time.monotonic() - begun)
-        said = outcome.answer, [node.tokens for node in outcome.tree.nodes]
-        steps = hashlib.sha256(repr(said).encode()).hexdigest()
+        reply = outcome.answer, [node.tokens for node in outcome.tree.nodes]
+        steps = hashlib.sha256(repr(reply).encode()).hexdigest()
         return Ended("", steps, outcome.digest, time.monotonic() - begun)
 
     def _name(self, phase: str, number: int) -> str:
@@ -206,8 +206,8 @@ async def _disturbed(
 
 async def _kill(searches: Searches, victim: VllmServer, count: int, kills: int) -> int:
     """Each time another share of the searches has ended, at a random moment; how often."""
-    dice, known = random.Random(0), searches.kills
-    for number in range(known, kills):
+    dice = random.Random(0)
+    for number in range(searches.kills, kills):
         due = number * count // kills
         async with searches.done:
             await searches.done.wait_for(lambda due=due: len(searches.ended(FAULTY)) >= due)
@@ -220,12 +220,14 @@ async def _kill(searches: Searches, victim: VllmServer, count: int, kills: int) 
     return searches.kills
 
 
-def compared(found: dict[int, Ended], known: dict[int, Ended]) -> dict[str, Any]:
-    """How many had an answer, and how many another one or another tree than ``known``."""
-    pairs = [(mine, known[n]) for n, mine in found.items() if not mine.error and not known[n].error]
+def compared(disturbed: dict[int, Ended], calm: dict[int, Ended]) -> dict[str, Any]:
+    """How many had an answer, and how many another one or another tree than ``calm``."""
+    pairs = [
+        (mine, calm[n]) for n, mine in disturbed.items() if not mine.error and not calm[n].error
+    ]
     return {
-        "answered": sum(not ended.error for ended in found.values()),
-        "errors": sorted({ended.error for ended in found.values() if ended.error}),
+        "answered": sum(not ended.error for ended in disturbed.values()),
+        "errors": sorted({ended.error for ended in disturbed.values() if ended.error}),
         "wrong": sum(mine.steps != other.steps for mine, other in pairs),
         "other_digests": sum(mine.digest != other.digest for mine, other in pairs),
     }

@@ -97,7 +97,7 @@ async def measure(python: Path, questions: int) -> dict[str, Any]:
     """Two rows a task, and how the pairs compare."""
     servers = [policy_server(python, "lru", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
     items = [item for task in TASK_NAMES for item in items_of(task, "test", questions, 0)]
-    found: dict[str, list[Searched]] = {NATIVE: [], OPENAI: []}
+    searches: dict[str, list[Searched]] = {NATIVE: [], OPENAI: []}
     text = Text(SPRIG.policy)
     async with (
         started(servers),
@@ -108,15 +108,17 @@ async def measure(python: Path, questions: int) -> dict[str, Any]:
         for number, item in enumerate(items):
             for name, engine in engines if number % 2 else reversed(engines):
                 await forget(servers)
-                found[name].append(await searched(engine, text, item, name))
+                searches[name].append(await searched(engine, text, item, name))
             say(f"{number + 1} of {len(items)}")
-    rows = [row(name, task, items, found[name]) for task in TASK_NAMES for name in found]
-    return {"rows": rows, **compared(found[OPENAI], found[NATIVE])}
+    rows = [row(name, task, items, searches[name]) for task in TASK_NAMES for name in searches]
+    return {"rows": rows, **compared(searches[OPENAI], searches[NATIVE])}
 
 
-def row(name: str, task: str, items: Sequence[Item], found: Sequence[Searched]) -> dict[str, Any]:
+def row(
+    name: str, task: str, items: Sequence[Item], searches: Sequence[Searched]
+) -> dict[str, Any]:
     """An engine's searches of one task, as means."""
-    own = [one for item, one in zip(items, found, strict=True) if item.task == task]
+    own = [one for item, one in zip(items, searches, strict=True) if item.task == task]
 
     def mean(field: str) -> float:
         return sum(getattr(one, field) for one in own) / len(own)

@@ -16,6 +16,7 @@ from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.openai.openai_search import OpenaiSearch
 from runtime.openai.reward_requests import PathsRequest, reward_request, trial_path
+from runtime.openai.sampling_fields import HONOURED
 from runtime.openai.score_route import ScoreRoute
 from runtime.openai.served_reward_model import ServedRewardModel
 from runtime.openai.server_dialect import Dialect
@@ -262,6 +263,7 @@ class OpenaiEngine:
             outcome=self._form.outcome or (route is not None and route.outcome),
             likelihood=likelihood,
             step_logprobs=told,
+            logits_params=HONOURED if all(server.vllm for server in self._policy.replicas) else (),
         )
 
     def _make_scorer(self) -> Scorer:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runtime.openai.sampling_fields import sampling_fields
 from runtime.openai.server_dialect import (
     EXTRAS,
     Dialect,
@@ -42,6 +43,7 @@ class StepCompletion(DrawnStep):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": self._seed() & LARGEST_SEED,
+            **sampling_fields(sampling, len(self.path), self.left),
         }
         if dialect.stops:
             body |= {"stop": list(sampling.stop)}
@@ -50,7 +52,7 @@ class StepCompletion(DrawnStep):
         return body
 
     def take(self, answer: Mapping[str, Any], top: int, dialect: Dialect, text: Text) -> int:
-        """Add what was drawn up to where the step ends; how many tokens that are.
+        """Add what was drawn up to where the step ends; how many tokens were drawn in all.
 
         Raises EngineError for an answer without a token, or without what the server told before.
         """
@@ -68,7 +70,7 @@ class StepCompletion(DrawnStep):
             raise EngineError("the server told no log-probabilities of what it drew")
         taken = self.add(zip(ids, logprobs, strict=True))
         self.entropy = entropy(top_logprobs(choice, taken - 1, top))
-        return taken
+        return len(ids)
 
     def step(self, text: Text) -> Step:
         """What it has become, once it has an end."""

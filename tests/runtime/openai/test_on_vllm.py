@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.text import Text
 from search.controller import Problem, search
-from search.engine import Branch, Sampling, Step, Trajectory
+from search.engine import Branch, LogitsParams, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 from search.tree import Finish
 from tests.runtime.openai.vllm_server import VLLM, serving
@@ -85,25 +86,29 @@ async def engine(servers: tuple[str, str], prm: Path) -> AsyncIterator[OpenaiEng
     await made.close()
 
 
+async def same_steps(
+    engine: OpenaiEngine, embedded: EmbeddedEngine, sampling: Sampling
+) -> list[Step]:
+    """Step after step to the end, the same on both engines."""
+    steps: list[Step] = []
+    while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
+        prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
+        branch = Branch(len(steps), 0, prefix, 1, 64, len(steps) + 1)
+        (ours,) = await engine.expand("oak", [branch], sampling)
+        (theirs,) = await embedded.expand("oak", [branch], sampling)
+        assert (ours.tokens, ours.text, ours.finish) == (theirs.tokens, theirs.text, theirs.finish)
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+        steps.append(ours)
+    return steps
+
+
 async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, prm: Path) -> None:
     """Greedy, step after step to the end; rewards to 1e-3."""
     embedded = await EmbeddedEngine.start(
         EngineOptions(str(POLICY), str(prm), reward_format=FORMAT, threads=1)
     )
     try:
-        steps: list[Step] = []
-        while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
-            prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
-            branch = Branch(len(steps), 0, prefix, 1, 64, len(steps) + 1)
-            (ours,) = await engine.expand("oak", [branch], GREEDY)
-            (theirs,) = await embedded.expand("oak", [branch], GREEDY)
-            assert (ours.tokens, ours.text, ours.finish) == (
-                theirs.tokens,
-                theirs.text,
-                theirs.finish,
-            )
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-            steps.append(ours)
+        steps = await same_steps(engine, embedded, GREEDY)
         paths = [
             Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
             for n in range(1, len(steps) + 1)
@@ -132,6 +137,34 @@ async def test_the_same_seed_is_the_same_tree(engine: OpenaiEngine, policy: str)
     ]
     assert outcomes[0].digest == outcomes[1].digest
     assert outcomes[0].answer
+
+
+END = min(TEXT.eos)
+PARAMETERS = (
+    LogitsParams(repetition_penalty=1.3),
+    LogitsParams(logit_bias=((TEXT.encode("-")[0], 6.0), (TEXT.encode("+")[0], -100.0))),
+    LogitsParams(logit_bias=((END, 30.0),), min_tokens=40),
+    LogitsParams(logit_bias=((END, 30.0),), min_tokens=40, repetition_penalty=1.2),
+    LogitsParams(top_k=1),
+    LogitsParams(min_p=1.0),
+)
+
+
+@pytest.mark.promise("what vLLM is sent of its sampling parameters holds over whole trajectories")
+@pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: " ".join(params.asked()))
+async def test_sampling_parameters_are_the_embedded_engines(
+    engine: OpenaiEngine, params: LogitsParams
+) -> None:
+    """The likeliest steps under each, a request a step; by ``top_k`` and ``min_p`` at any heat."""
+    assert set(params.asked()) <= set(engine.capabilities.logits_params)
+    heat = 5.0 if {*params.asked()} <= {"top_k", "min_p"} else 0.0
+    sampling = replace(GREEDY, temperature=heat, logits=params, prompt_tokens=len(PROMPT))
+    embedded = await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
+    try:
+        steps = await same_steps(engine, embedded, sampling)
+    finally:
+        await embedded.close()
+    assert sum(len(step.tokens) for step in steps) > params.min_tokens
 
 
 async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:
