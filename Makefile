@@ -1,7 +1,8 @@
 # make serve   install and serve the bundled models on 127.0.0.1:8000
 # make test    install and run every test, JOBS of them at once
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
-# make nightly what takes hours: the hostile run, and schemathesis at length
+# make nightly what takes hours: the hostile run, schemathesis at length, and make clients
+# make clients more clients that people have, in environments of their own under .venv (3 GB)
 # make quick   the quick suite      make lint   style, types, import arrows
 # make mutants whether the tests notice small faults in what everything rests on
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
@@ -37,20 +38,23 @@ PIP := pip install -q --disable-pip-version-check --no-compile
 # On all cores, where pip takes one. Some packages have files that are no Python of this version.
 COMPILE := python -m compileall -qq -j 0
 
-.PHONY: serve test quick nightly test-sglang sglang-env test-vllm vllm-env smg-env lint format clean release audit mutants
+.PHONY: serve test quick nightly clients test-sglang sglang-env test-vllm vllm-env smg-env lint format clean release audit mutants
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
 test: quick
-	$(BIN)/pytest -m "slow and not sglang and not vllm" $(SPREAD)
+	$(BIN)/pytest -m "slow and not sglang and not vllm and not clients" $(SPREAD)
 
 quick: $(READY)
 	$(BIN)/pytest -m "not slow and not sglang" $(SPREAD)
 
-nightly: $(READY)
+nightly: $(READY) clients
 	SCHEMA_EXAMPLES=650 $(BIN)/pytest tests/server/test_schema.py
 	$(BIN)/python -m loadtest.hostile --state build/hostile
+
+clients: $(READY)
+	$(BIN)/pytest -m clients
 
 test-sglang: $(READY) $(PLUGIN_READY) $(SMG_READY)
 	$(BIN)/pytest -m sglang

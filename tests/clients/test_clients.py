@@ -1,14 +1,10 @@
-"""Clients that people have, unchanged, against one server with the bundled models.
-
-Its streams are silent for 50 ms at most, so every client meets the empty deltas that fill silence.
-"""
+"""Clients that people have, unchanged, against one server with the bundled models."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +12,44 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, InternalServerError, OpenAI
 
-from models.tasks import TASKS
-from tests.clients.environment import HERE, clients_bin
-from tests.server.test_process import Server
+from tests.clients.conftest import ASKED, QUESTIONS, SEARCH
+from tests.clients.environment import HERE, told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-QUESTIONS = TASKS["game24"].questions("dev", 10)
-SEARCH = {"policy": "rebase", "width": 2, "seed": 11}
-ASKED: Any = [{"role": "user", "content": QUESTIONS[0]}]
+
+@pytest.mark.parametrize("program", ["with_openai.py", "with_openai.mjs"])
+def test_the_client_that_most_have(url: str, expected: dict[str, str], program: str) -> None:
+    """openai for Python and for Node: chat, completions and responses say the same streamed."""
+    found = told(program, url, QUESTIONS[0])
+    assert "sprig:rebase-4" in found["models"]
+    assert found["whole"] == found["streamed"] == expected["plain"]
+    assert found["response"] == found["response_streamed"] == expected["plain"]
+    assert found["search"] == expected["search"]
+    assert found["completion"]
+    if program.endswith(".py"):
+        assert found["completion_streamed"] == found["completion"]
+        assert found["response_status"] == "incomplete"
+        assert found["last_event"] == "response.incomplete"
+    else:
+        assert found["helper"] == expected["plain"]
+        assert found["refused"] == [400, "search.wdith"]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """One server for all clients."""
-    server = Server(keepalive_seconds="0.001")  # shorter than any round: empty chunks for sure
-    yield f"{server.url}/v1"
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def clients() -> Path:
-    """Where the clients' commands are."""
-    return clients_bin()
-
-
-@pytest.fixture(scope="module")
-def expected(url: str) -> dict[str, str]:
-    """What the server says, by plain HTTP: to a seeded question of 24 tokens, and to a search."""
-    with httpx2.Client(base_url=url, timeout=300) as http:
-        said = []
-        for body in ({"seed": 3, "max_tokens": 24}, {"search": SEARCH}):
-            whole = {"model": "sprig", "messages": ASKED} | body
-            answer = http.post("/chat/completions", json=whole).raise_for_status().json()
-            said.append(answer["choices"][0]["message"]["content"])
-        return dict(zip(("plain", "search"), said, strict=True))
-
-
-def told(clients: Path, program: str, url: str) -> dict[str, Any]:
-    """What a program of ``programs/`` prints last, as JSON."""
-    command = [clients / "python", HERE / "programs" / program, url, QUESTIONS[0]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def test_ai_sdk(url: str, expected: dict[str, str]) -> None:
+    """The Vercel AI SDK by its provider for compatible servers, and by OpenAI's, whose default is
+    the Responses API and which knows of no seed there. A stream is one text from end to end."""
+    found = told("with_ai_sdk.mjs", url, QUESTIONS[0])
+    assert found["whole"] == found["chat"] == found["streamed"]["text"] == expected["plain"]
+    assert found["usage"] == found["streamed"]["usage"] == 24
+    assert found["finish_reason"] == "length"
+    parts = ["start", "start-step", "text-start", "text-delta", "text-end"]
+    for name in ("streamed", "response_streamed"):
+        assert found[name]["kinds"] == [*parts, "finish-step", "finish"]
+    assert found["response"]
+    assert found["response_streamed"]["usage"] == 24
+    assert found["search"] == expected["search"]
+    assert "The answer is" in found["aliased"]
 
 
 async def test_openai(url: str, expected: dict[str, str]) -> None:
@@ -102,10 +93,10 @@ def test_a_search_that_came_to_nothing_is_not_tried_three_times(url: str) -> Non
     assert len(asked) == 1
 
 
-def test_langchain(url: str, clients: Path, expected: dict[str, str]) -> None:
+def test_langchain(url: str, expected: dict[str, str]) -> None:
     """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, tools are refused.
     ``OpenAI`` sends prompts in one list."""
-    found = told(clients, "with_langchain.py", url)
+    found = told("with_langchain.py", url, QUESTIONS[0])
     assert found["whole"] == found["streamed"] == expected["plain"]
     assert found["search"] == found["search_streamed"] == expected["search"]
     assert found["batch"] == [expected["plain"]] * 3
@@ -116,9 +107,9 @@ def test_langchain(url: str, clients: Path, expected: dict[str, str]) -> None:
     assert found["refused"] == "tools"
 
 
-def test_litellm(url: str, clients: Path, expected: dict[str, str]) -> None:
+def test_litellm(url: str, expected: dict[str, str]) -> None:
     """Parameters that it does not know pass through; its map of exceptions reads our errors."""
-    found = told(clients, "with_litellm.py", url)
+    found = told("with_litellm.py", url, QUESTIONS[0])
     assert found["whole"] == found["streamed"] == expected["plain"]
     assert found["search"] == expected["search"]
     assert found["usage"] == [24, 24]
@@ -129,16 +120,16 @@ def test_litellm(url: str, clients: Path, expected: dict[str, str]) -> None:
     }
 
 
-def test_its_hub(url: str, clients: Path) -> None:
+def test_its_hub(url: str) -> None:
     """Another test-time library votes over our plain replies, or over whole searches by alias."""
-    found = told(clients, "with_its_hub.py", url)
+    found = told("with_its_hub.py", url, QUESTIONS[0])
     assert "The answer is" in found["searched"]
     assert found["reply"]
 
 
-def test_its_hub_with_our_reward_model(url: str, clients: Path) -> None:
+def test_its_hub_with_our_reward_model(url: str) -> None:
     """Its beam search and its particle filter ask ``/v1/score`` of all their beams at once."""
-    found = told(clients, "with_its_hub_prm.py", url)
+    found = told("with_its_hub_prm.py", url, QUESTIONS[0])
     assert len(found["beam"]) == 4
     assert all(0 <= score <= 1 for score in found["beam"])
     assert max(found["calls"]) == 4

@@ -1,0 +1,29 @@
+"""dspy: its language model, whole and as a program's predictor. Prints JSON."""
+
+import json
+import sys
+
+import dspy
+
+url, question = sys.argv[1:]
+common = {"api_base": url, "api_key": "any", "cache": False}
+plain = dspy.LM("openai/sprig", **common, max_tokens=24, temperature=1.0, seed=3)
+search = {"policy": "rebase", "width": 2, "seed": 11}
+searching = dspy.LM("openai/sprig", **common, extra_body={"search": search})
+responding = dspy.LM("openai/sprig", **common, model_type="responses", max_tokens=24)
+
+
+def text(found) -> str:
+    """Of the first choice."""
+    return found[0]["text"] if isinstance(found[0], dict) else found[0]
+
+
+print(
+    json.dumps(
+        {
+            "whole": text(plain(question)),
+            "search": text(searching(question)),
+            "response": text(responding(question)),
+        }
+    )
+)
