@@ -10,8 +10,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
-from models.tasks import TASKS
+from models.bundled import bundled_name
+from models.tasks import TASKS, blocksworld, number_puzzle, story
 from search.spec import AUTO_POLICY, PolicyName, SearchSpec
+from server.model_settings import served_name
 from server.service import Service, own_version
 
 FOLDER = Path(__file__).parent / "playground"
@@ -24,6 +26,13 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+TAUGHT = "sprig"
+"""The bundled model that knows its tasks alone."""
+KNOWN_FORMS = [
+    f"^{pattern.pattern}".replace("(?P<", "(?<")
+    for pattern in (number_puzzle.QUESTION, blocksworld.QUESTION, story.QUERY)
+]
+"""How their questions begin, as the page's own expressions."""
 EXAMPLES = 3
 """Questions of each bundled task that are offered."""
 
@@ -70,6 +79,8 @@ def page_facts(service: Service) -> dict[str, Any]:
         "width": defaults.width,
         "max_width": settings.max_width,
         "examples": example_questions(),
+        "model": served_name(settings.policy_model),
+        "knows": KNOWN_FORMS if bundled_name(settings.policy_model) == TAUGHT else [],
     }
 
 

@@ -1,8 +1,9 @@
 /** From columns and rows to pixels. Both axes have a scale of their own; sizes on screen do not. */
 
 const PAD = { left: 26, top: 22, bottom: 22 };
-const COLUMN = { least: 14, most: 230, fit: 64 };
+const COLUMN = { least: 14, most: 340, indent: 56 };
 const ROW = { least: 0.6, most: 34, fit: 26 };
+const WORDS = 130; // a column that is narrower has no room for a step's words
 
 export class Camera {
   constructor() {
@@ -28,10 +29,10 @@ export class Camera {
 
   /** Show all of it, labels of the last column included. */
   fit(layout, width, height) {
-    const labels = Math.min(190, width * 0.3);
-    const columns = (width - PAD.left - labels) / layout.depth;
-    this.column = clamp(columns, Math.min(COLUMN.fit, columns), COLUMN.most);
-    this.column = Math.max(this.column, COLUMN.least);
+    const columns = columnFor(layout.depth, width);
+    this.column = layout.indented
+      ? clamp((width * 0.4) / layout.depth, COLUMN.least, COLUMN.indent)
+      : clamp(columns, COLUMN.least, COLUMN.most);
     this.row = clamp((height - PAD.top - PAD.bottom) / layout.height, ROW.least, ROW.fit);
     this.left = PAD.left;
     this.top = Math.max(PAD.top, (height - layout.height * this.row) / 2);
@@ -57,13 +58,27 @@ export class Camera {
 
   /** Move no more than is needed for a point of the tree to be seen. */
   reveal(depth, row, width, height) {
-    const margin = 40;
+    const margin = Math.min(40, height / 4);
     const x = this.x(depth);
     const y = this.y(row);
     const dx = x < margin ? margin - x : x > width - 3 * margin ? width - 3 * margin - x : 0;
     const dy = y < margin ? margin - y : y > height - margin ? height - margin - y : 0;
     if (dx || dy) this.pan(dx, dy);
   }
+}
+
+/** The height in which a tree stands whole, with room for words where `most` allows it. */
+export function heightFor(layout, least, most) {
+  return clamp(Math.ceil(layout.height * ROW.fit) + PAD.top + PAD.bottom, least, most);
+}
+
+/** Whether a tree of this depth has columns too narrow for words. */
+export function narrow(depth, width) {
+  return columnFor(depth, width) < WORDS;
+}
+
+function columnFor(depth, width) {
+  return (width - PAD.left - Math.min(190, width * 0.3)) / depth;
 }
 
 function clamp(value, least, most) {

@@ -2,46 +2,30 @@
 
 import { h } from "./dom.js";
 import { readSearches } from "./files.js";
+import { clearMarks, mark, MORE, readForm } from "./fields.js";
 import { Pane } from "./pane.js";
+import { Race } from "./race.js";
 import { Run } from "./run.js";
 import { ask } from "./stream.js";
 
 const SEEDS = 2 ** 31;
 const KEY = "hedgerow.key";
-const MORE = [
-  ["temperature", "Temperature", Number, "1"],
-  ["max_depth", "Most steps", parseInt, "25"],
-  ["max_kv_tokens", "KV budget", parseInt, "none"],
-  ["deadline_ms", "Deadline, ms", parseInt, "none"],
-  ["expansions", "Expansions", parseInt, "64"],
-  ["branch", "Children", parseInt, "3"],
-];
-
 const at = (id) => document.getElementById(id);
-const page = { facts: null, panes: [], running: 0, turn: {} };
+const page = { facts: null, panes: [], race: new Race(), running: 0, turn: {}, recordings: [] };
 
 function say(text) {
   at("live").textContent = text;
 }
 
-function complain(text) {
+/** Say what is wrong, if anything is, and mark the field that is at fault. */
+function complain(text, field = null) {
   at("trouble").textContent = text;
   at("trouble").hidden = !text;
+  if (field) mark(field);
 }
 
 function key() {
   return at("key").value.trim();
-}
-
-/** What the form asks for, as `search` of a request. */
-function dials(policy) {
-  const search = { policy, width: Number(at("width").value) };
-  if (at("budget").value) search.max_tokens = Number(at("budget").value);
-  for (const [name, , read] of MORE) {
-    const { value } = at(`dial-${name}`);
-    if (value) search[name] = read(value);
-  }
-  return search;
 }
 
 function seed() {
@@ -50,7 +34,8 @@ function seed() {
 }
 
 function laidOut(number) {
-  while (page.panes.length < number) page.panes.push(new Pane({ branch, say }));
+  const grew = () => page.race.render();
+  while (page.panes.length < number) page.panes.push(new Pane({ branch, say, grew }));
   const panes = page.panes.slice(0, number);
   at("empty").hidden = true;
   at("panes").replaceChildren(...panes.map((pane) => pane.element));
@@ -59,40 +44,82 @@ function laidOut(number) {
 }
 
 async function search() {
-  complain("");
-  const question = at("question").value.trim();
-  if (!question) {
-    complain("Type a question first, or take one of the examples.");
-    at("question").focus();
+  const asked = readForm(page.facts);
+  if (asked.wrong) {
+    complain(asked.wrong.message, asked.wrong.field);
     return;
   }
+  clearMarks();
+  complain("");
+  tellWhatIsKnown(asked.question);
   stopAll();
   const drawn = seed();
   const policies = [at("policy").value];
   if (at("compare").checked) policies.push(at("other").value);
   const panes = laidOut(policies.length);
-  await underWay(
-    panes.map((pane, i) => {
-      const body = { question, search: { ...dials(policies[i]), seed: drawn } };
-      const title = `${policies[i]} ${body.search.width}, seed ${drawn}`;
-      return pane.start(new Run({ title, question, body }), key());
-    }),
-  );
+  const runs = policies.map((policy) => {
+    const body = { question: asked.question, search: { ...asked.search, policy, seed: drawn } };
+    return new Run({ title: titled(policy, asked.search, drawn), question: asked.question, body });
+  });
+  const work = panes.map((pane, i) => pane.start(runs[i], key()));
+  page.race.show(runs);
+  comeIntoView(at("results"));
+  await underWay(work);
+  tellRefusal(runs);
 }
 
-/** Continue a search from a node, with a seed of its own. */
+/** Continue a search from a node, as the form says, with a seed of its own. */
 async function branch(pane, run, node) {
-  const drawn = seed();
-  const { policy, width } = run.document;
+  const asked = readForm(page.facts);
+  if (asked.wrong) {
+    complain(asked.wrong.message, asked.wrong.field);
+    return;
+  }
+  const policy = at("policy").value;
+  const given = seed();
+  const drawn = given === run.document.seed ? given + 1 : given;
   const next = new Run({
-    title: `${policy} ${width}, seed ${drawn}`,
+    title: `${titled(policy, asked.search, drawn)}, from step ${node}`,
     question: run.question,
     url: `v1/search/${encodeURIComponent(run.id)}/branch`,
-    body: { node, search: { seed: drawn } },
+    body: { node, search: { ...asked.search, policy, seed: drawn } },
     before: { run, node },
   });
   const history = pane.runs.slice(0, pane.runs.indexOf(run) + 1);
-  await underWay([pane.start(next, key(), history)]);
+  const work = pane.start(next, key(), history);
+  page.race.show(page.panes.filter((one) => one.element.isConnected).map((one) => one.run));
+  pane.title.focus();
+  await underWay([work]);
+  tellRefusal([next]);
+}
+
+/** The server chooses what `auto` stands for, its width too unless one is asked for. */
+function titled(policy, { width }, seed) {
+  const wide = width ?? (policy === "auto" ? "" : page.facts.width);
+  return `${`${policy} ${wide}`.trim()}, seed ${seed}`;
+}
+
+/** Where the answer will stand below the fold, as on a phone: go there. */
+function comeIntoView(element) {
+  if (element.getBoundingClientRect().top < window.innerHeight / 2) return;
+  element.scrollIntoView({ behavior: stillness() ? "auto" : "smooth" });
+}
+
+function stillness() {
+  return matchMedia("(prefers-reduced-motion: reduce)").matches;
+}
+
+/** What the server would not search for, at the field that is at fault. */
+function tellRefusal(runs) {
+  const refused = runs.find((run) => run.refused);
+  if (refused) complain(refused.error, refused.field);
+}
+
+/** Of a question that the bundled model was not taught: what it knows. */
+function tellWhatIsKnown(question) {
+  const { knows } = page.facts;
+  const strange = knows.length > 0 && !knows.some((pattern) => new RegExp(pattern).test(question));
+  at("hint").hidden = !strange;
 }
 
 /** While anything runs, the button stops it. */
@@ -120,6 +147,7 @@ async function open(file) {
     const searches = (await readSearches(file)).slice(0, 2);
     const runs = searches.map((found) => Run.opened(found, file.name));
     laidOut(runs.length).forEach((pane, i) => pane.open(runs[i]));
+    page.race.show(runs);
     if (runs[0].question) at("question").value = runs[0].question;
     say(`${file.name} is open.`);
   } catch (error) {
@@ -134,18 +162,44 @@ function fillForm() {
   }
   at("policy").value = facts.policy;
   at("other").value = facts.policies.find((name) => name !== facts.policy && name === "ets") ?? facts.policies[0];
-  at("width").value = facts.width;
-  at("width").max = facts.max_width;
+  at("width").placeholder = facts.width;
   at("version").textContent = facts.version;
   at("keyrow").hidden = !facts.key_needed;
   at("key").value = sessionStorage.getItem(KEY) ?? "";
   at("examples").append(...Object.entries(facts.examples).map(example));
   at("question").value ||= Object.values(facts.examples)[0][0];
   at("dials").append(
-    ...MORE.map(([name, label, , preset]) =>
-      h("label", {}, label, h("input", { id: `dial-${name}`, type: "number", step: "any", min: "0", placeholder: preset })),
+    ...MORE.map(({ id, label, preset }) =>
+      h("label", {}, label, h("input", { id, type: "number", step: "any", placeholder: preset })),
     ),
   );
+  at("hint").textContent =
+    `${facts.model} was taught the four kinds of puzzle above and nothing else: ` +
+    "to another question it answers at random. A model of yours answers what it can.";
+}
+
+/** Recorded searches: the page lives before a model is asked. */
+async function offerRecordings() {
+  try {
+    page.recordings = await ask("playground/recorded.json", "");
+  } catch (error) {
+    complain(error.message);
+    return;
+  }
+  const buttons = page.recordings.map((recording) =>
+    h("button", { type: "button", class: "chip", on: { click: () => replay(recording) } }, recording.task),
+  );
+  at("recordings").replaceChildren(...buttons);
+  at("empty").hidden = false;
+}
+
+function replay({ title, question, events }) {
+  stopAll();
+  const [pane] = laidOut(1);
+  at("empty").hidden = false;
+  page.race.show([]);
+  at("question").value = question;
+  return pane.replay(new Run({ title: `Recorded: ${title}`, question }), events, stillness());
 }
 
 /** A button that offers a task's questions in turn. */
@@ -154,6 +208,7 @@ function example([task, questions]) {
     const turn = page.turn[task] ?? 0;
     page.turn[task] = (turn + 1) % questions.length;
     at("question").value = questions[turn];
+    at("hint").hidden = true;
     at("question").focus();
   };
   return h("button", { type: "button", class: "chip", on: { click: next } }, task);
@@ -199,6 +254,7 @@ function listen() {
 }
 
 async function begin() {
+  at("race").replaceWith(page.race.element);
   listen();
   try {
     page.facts = await ask("playground/facts.json", "");
@@ -207,7 +263,9 @@ async function begin() {
     return;
   }
   fillForm();
-  await tellModel();
+  await Promise.all([offerRecordings(), tellModel()]);
+  const [first] = page.recordings;
+  if (first && !page.running && !page.panes.length) await replay(first);
 }
 
 begin();

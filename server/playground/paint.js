@@ -5,15 +5,10 @@
  */
 
 import { rewardColour } from "./colour.js";
-import { oneLine } from "./dom.js";
+import { paintLabels, RING } from "./labels.js";
 import { ROOT } from "./tree.js";
 
 const FADED = 0.38;
-const LABEL_ROW = 14;
-const LEAST_ROW = 9;
-const SLOTS = 1 << 20;
-const TIGHT = 100;
-const RING = 3.2; // from a node's edge to its KV arc, where there is room
 
 /**
  * `scene`: tree, camera, rows (as drawn now), highlighted (a set), selected, hovered, focused,
@@ -36,7 +31,7 @@ function visible({ tree, camera, rows, width, height }) {
   });
 }
 
-function paintEdges(pen, { tree, camera, rows, highlighted, theme, height }) {
+function paintEdges(pen, { tree, camera, rows, layout, highlighted, theme, height }) {
   const kinds = [new Path2D(), new Path2D(), new Path2D()];
   const bend = camera.column * 0.45;
   for (const node of tree.nodes) {
@@ -48,7 +43,8 @@ function paintEdges(pen, { tree, camera, rows, highlighted, theme, height }) {
     const x1 = x0 + camera.column;
     const kind = highlighted.has(node.id) ? 2 : node.state === "pruned" ? 0 : 1;
     kinds[kind].moveTo(x0, y0);
-    kinds[kind].bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+    if (layout.indented) elbow(kinds[kind], x0, y0, x1, y1);
+    else kinds[kind].bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
   }
   const thin = camera.row < 6 ? 0.7 : 1.2;
   const styles = [
@@ -61,6 +57,14 @@ function paintEdges(pen, { tree, camera, rows, highlighted, theme, height }) {
     pen.stroke(path);
   });
   pen.globalAlpha = 1;
+}
+
+/** Down from the parent, then across. */
+function elbow(path, x0, y0, x1, y1) {
+  const turn = Math.min(6, Math.abs(y1 - y0));
+  path.lineTo(x0, y1 - turn);
+  path.quadraticCurveTo(x0, y1, x0 + turn, y1);
+  path.lineTo(x1, y1);
 }
 
 function paintNode(pen, scene, node) {
@@ -150,94 +154,4 @@ function kvRing(pen, { tree, theme }, node, x, y, radius) {
   }
   const back = state === "just rehydrated";
   ring(pen, x, y, radius, back ? theme.back : theme.kv, back ? 2.8 : 1.6, node.kept / node.tokens.length);
-}
-
-/** Texts of the nodes that have room for one, in one size; the highlighted ones first. */
-function paintLabels(pen, scene, seen) {
-  const { camera, rows, theme, highlighted, selected, hovered } = scene;
-  pen.font = theme.font;
-  pen.textBaseline = "middle";
-  const standing = occupancy(scene, seen);
-  for (const node of labelled(scene, seen)) {
-    if (node.id === ROOT) continue;
-    const strong = highlighted.has(node.id) || node.id === selected || node.id === hovered;
-    const x = camera.x(node.depth) + camera.radius + RING + 7;
-    const y = camera.y(rows[node.id]);
-    const room = roomFor(scene, standing, node, y) - x;
-    if (room < 34) continue;
-    const tight = room < TIGHT || node.reward === null;
-    const reward = tight ? "" : `${node.reward.toFixed(2)}  `; // the gauge says it too
-    const text = fitted(pen, reward + oneLine(node.text, 90), Math.min(room, 330));
-    const wide = pen.measureText(text).width;
-    pen.globalAlpha = 1;
-    pen.fillStyle = theme.surface;
-    pen.fillRect(x - 3, y - 7, wide + 6, 14);
-    pen.globalAlpha = node.state === "pruned" && !strong ? 0.75 : 1;
-    pen.fillStyle = strong ? theme.ink : theme.muted;
-    pen.fillText(text, x, y);
-  }
-  pen.globalAlpha = 1;
-}
-
-/** Which slots of height LABEL_ROW have a node, by column. */
-function occupancy({ camera, rows }, seen) {
-  const standing = new Set();
-  for (const node of seen) {
-    standing.add(node.depth * SLOTS + Math.round(camera.y(rows[node.id]) / (LABEL_ROW / 2)));
-  }
-  return standing;
-}
-
-/** How far to the right a label may reach: to the next node in its way, or to the edge. */
-function roomFor({ camera, width, layout }, standing, node, y) {
-  const slot = Math.round(y / (LABEL_ROW / 2));
-  for (let depth = node.depth + 1; depth <= layout.depth; depth += 1) {
-    const key = depth * SLOTS + slot;
-    const met = node.children.length || [-1, 0, 1].some((near) => standing.has(key + near));
-    if (met) return camera.x(depth) - camera.radius - RING - 8;
-  }
-  return width - 8;
-}
-
-/** Who gets a label: what matters always, the rest where rows are high enough; none overlap. */
-function labelled({ camera, rows, highlighted, selected, hovered }, seen) {
-  const rank = (node) => {
-    if (node.id === selected || node.id === hovered) return 0;
-    if (highlighted.has(node.id)) return 1;
-    return node.state === "pruned" ? 3 : 2;
-  };
-  const taken = new Map();
-  const found = [];
-  for (const node of [...seen].sort((a, b) => rank(a) - rank(b) || a.id - b.id)) {
-    if (rank(node) > 1 && camera.row < LEAST_ROW) continue;
-    const y = camera.y(rows[node.id]);
-    const slot = Math.floor(y / LABEL_ROW);
-    const key = node.depth * SLOTS + slot;
-    const near = [taken.get(key - 1), taken.get(key), taken.get(key + 1)];
-    if (near.some((other) => other !== undefined && Math.abs(other - y) < LABEL_ROW)) continue;
-    taken.set(key, y);
-    found.push(node);
-  }
-  return found;
-}
-
-const widths = new Map();
-
-function fitted(pen, text, room) {
-  const key = `${text}|${Math.round(room / 6)}`;
-  if (widths.has(key)) return widths.get(key);
-  let shown = text;
-  if (pen.measureText(text).width > room) {
-    let low = 0;
-    let high = text.length;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (pen.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
-      else high = middle - 1;
-    }
-    shown = `${text.slice(0, low).trimEnd()}…`;
-  }
-  if (widths.size > 5000) widths.clear();
-  widths.set(key, shown);
-  return shown;
 }

@@ -16,6 +16,10 @@ export class Run {
     this.document = null;
     this.error = null;
     this.id = null;
+    this.recorded = false;
+    this.field = null; // of the request, that the server refused
+    this.begun = null; // on the page's clock, in milliseconds
+    this.ended = null;
     this.stopper = new AbortController();
   }
 
@@ -32,24 +36,63 @@ export class Run {
 
   /** Search, calling `changed` after every event; never rejects. */
   async start(key, changed) {
+    this.begun = performance.now();
     try {
       await follow(this.url, this.body, key, this.stopper.signal, (name, data) => {
-        this.id ??= data.id;
-        if (name === "done") {
-          this.document = data;
-          this.state = "done";
-        } else {
-          this.state = "growing";
-          this.tree.hear(data);
-        }
+        this.hear(name, data);
         changed();
       });
     } catch (error) {
       this.state = error.name === "AbortError" ? "stopped" : "failed";
       this.error = error instanceof ServerError ? error.message : `Something went wrong: ${error.message}`;
+      this.field = error.field ?? null;
     }
+    this.ended = performance.now();
     this.tree.growing.clear();
     changed();
+  }
+
+  /** Show a recording, `[milliseconds, event, data]` each; all of it at once where nothing is to move. */
+  async replay(events, still, changed) {
+    this.recorded = true;
+    this.begun = performance.now();
+    for (const [at, name, data] of events) {
+      if (!still) await until(this.begun + at, this.stopper.signal);
+      if (this.stopper.signal.aborted) break;
+      this.hear(name, { event: name, ...data });
+      changed();
+    }
+    if (this.running) this.state = "stopped";
+    this.ended = performance.now();
+    this.tree.growing.clear();
+    changed();
+  }
+
+  hear(name, data) {
+    this.id ??= data.id;
+    if (name === "done") {
+      this.document = data;
+      this.state = "done";
+    } else {
+      this.state = "growing";
+      this.tree.hear(data);
+    }
+  }
+
+  /** How long it has taken so far, or took in all; null for one out of a file without its costs. */
+  get seconds() {
+    if (this.document?.stats) return this.document.stats.seconds;
+    return this.begun === null ? null : ((this.ended ?? performance.now()) - this.begun) / 1000;
+  }
+
+  /** What searched, in a word. */
+  get policy() {
+    return this.document?.policy ?? this.body.search?.policy ?? this.title;
+  }
+
+  /** Refused before anything grew. */
+  get refused() {
+    return this.state === "failed" && !this.tree.size;
   }
 
   stop() {
@@ -70,6 +113,16 @@ export class Run {
     const note = { ...noteOf(this.tree), state: this.state };
     return { ...head, tree: this.tree.toJson(), playground: note };
   }
+}
+
+function until(moment, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, Math.max(0, moment - performance.now()));
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      resolve();
+    });
+  });
 }
 
 function titleOf({ policy, width, seed }) {

@@ -1,6 +1,12 @@
 /** Asking the server: JSON calls, and searches followed event by event. */
 
-export class ServerError extends Error {}
+/** What the server refused in words for a person; `field`: of the request, if one is at fault. */
+export class ServerError extends Error {
+  constructor(message, field = null) {
+    super(message);
+    this.field = field;
+  }
+}
 
 const PLAIN = {
   invalid_api_key: "This server wants an API key, and does not know the one given.",
@@ -35,7 +41,7 @@ async function reach(url, options) {
 async function mustBeOk(response) {
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new ServerError(plainWords(body, response.status));
+  throw new ServerError(plainWords(body, response.status), body?.error?.param ?? null);
 }
 
 /** What a GET of `url` answers. */

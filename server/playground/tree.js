@@ -33,7 +33,7 @@ export class SearchTree {
     this.answer = null;
     this.tellsKv = false;
     this.kv = []; // {round, active, inactive, capacity} after each round
-    this.version = 0; // raised whenever a node is added
+    this.depth = 1; // of the deepest node
   }
 
   get size() {
@@ -100,8 +100,8 @@ export class SearchTree {
     node.kept = step.finish === "end" ? 0 : step.tokens.length; // nothing follows an end
     node.released = step.finish === "end";
     above.children.push(node.id);
+    this.depth = Math.max(this.depth, node.depth);
     this.nodes.push(node);
-    this.version += 1;
     return node;
   }
 

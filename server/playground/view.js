@@ -1,6 +1,6 @@
 /** The tree on a canvas: drawn when something changes, walked by mouse, finger and keyboard. */
 
-import { Camera } from "./camera.js";
+import { Camera, heightFor, narrow } from "./camera.js";
 import { h } from "./dom.js";
 import { layOut } from "./layout.js";
 import { paint } from "./paint.js";
@@ -8,6 +8,8 @@ import { ROOT, SearchTree } from "./tree.js";
 
 const GLIDE = 0.28; // share of the way to its place that a node goes in a frame
 const NEAR = 14;
+const LEAST_HIGH = 180;
+const MOST_HIGH = 0.72; // of the window
 const HELP =
   "Arrow keys walk the tree: left to the parent, right to the first child, up and down within a " +
   "level. Home goes to the root, End to the chosen reply. Plus, minus and 0 magnify, shrink and fit. " +
@@ -24,6 +26,7 @@ export class TreeView {
     this.hovered = null;
     this.focused = false;
     this.frames = 0;
+    this.high = 0; // of the canvas, in pixels
     this.layout = layOut(this.tree);
     this.rows = Float64Array.from(this.layout.rows);
     this.waiting = false;
@@ -49,6 +52,7 @@ export class TreeView {
     this.selected = null;
     this.camera.moved = false;
     this.rows = new Float64Array(0);
+    this.high = 0;
     this.change();
   }
 
@@ -94,11 +98,20 @@ export class TreeView {
 
   relay() {
     this.stale = false;
-    this.layout = layOut(this.tree);
     this.highlighted = this.tree.highlighted();
+    this.layout = layOut(this.tree, narrow(this.tree.depth, this.width), this.highlighted);
+    this.stretch();
     if (!this.camera.moved) this.camera.fit(this.layout, this.width, this.height);
     const said = `Search tree, ${this.tree.size} steps`;
     if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
+  }
+
+  /** As high as the tree needs; it does not shrink while the tree grows. */
+  stretch() {
+    const most = Math.max(LEAST_HIGH, Math.min(800, window.innerHeight * MOST_HIGH));
+    this.high = Math.max(this.high, heightFor(this.layout, LEAST_HIGH, most));
+    this.canvas.style.height = `${this.high}px`;
+    if (this.canvas.clientHeight !== this.height) this.resize();
   }
 
   /** Let the rows come nearer to where they belong; new nodes set out from their parents. */
@@ -131,7 +144,7 @@ export class TreeView {
     this.canvas.width = Math.round(clientWidth * scale);
     this.canvas.height = Math.round(clientHeight * scale);
     this.pen.setTransform(scale, 0, 0, scale, 0, 0);
-    if (!this.camera.moved) this.camera.fit(this.layout, this.width, this.height);
+    this.stale = true;
     this.redraw();
   }
 

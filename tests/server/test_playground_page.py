@@ -10,7 +10,7 @@ import pytest
 
 from models.tasks import TASKS
 from search.spec import PolicyName
-from server.playground_routes import FOLDER
+from server.playground_routes import FOLDER, KNOWN_FORMS
 
 TYPES = {
     "text/html; charset=utf-8",
@@ -20,9 +20,7 @@ TYPES = {
 }
 
 
-@pytest.mark.promise(
-    "The playground needs nothing from elsewhere, and axe finds no serious fault in it"
-)
+@pytest.mark.promise("The playground needs nothing from elsewhere, and axe finds no fault in it")
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -> None:
     """Every file that a file names is served, with its type and a policy that allows no other."""
     seen: set[str] = set()
@@ -39,8 +37,11 @@ async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -
         waiting += links - seen - set(waiting)
         assert not re.findall(r"https?://(?!www\.w3\.org)", served.text)
     assert {path.removeprefix("/playground/") for path in seen - {"/"}} == {
-        file.name for file in FOLDER.iterdir() if file.name != "index.html"
+        file.name for file in FOLDER.iterdir() if file.name not in ("index.html", "recorded.json")
     }
+    recorded = await http.get("/playground/recorded.json")
+    assert recorded.headers["content-type"] == "application/json"
+    assert {one["task"] for one in recorded.json()} <= TASKS.keys()
 
 
 async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.AsyncClient) -> None:
@@ -53,6 +54,15 @@ async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.Async
     assert other.status_code == 200
     assert (await http.head("/")).status_code == 200
     assert (await http.get("/playground/app.py")).status_code == 404
+
+
+def test_what_the_bundled_model_knows_is_told_by_how_questions_begin() -> None:
+    """Every task's questions, and no other text."""
+    forms = [re.compile(form.replace("(?<", "(?P<")) for form in KNOWN_FORMS]
+    for task in TASKS.values():
+        for question in task.questions("dev", 20):
+            assert any(form.match(question) for form in forms)
+    assert not any(form.match("Hello, who are you?") for form in forms)
 
 
 async def test_the_page_knows_policies_and_examples(http: httpx2.AsyncClient) -> None:
