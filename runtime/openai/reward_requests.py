@@ -16,6 +16,9 @@ from search.engine import EngineError, RewardMissing, Trajectory
 Json = Mapping[str, Any]
 TOP = 20
 """Likeliest tokens among which a server that takes no ``logprob_token_ids`` tells the verdicts."""
+BIAS = 30.0
+"""On both verdicts' logits: on a server whose log-probabilities hold it both are among the likeliest
+tokens, and how much likelier one is than the other stays as it is."""
 
 
 class PathsRequest(Protocol):
@@ -51,12 +54,14 @@ class VerdictLogprobs:
 
     def body(self, paths: Sequence[Path]) -> dict[str, Any]:
         """One token is drawn, as most servers draw at least one."""
+        verdicts = [self.softmax.good, self.softmax.bad]
         return {
             "prompt": [list(path) for path in paths],
             "max_tokens": 1,
             "temperature": 0,
             "logprobs": TOP,
-            "logprob_token_ids": [self.softmax.good, self.softmax.bad],
+            "logprob_token_ids": verdicts,
+            "logit_bias": {str(token): BIAS for token in verdicts},
             "return_tokens_as_token_ids": True,
         }
 

@@ -37,11 +37,14 @@ def choice(index: int, told: dict[str, float]) -> dict[str, object]:
 
 
 def test_a_round_is_one_request() -> None:
-    """All paths as token ids; both verdicts' log-probabilities are asked for by id."""
+    """All paths as token ids; both verdicts' log-probabilities are asked for by id, and both are made
+    likelier alike."""
     asked = verdicts()
     body = asked.body([(1, 2), (1, 3)])
     assert body["prompt"] == [[1, 2], [1, 3]]
     assert body["logprob_token_ids"] == [asked.softmax.good, asked.softmax.bad]
+    assert set(map(int, body["logit_bias"])) == {asked.softmax.good, asked.softmax.bad}
+    assert len(set(body["logit_bias"].values())) == 1
     assert (body["max_tokens"], body["temperature"]) == (1, 0)
 
 
