@@ -13,7 +13,7 @@ from runtime.embedded.options import EngineOptions
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.text import Text
-from search.engine import Branch, Sampling, Step
+from search.engine import Branch, Sampling, Step, Trajectory
 from search.tree import Finish
 from tests.runtime.sglang.support import SharedServers
 
@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
+FORMAT = "math-shepherd"
 TEXT = Text(POLICY)
 GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 QUESTION = "Use 4 9 10 13 to make 24."
@@ -33,18 +34,26 @@ PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(yard: SharedServers) -> AsyncIterator[OpenaiEngine]:
-    """Over the policy's server alone."""
-    (policy,) = await yard.have("stock")
-    served = ServedModel(POLICY, (policy.url,))
-    options = OpenaiOptions(policy=served, connect_seconds=60, probe_seconds=60)
+    """Over a policy's server without our plug-in, and the reward model's."""
+    policy, reward = await yard.have("stock", "reward")
+    options = OpenaiOptions(
+        policy=ServedModel(POLICY, (policy.url,)),
+        reward=ServedModel(PRM, (reward.url,)),
+        reward_format=FORMAT,
+        connect_seconds=60,
+        probe_seconds=60,
+    )
     made = await OpenaiEngine.start(options)
     yield made
     await made.close()
 
 
-async def test_greedy_steps_are_the_embedded_engines(engine: OpenaiEngine) -> None:
-    """Step after step to the end: ids, texts, finishes, log-probabilities."""
-    embedded = await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
+async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine) -> None:
+    """Greedy, step after step to the end: ids, texts, finishes, log-probabilities; rewards to
+    1e-4, which SGLang tells of the likeliest tokens alone."""
+    embedded = await EmbeddedEngine.start(
+        EngineOptions(str(POLICY), str(PRM), reward_format=FORMAT, threads=1)
+    )
     try:
         steps: list[Step] = []
         while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
@@ -60,6 +69,13 @@ async def test_greedy_steps_are_the_embedded_engines(engine: OpenaiEngine) -> No
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
             steps.append(ours)
         assert steps[-1].finish is Finish.END
+        paths = [
+            Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
+            for n in range(1, len(steps) + 1)
+        ]
+        ours = await engine.score("oak", PROMPT, QUESTION, paths)
+        theirs = await embedded.score("oak", PROMPT, QUESTION, paths)
+        assert ours == pytest.approx(theirs, abs=1e-4)
     finally:
         await embedded.close()
 

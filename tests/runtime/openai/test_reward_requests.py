@@ -37,8 +37,8 @@ def choice(index: int, told: dict[str, float]) -> dict[str, object]:
 
 
 def test_a_round_is_one_request() -> None:
-    """All paths as token ids; both verdicts' log-probabilities are asked for by id, and both are made
-    likelier alike."""
+    """All paths as token ids; both verdicts' log-probabilities are asked for by id, and both are
+    made likelier alike."""
     asked = verdicts()
     body = asked.body([(1, 2), (1, 3)])
     assert body["prompt"] == [[1, 2], [1, 3]]
