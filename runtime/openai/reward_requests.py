@@ -17,8 +17,8 @@ Json = Mapping[str, Any]
 TOP = 20
 """Likeliest tokens among which a server that takes no ``logprob_token_ids`` tells the verdicts."""
 BIAS = 30.0
-"""On both verdicts' logits: on a server whose log-probabilities hold it both are among the likeliest
-tokens, and how much likelier one is than the other stays as it is."""
+"""On both verdicts' logits: on a server whose log-probabilities hold it both are among the
+likeliest tokens, and how much likelier one is than the other stays as it is."""
 
 
 class PathsRequest(Protocol):

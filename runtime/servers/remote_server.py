@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from runtime.servers.liveness import Liveness
-from runtime.servers.server_errors import CUT_OFF, FULL, WrongServer, refusal_message
+from runtime.servers.server_errors import CUT_OFF, FULL, TOO_MANY, WrongServer, refusal_message
 from runtime.servers.waiting import full_waits, retry_after
 from search.engine import EngineDown, EngineError
 
@@ -110,7 +110,7 @@ class RemoteServer(Liveness):
     async def _look_once(self) -> None:
         try:
             response = await self._request("GET", self.health, timeout=self._probe)
-            if response.is_error:
+            if response.is_error and response.status_code != TOO_MANY:  # which a front end says
                 self.lose(f"status {response.status_code} of {self.health}")
         except httpx.ReadTimeout:
             pass  # silent so far

@@ -6,7 +6,8 @@ import httpx
 
 from search.engine import EngineDown
 
-FULL = frozenset({429, 503})
+TOO_MANY = 429
+FULL = frozenset({TOO_MANY, 503})
 """Statuses of a server that has not begun the request: it may be sent again."""
 NOT_FOUND = 404
 KEY_NEEDED = frozenset({401, 403})

@@ -295,6 +295,20 @@ async def test_an_aborted_tree_fails_its_calls() -> None:
         assert len(await servers.engine.expand("elm", [branch()], Sampling())) == 1
 
 
+@pytest.mark.parametrize(("status", "up"), [(200, True), (429, True), (503, False)])
+async def test_who_says_too_many_of_its_health_is_there(status: int, *, up: bool) -> None:
+    """A front end that limits rates has not lost its servers."""
+
+    async def fine(server: CompletionServer) -> None:
+        del server
+
+    server = CompletionServer("http://x", ServerTimes(), None, {}, fine, setting="policy_name")
+    server._client._transport = httpx.MockTransport(lambda _: httpx.Response(status))
+    await server.check()
+    assert server.up == up
+    await server.close()
+
+
 async def test_a_full_server_is_asked_again_when_it_says() -> None:
     """After its ``Retry-After``, which an answer's time limit bounds; without one after a while."""
     waits: list[float] = []
