@@ -6,6 +6,7 @@ and nodes by (tree, id); it never says what to cache, it only hints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -238,6 +239,7 @@ class Capabilities:
     a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
     arithmetic, 0 where they are not the engine's to choose; ``kernel``: what computes attention,
     empty where that is not either. ``step_logprobs``: steps have log-probabilities.
+    ``most_temperature``: the highest one that it draws at.
     """
 
     engine: str
@@ -256,6 +258,7 @@ class Capabilities:
     step_logprobs: bool = True
     logits_params: tuple[str, ...] = ()
     logprobs: bool = False
+    most_temperature: float = math.inf
     grammar: bool = False
 
     @property

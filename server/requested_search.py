@@ -76,6 +76,9 @@ def settled(
         raise bad_value(
             "search.vote", f"this server's steps have no log-probabilities: {spec.vote}"
         )
+    if spec.temperature > able.most_temperature:
+        allowed = f"at most {able.most_temperature:g} on the {able.engine} engine"
+        raise bad_value("search.temperature", f"{allowed}, got {spec.temperature:g}")
     most, vocab = spec.trajectory_tokens, service.text.model_vocab
     must_be_honoured(spec.logits_params, able, vocab=vocab, most=most, prefix="search.")
     return spec

@@ -47,6 +47,8 @@ from search.engine import (
 log = logging.getLogger(__name__)
 
 Scorer = ServedRewardModel | ScoreRoute | PolicyJudge[OpenaiSearch] | LikelihoodScorer[OpenaiSearch]
+MOST_TEMPERATURE = 2.0
+"""OpenAI's; vLLM refuses a higher one."""
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
 
@@ -263,6 +265,7 @@ class OpenaiEngine:
             outcome=self._form.outcome or (route is not None and route.outcome),
             likelihood=likelihood,
             step_logprobs=told,
+            most_temperature=MOST_TEMPERATURE,
             logits_params=HONOURED if all(server.vllm for server in self._policy.replicas) else (),
         )
 

@@ -26,10 +26,12 @@ from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import RewardRequest
 from runtime.text import Text
 from search.engine import LOGITS_PARAMS, Capabilities, RewardMissing
+from search.spec import SearchSpec
 
 POLICY = SPRIG_FOLDER / "policy"
 TEXT = Text(POLICY)
 ENGINES = ("embedded", "sglang", "openai")
+MOST_TEMPERATURE = SearchSpec.model_json_schema()["properties"]["temperature"]["maximum"]
 PAGE = Path("docs/engines.md")
 
 
@@ -91,6 +93,8 @@ async def test_what_the_engines_say_of_themselves() -> None:
         assert honoured == set(own.logits_params)
         assert (table["`logprobs` of a reply"][engine] == "yes") == own.logprobs
         assert own.step_logprobs
+        most = min(own.most_temperature, MOST_TEMPERATURE)
+        assert table["the highest `search.temperature`"][engine] == f"{most:g}"
     assert Path(__file__).name in PAGE.read_text(encoding="utf-8")
 
 

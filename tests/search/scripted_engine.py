@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,7 @@ class ScriptedEngine:
     logits_params: tuple[str, ...] = ()
     logprobs: bool = True
     step_logprobs: bool = True
+    most_temperature: float = math.inf
     embeds: bool = True
     vector_of: Callable[[str], Sequence[float]] = direction
     context_tokens: int = 4096
@@ -158,6 +160,7 @@ class ScriptedEngine:
             logits_params=self.logits_params,
             logprobs=self.logprobs,
             step_logprobs=self.step_logprobs,
+            most_temperature=self.most_temperature,
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:

@@ -129,3 +129,16 @@ async def test_an_engine_that_does_not_honour_one_says_so(
         assert "scripted" in error["message"]
     del sent["search"][name]
     await answered(http, CHAT, sent)
+
+
+async def test_a_temperature_that_an_engine_does_not_draw_at(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """OpenAI's servers take 2 at most."""
+    engine.most_temperature = 2.0
+    answer = await http.post(CHAT, json=body(search=SEARCH | {"temperature": 2.5}))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "search.temperature"
+    assert "at most 2 on the scripted engine, got 2.5" in error["message"]
+    await answered(http, CHAT, body(search=SEARCH | {"temperature": 2.0}))

@@ -157,7 +157,7 @@ async def test_sampling_parameters_are_the_embedded_engines(
 ) -> None:
     """The likeliest steps under each, a request a step; by ``top_k`` and ``min_p`` at any heat."""
     assert set(params.asked()) <= set(engine.capabilities.logits_params)
-    heat = 5.0 if {*params.asked()} <= {"top_k", "min_p"} else 0.0
+    heat = 2.0 if {*params.asked()} <= {"top_k", "min_p"} else 0.0
     sampling = replace(GREEDY, temperature=heat, logits=params, prompt_tokens=len(PROMPT))
     embedded = await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
     try:
