@@ -6,7 +6,9 @@ is one blank, or a new line and its indent, so that no reply goes on in blanks f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -15,7 +17,7 @@ from runtime.text import Text
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MOST_CHARACTERS = 1 << 18
+MOST_CHARACTERS = 1 << 16
 """Of a schema."""
 LONGEST_REASON = 400
 OPTIONS: JsonCompileOptions = {
@@ -25,10 +27,11 @@ OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": r"( |\n {0,32})",
 }
 LIMITS = LLParserLimits(
+    max_items_in_row=10_000,
     initial_lexer_fuel=300_000,  # some 0.1 s
     step_lexer_fuel=200_000,
     max_lexer_states=50_000,  # 2 kB each
-    max_grammar_size=100_000,
+    max_grammar_size=30_000,
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
@@ -39,17 +42,21 @@ class SchemaRefused(ValueError):
 
 
 class JsonSchemas:
-    """Compiles schemas for a tokenizer."""
+    """Compiles schemas for one vocabulary."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, tokens: Vocabulary, size: int, ends: Sequence[int]) -> None:
+        """``size``: ids are below it; ``ends``: those that end a reply."""
+        self.vocab = size
+        self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), n_vocab=size, eos_token=list(ends))
+
+    @classmethod
+    def of(cls, text: Text) -> JsonSchemas:
         """``text``: whose tokenizer nobody else uses meanwhile. Raises ValueError for a model that
         cannot write any text."""
         if not spells_any_text(text):
             needed = "one that ends a reply and every byte of UTF-8 are needed"
             raise ValueError(f"{text.checkpoint}: lacks tokens; {needed}")
-        self.vocab = text.vocab_size
-        wrapper = TokenizerWrapper(_Tokens(text))
-        self._tokenizer = LLTokenizer(wrapper, n_vocab=self.vocab, eos_token=sorted(text.eos))
+        return cls(_TextVocabulary(text), text.vocab_size, sorted(text.eos))
 
     def compile(self, schema: str) -> LLMatcher:
         """What follows a reply's text and says what may come next. Takes up to some tenths of a
@@ -61,9 +68,59 @@ class JsonSchemas:
         except ValueError as error:
             raise SchemaRefused(_reason(str(error))) from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some limits are met by the first token only
         if matcher.is_error():
             raise SchemaRefused(_reason(matcher.get_error()))
         return matcher
+
+
+def must_compile(schema: str) -> None:
+    """Raises SchemaRefused for a schema that cannot be compiled, whoever is to write by it."""
+    _single_bytes().compile(schema)
+
+
+@cache
+def _single_bytes() -> JsonSchemas:
+    return JsonSchemas(_ByteVocabulary(), _ByteVocabulary.eos_token_id + 1, [256])
+
+
+class Vocabulary(Protocol):
+    """A model's tokens as llguidance asks for them."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """Of several the tokenizer's own."""
+        ...
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """None where there is none."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """What each id stands for."""
+        ...
+
+    @property
+    def special_token_ids(self) -> Sequence[int]:
+        """Ids that are no text."""
+        ...
+
+    def __call__(self, data: bytes) -> list[int]:
+        """The ids of text that must come next, such that they stand for exactly it."""
+        ...
+
+
+class _ByteVocabulary:
+    """A token a byte, and an end."""
+
+    eos_token_id, bos_token_id = 256, None
+    tokens, special_token_ids = (*(bytes([i]) for i in range(256)), b"<end>"), (256,)
+
+    def __call__(self, data: bytes) -> list[int]:
+        return list(data)
 
 
 def spells_any_text(text: Text) -> bool:
@@ -73,8 +130,8 @@ def spells_any_text(text: Text) -> bool:
     return bool(text.eos) and bytes_of_text <= {p[0] for p in text.pieces if len(p) == 1}
 
 
-class _Tokens:
-    """A text's tokens as llguidance asks for them."""
+class _TextVocabulary:
+    """A checkpoint's."""
 
     def __init__(self, text: Text) -> None:
         self.eos_token_id, self.bos_token_id = text.end, text.bos
@@ -85,7 +142,7 @@ class _Tokens:
         self._longest = max(map(len, self._by_piece))
 
     def __call__(self, data: bytes) -> list[int]:
-        """The ids of text that must come next, amid a text: such that they stand for exactly it."""
+        """As the tokenizer does it amid a text, where that is exact."""
         words = data.decode()
         ids = self._text.encode_after(self._text.plain(words))
         return ids if self._bytes(ids) == data else self._greedy(data)

@@ -266,7 +266,7 @@ async def _chunks(
     """The stream: roles, rounds or text as it is certain (empty deltas meanwhile), reasons, usage,
     end."""
     settings = service.settings
-    reasoning = [ReasoningStream(parsed.in_reasoning) for _ in range(parsed.choices)]
+    reasoning = [ReasoningStream(parsed.reply_in_reasoning) for _ in range(parsed.choices)]
     sent = [0] * parsed.choices
     for index in range(1 if parsed.spec else parsed.choices):
         for opening in written.opening(index):

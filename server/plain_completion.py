@@ -31,6 +31,7 @@ class PlainCompletion:
     ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole. ``draw``
     tells the replies to one request apart. With ``ignore_eos`` the model cannot end it.
     ``logits``: what else changes the odds; before its ``min_tokens`` no stop string counts either.
+    ``grammar``: the JSON schema that the reply is to fit.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +45,7 @@ class PlainCompletion:
     draw: int = 0
     ignore_eos: bool = False
     logits: LogitsParams = NEUTRAL
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ async def _chain(
     seed = node_seed(wanted.seed, "step", (wanted.draw,))
     start, least = len(wanted.prompt), wanted.logits.min_tokens
     heat, mass, logits = wanted.temperature, wanted.top_p, wanted.logits
-    sampling = Sampling(heat, mass, wanted.stop, wanted.piece, logits, start)
+    sampling = Sampling(
+        heat, mass, wanted.stop, wanted.piece, logits, start, grammar=wanted.grammar
+    )
     tokens, text, sent, node = wanted.prompt, "", 0, 0
     drawn = unstoppable = 0
     while True:

@@ -21,6 +21,7 @@ from pydantic_core import PydanticKnownError
 
 from search.spec import RequestedSearch
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.reply_schema import GuidedJson, ResponseFormat, StructuredOutputs
 from server.sampling_parameters import SamplingParameters
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
@@ -158,6 +159,9 @@ class GenerationRequest(SamplingParameters):
     seed: Seed | None = Field(default=None, description="taken modulo 2**63")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredOutputs = None
+    guided_json: GuidedJson = None
     thinking_token_budget: Count | None = Field(
         default=None, description="a search's: of one trajectory"
     )

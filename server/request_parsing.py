@@ -22,6 +22,7 @@ from server.api_keys import ApiKey
 from server.continuation import Continuation, read_continuation
 from server.plain_completion import PlainCompletion
 from server.reply_logprobs import chat_logprobs_asked, text_logprobs_asked
+from server.reply_schema import schema_asked
 from server.reply_text import first_stop, opens_reasoning, split_reasoning
 from server.request_models import (
     BranchRequest,
@@ -57,7 +58,7 @@ class ParsedRequest:
     whether the prompt opens a thought that the reply goes on with, None where nothing is one;
     ``chat``: it is answered with a message, not with a text alone. ``logprobs``: of so many
     likeliest tokens beside each of the reply's, None: of none; ``echoes``: what stands before each
-    choice.
+    choice; ``grammar``: the JSON schema that the replies are to fit.
     """
 
     id: str
@@ -79,6 +80,7 @@ class ParsedRequest:
     in_reasoning: bool | None = None
     logprobs: int | None = None
     echoes: tuple[str, ...] = ()
+    grammar: str | None = None
 
     @property
     def tree(self) -> str:
@@ -97,11 +99,15 @@ class ParsedRequest:
         end = first_stop(text, self.stop)
         return text[:end], end is not None
 
+    @property
+    def reply_in_reasoning(self) -> bool | None:
+        """``in_reasoning`` of what is told as the reply: what fits a schema is no thought."""
+        return None if self.grammar is not None else self.in_reasoning
+
     def split_reasoning(self, text: str) -> tuple[str, str]:
         """A text's thought and its reply; all of it is the reply where nothing is a thought."""
-        if self.in_reasoning is None:
-            return "", text
-        return split_reasoning(text, opened=self.in_reasoning)
+        opened = self.reply_in_reasoning
+        return ("", text) if opened is None else split_reasoning(text, opened=opened)
 
 
 async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> ParsedRequest:
@@ -127,6 +133,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
         include_reasoning=bool(request.include_reasoning),
         in_reasoning=thinks(problem.prompt, service),
         logprobs=chat_logprobs_asked(request, able),
+        grammar=await _grammar(request, service),
     )
 
 
@@ -146,6 +153,7 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
     _tell([*asked.values()], service.settings)
     limit, able = request.max_tokens, service.runner.engine.capabilities
     more: dict[str, Any] = {"logprobs": text_logprobs_asked(request, able)}
+    more["grammar"] = await _grammar(request, service)
     if request.echo:
         prompts_sent = asked.values()
         texts = [one if isinstance(one, str) else service.text.decode(one) for one in prompts_sent]
@@ -232,6 +240,7 @@ def _completion(
             stop=stop,
             ignore_eos=bool(request.ignore_eos),
             logits=plain_params(request, tokens, service),
+            grammar=more["grammar"],
         )
         more["completions"] = tuple(
             tuple(replace(first, prompt=prompt, draw=i) for i in range(n)) for prompt in prompts
@@ -271,6 +280,12 @@ def _parsed(
         seconds=seconds,
         **more,
     )
+
+
+async def _grammar(request: GenerationRequest, service: Service) -> str | None:
+    """The schema that its replies are to fit, as engines take it. Raises ApiError."""
+    asked = schema_asked(request, service.runner.engine.capabilities)
+    return None if asked is None else await service.schemas.grammar(asked)
 
 
 def thinks(prompt: Sequence[int], service: Service) -> bool:

@@ -35,7 +35,7 @@ class ResponseFormat:
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "top_logprobs": request.top_logprobs or 0,
             "reasoning": {"effort": effort, "summary": None},
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (request.text or {}).get("format") or {"type": "text"}},
             "tools": [],
             "tool_choice": "auto",
             "parallel_tool_calls": True,

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema, model_valida
 
 from search.engine import LOGITS_PARAMS
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.reply_schema import TEXT_FORMAT_SCHEMA
 from server.request_models import (
     MOST_MESSAGES,
     ChatRequest,
@@ -28,7 +29,13 @@ Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"
 """What ``include`` may name: reasoning items are whole as they are, and are never encrypted."""
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "include"}
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "include",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
 """A chat's fields, as they are called here."""
 _PART_SCHEMA = {
     "type": "object",
@@ -53,7 +60,7 @@ _INPUT_SCHEMA = {
 }
 _TEXT_SCHEMA = {
     "type": ["object", "null"],
-    "properties": {"format": {"const": {"type": "text"}}, "verbosity": {"const": "medium"}},
+    "properties": {"format": TEXT_FORMAT_SCHEMA, "verbosity": {"const": "medium"}},
 }
 
 
@@ -89,7 +96,6 @@ class ResponsesRequest(SamplingParameters):
 
     def chat(self) -> ChatRequest:
         """The same as a chat's request. Raises ApiError naming what cannot be."""
-        _must_be_text(self.text)
         more = {name: getattr(self, name) for name in ("search", "seed", "temperature", "top_p")}
         more |= {name: getattr(self, name) for name in LOGITS_PARAMS}
         logprobs = "message.output_text.logprobs" in (self.include or [])
@@ -101,6 +107,7 @@ class ResponsesRequest(SamplingParameters):
             include_reasoning=bool(self.reasoning and self.reasoning.summary),
             logprobs=logprobs,
             top_logprobs=self.top_logprobs if logprobs else None,
+            response_format=_format_of(self.text),
             **more,
         )
 
@@ -153,22 +160,26 @@ def _part(part: Any, name: str) -> str:
     return part["text"]
 
 
-def _must_be_text(text: Any) -> None:
-    """Raises ApiError for another format than text."""
+def _format_of(text: Any) -> Any:
+    """What ``text`` asks a reply to be, as a chat's ``response_format``. Raises ApiError."""
     if text is None:
-        return
+        return None
     if not isinstance(text, Mapping):
         raise bad_value("text", f"must be an object, got {echo(text)}")
-    if text.get("format") not in (None, {"type": "text"}):
-        raise unsupported("text.format", "leave it out or send {'type': 'text'}")
     if text.get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity", "leave it out or send 'medium'")
+    sent = text.get("format")
+    if not isinstance(sent, Mapping) or sent.get("type") != "json_schema":
+        return sent
+    return {"type": "json_schema", "json_schema": {k: v for k, v in sent.items() if k != "type"}}
 
 
 def renamed(error: ApiError) -> ApiError:
     """A chat's error, its field called as it is here."""
     name = error.param or ""
-    stem = next((own for own in NAMES if name == own or name.startswith(f"{own}[")), None)
+    stem = next(
+        (own for own in NAMES if name == own or name.startswith((f"{own}[", f"{own}."))), None
+    )
     if stem is None:
         return error
     param = NAMES[stem] + name.removeprefix(stem)

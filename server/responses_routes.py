@@ -59,7 +59,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """The stream: items with their texts as these are certain, comments meanwhile, the response."""
     settings, events = service.settings, ResponseEvents(written)
-    reasoning, sent = ReasoningStream(parsed.in_reasoning), 0
+    reasoning, sent = ReasoningStream(parsed.reply_in_reasoning), 0
     for opening in events.opening():
         yield _named(opening)
     try:

@@ -21,11 +21,13 @@ from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
 from server.limits import Quotas, TypicalCost
 from server.prometheus_metrics import Metrics
+from server.reply_schema import CompiledSchemas
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
 from server.search_names import tuned_searches
 from server.search_runner import SearchRunner
 from server.settings import Settings
+from server.thread_in_turn import thread_in_turn
 from server.tree_log import TreeLog
 from server.tuned import TunedSearches
 
@@ -52,8 +54,8 @@ class Tokenizing:
     async def run(self, text: Text, size: int, encode: Callable[[Text], T]) -> T:
         """What ``encode`` makes of a text of so many characters."""
         if size < LONG:
-            return await _beside(self._short, lambda: encode(text))
-        return await _beside(self._long, lambda: self._encode_long(text, encode))
+            return await thread_in_turn(self._short, lambda: encode(text))
+        return await thread_in_turn(self._long, lambda: self._encode_long(text, encode))
 
     def _encode_long(self, text: Text, encode: Callable[[Text], T]) -> T:
         if self._other is None:
@@ -64,25 +66,14 @@ class Tokenizing:
             give_back()
 
 
-async def _beside(lock: asyncio.Lock, work: Callable[[], T]) -> T:
-    async with lock:
-        thread = asyncio.create_task(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(thread)
-        finally:  # whoever leaves meanwhile does not let the next one in beside the thread
-            await asyncio.wait({thread})
-            if not thread.cancelled():
-                thread.exception()  # where nobody waits for the ids, nobody hears of an error
-
-
 def give_back() -> None:
     """Return freed memory to the system, where the C library can: it keeps it otherwise."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy")
-"""Another version of these may break ties of an optimum, or class answers, differently."""
+DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy", "llguidance")
+"""Another version of these may break ties, class answers or read a schema otherwise."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +101,7 @@ class Service:
     typical_cost: TypicalCost = field(default_factory=TypicalCost)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
+    schemas: CompiledSchemas = field(default_factory=CompiledSchemas)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     others: dict[str, Service] = field(default_factory=dict)
 

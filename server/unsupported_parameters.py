@@ -28,11 +28,10 @@ _SHARED: Neutral = {
         "return_hidden_states return_tokens_as_token_ids return_token_ids",
     ),
     **_only(True, "skip_special_tokens spaces_between_special_tokens"),
-    **_only({"type": "text"}, "response_format"),
     **_only(
         None,
         "allowed_token_ids custom_logit_processor lora_path truncate_prompt_tokens "
-        "structured_outputs guided_json guided_regex guided_choice "
+        "guided_regex guided_choice "
         "guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag "
         "json_schema regex ebnf grammar prompt_logprobs",
     ),

@@ -115,7 +115,7 @@ class GrammarMasks:
     def of(self, schema: str) -> GrammarMask:
         """Raises EngineError for a schema that cannot be compiled."""
         try:
-            self._schemas = self._schemas or JsonSchemas(self._text)
+            self._schemas = self._schemas or JsonSchemas.of(self._text)
             mask = self._masks.pop(schema, None)
             mask = mask or GrammarMask(self._schemas, schema, self._text.eos)
         except ValueError as error:

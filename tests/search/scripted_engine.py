@@ -118,6 +118,7 @@ class ScriptedEngine:
     likelihood: bool = False
     logits_params: tuple[str, ...] = ()
     logprobs: bool = True
+    grammar: bool = False
     step_logprobs: bool = True
     most_temperature: float = math.inf
     embeds: bool = True
@@ -159,6 +160,7 @@ class ScriptedEngine:
             likelihood=self.likelihood,
             logits_params=self.logits_params,
             logprobs=self.logprobs,
+            grammar=self.grammar,
             step_logprobs=self.step_logprobs,
             most_temperature=self.most_temperature,
         )

@@ -1,0 +1,184 @@
+"""The JSON schema that a reply is to fit: as OpenAI's and vLLM's clients ask for one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import WithJsonSchema
+
+from runtime.json_schemas import SchemaRefused, must_compile
+from search.engine import Capabilities
+from server.api_errors import bad_value, echo, unsupported
+from server.thread_in_turn import thread_in_turn
+
+if TYPE_CHECKING:
+    from server.request_models import GenerationRequest
+
+MOST_REMEMBERED = 256
+"""Schemas that are known to compile."""
+ANY_OBJECT = {"type": "object"}
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "schema": {"type": "object"},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["schema"],
+}
+
+
+def _of_type(kind: str, properties: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the document says of one kind of format."""
+    own = {"type": {"const": kind}, **(properties or {})}
+    return {"type": "object", "properties": own, "required": [*own]}
+
+
+_FORMATS = [_of_type("text"), _of_type("json_object")]
+_FORMAT_SCHEMA = {
+    "anyOf": [{"type": "null"}, *_FORMATS, _of_type("json_schema", {"json_schema": _NAMED})]
+}
+TEXT_FORMAT_SCHEMA = {
+    "anyOf": [
+        {"type": "null"},
+        *_FORMATS,
+        {**_NAMED, **_of_type("json_schema", _NAMED["properties"])},
+    ]
+}
+"""Of ``/v1/responses``, which names the schema beside the type."""
+_OUTPUTS_SCHEMA = {
+    "type": ["object", "null"],
+    "properties": {"json": {"type": "object"}, "json_object": {"const": True}},
+    "maxProperties": 1,
+    "additionalProperties": False,
+}
+ResponseFormat = Annotated[Any, WithJsonSchema(_FORMAT_SCHEMA)]
+StructuredOutputs = Annotated[Any, WithJsonSchema(_OUTPUTS_SCHEMA)]
+GuidedJson = Annotated[Any, WithJsonSchema({"type": ["object", "null"]})]
+
+
+def schema_asked(request: GenerationRequest, able: Capabilities) -> AskedSchema | None:
+    """What its reply is to fit. Raises ApiError for a field that is wrong, that asks for anything
+    else than a schema, or that the engine does not hold to."""
+    guided = request.guided_json
+    each = (
+        _of_response_format(request.response_format),
+        _of_structured_outputs(request.structured_outputs),
+        None if guided is None else AskedSchema("guided_json", guided),
+    )
+    schemas = [asked for asked in each if asked is not None]
+    if not schemas:
+        return None
+    (first, *others) = schemas
+    if others:
+        raise bad_value(others[0].top, f"leave it out with {first.top}")
+    if not able.grammar:
+        why = f"the {able.engine} engine's replies are not held to a schema; leave it out"
+        raise unsupported(first.top, why)
+    if request.ignore_eos:
+        raise bad_value("ignore_eos", f"leave it out with {first.top}")
+    return first
+
+
+class AskedSchema(NamedTuple):
+    """A schema and the field that it came in."""
+
+    field: str
+    schema: Any
+
+    @property
+    def top(self) -> str:
+        """The request's own field."""
+        return self.field.partition(".")[0]
+
+    def canonical(self) -> str:
+        """As JSON text on one line. Raises ApiError for what is no object."""
+        schema = self.schema
+        if isinstance(schema, str):  # as vLLM takes it
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise bad_value(self.field, f"is not valid JSON: {error}") from None
+        if not isinstance(schema, dict):
+            raise bad_value(self.field, f"must be a JSON schema, an object, got {echo(schema)}")
+        try:
+            return json.dumps(schema, separators=(",", ":"), allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            raise bad_value(self.field, f"is no JSON schema: {error}") from None
+
+
+class CompiledSchemas:
+    """Tries schemas before anything is drawn by them, one at a time beside the event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._compiled: OrderedDict[bytes, None] = OrderedDict()
+
+    async def grammar(self, asked: AskedSchema) -> str:
+        """It as the engines take it. Raises ApiError naming what in it cannot be held to."""
+        return await thread_in_turn(self._turn, lambda: self._try(asked))
+
+    def _try(self, asked: AskedSchema) -> str:
+        grammar = asked.canonical()
+        name = hashlib.sha256(grammar.encode()).digest()
+        if name not in self._compiled:
+            try:
+                must_compile(grammar)
+            except SchemaRefused as error:
+                raise bad_value(asked.field, f"cannot be compiled: {error}") from None
+        self._compiled[name] = None
+        self._compiled.move_to_end(name)
+        if len(self._compiled) > MOST_REMEMBERED:
+            self._compiled.popitem(last=False)
+        return grammar
+
+
+def _of_response_format(sent: Any) -> AskedSchema | None:
+    """Of a chat's ``response_format``."""
+    name = "response_format"
+    if sent is None:
+        return None
+    kind = sent.get("type") if isinstance(sent, Mapping) else sent
+    if not isinstance(sent, Mapping) or kind not in ("text", "json_object", "json_schema"):
+        raise bad_value(f"{name}.type", f"must be text, json_object or json_schema: {echo(kind)}")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return AskedSchema(name, ANY_OBJECT)
+    named = sent.get("json_schema")
+    if not isinstance(named, Mapping):
+        raise bad_value(f"{name}.json_schema", f"must be an object, got {echo(named)}")
+    _check_name(named, f"{name}.json_schema")
+    return AskedSchema(f"{name}.json_schema.schema", named.get("schema"))
+
+
+def _check_name(named: Mapping[str, Any], field: str) -> None:
+    """What stands beside a schema: nothing follows from it, as every schema is held to."""
+    if not isinstance(named.get("name", ""), str):
+        raise bad_value(f"{field}.name", f"must be a string, got {echo(named['name'])}")
+    if not isinstance(named.get("strict"), bool | None):
+        raise bad_value(f"{field}.strict", f"must be true or false, got {echo(named['strict'])}")
+
+
+def _of_structured_outputs(sent: Any) -> AskedSchema | None:
+    """Of vLLM's ``structured_outputs``."""
+    name = "structured_outputs"
+    if sent is None:
+        return None
+    if not isinstance(sent, Mapping):
+        raise bad_value(name, f"must be an object, got {echo(sent)}")
+    asked = {key: value for key, value in sent.items() if value not in (None, False)}
+    for key in asked.keys() - {"json", "json_object"}:
+        raise unsupported(f"{name}.{key}", "json and json_object are")
+    if len(asked) > 1:
+        raise bad_value(name, "json or json_object is needed, not both")
+    if "json_object" in asked:
+        if asked["json_object"] is not True:
+            raise bad_value(f"{name}.json_object", f"must be true: {echo(asked['json_object'])}")
+        return AskedSchema(name, ANY_OBJECT)
+    return AskedSchema(f"{name}.json", asked["json"]) if asked else None

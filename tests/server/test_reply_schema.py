@@ -1,0 +1,193 @@
+"""Structured output as OpenAI's and vLLM's clients ask for it; tokens are characters here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from server.reply_schema import AskedSchema, CompiledSchemas
+from tests.search.scripted_engine import ScriptedEngine
+from tests.server.conftest import question, saying
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+class Step(BaseModel):
+    """One of a derivation."""
+
+    left: int
+    why: str
+
+
+class Derivation(BaseModel):
+    """What a client wants to read."""
+
+    steps: list[Step]
+    answer: int
+
+
+SCHEMA = Derivation.model_json_schema()
+REPLY = '{"steps": [{"left": 3, "why": "<think>"}], "answer": 7}'
+ANY = '{"type":"object"}'
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """One that is held to schemas, as far as a script is."""
+    return ScriptedEngine(grammar=True, say=saying(REPLY))
+
+
+def format_of(schema: Any, **more: Any) -> dict[str, Any]:
+    """OpenAI's."""
+    named = {"name": "derivation", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named | more}
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "sprig", "messages": question(), "max_tokens": 200, "seed": 1},
+    TEXT: {"model": "sprig", "prompt": "abc", "max_tokens": 200, "seed": 1},
+}
+ASKED: list[tuple[dict[str, Any], Any]] = [
+    ({"response_format": format_of(SCHEMA)}, SCHEMA),
+    ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+    ({"structured_outputs": {"json": SCHEMA, "regex": None}}, SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, SCHEMA),
+    ({"structured_outputs": {"json_object": True}}, {"type": "object"}),
+    ({"guided_json": SCHEMA}, SCHEMA),
+    ({"guided_json": json.dumps(SCHEMA), "response_format": {"type": "text"}}, SCHEMA),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": None, "structured_outputs": {}, "guided_json": None}, None),
+]
+
+
+@pytest.mark.parametrize(("asked", "schema"), ASKED)
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_engine_is_told_the_schema(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, path: str, asked: dict[str, Any], schema: Any
+) -> None:
+    """However it is spelled, once for all pieces of a reply."""
+    answer = await http.post(path, json=BODIES[path] | asked)
+    assert answer.status_code == 200, answer.text
+    grammars = {sampling.grammar for sampling in engine.samplings}
+    assert [None if one is None else json.loads(one) for one in grammars] == [schema]
+    prompt = "user: What is it?\n" if path == CHAT else "abc"
+    assert engine.samplings[0].prompt_tokens == len(prompt)
+
+
+@pytest.mark.promise("OpenAI's `.parse` reads typed replies, from chat and from responses")
+async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
+    """Its schema is understood, and what looks like a thought within the JSON is none."""
+    chat = await openai.chat.completions.parse(
+        model="sprig", messages=question(), response_format=Derivation, max_tokens=200
+    )
+    [choice] = chat.choices
+    assert choice.message.parsed == Derivation.model_validate_json(REPLY)
+    assert choice.finish_reason == "stop"
+    response = await openai.responses.parse(model="sprig", input="What?", text_format=Derivation)
+    assert response.output_parsed == choice.message.parsed
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "json_schema"
+    text = ""
+    async with openai.chat.completions.stream(
+        model="sprig", messages=question(), response_format=Derivation, max_tokens=200
+    ) as stream:
+        async for event in stream:
+            if event.type == "content.delta":
+                text += event.delta
+        final = await stream.get_final_completion()
+    assert text == REPLY
+    assert final.choices[0].message.parsed == choice.message.parsed
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "words"),
+    [
+        ({"response_format": "json"}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type", "'grammar'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
+        (
+            {"response_format": format_of(None)},
+            "response_format.json_schema.schema",
+            "must be a JSON schema",
+        ),
+        (
+            {"response_format": format_of({"type": "array", "uniqueItems": True})},
+            "response_format.json_schema.schema",
+            "uniqueItems",
+        ),
+        (
+            {"response_format": format_of({}, name=5)},
+            "response_format.json_schema.name",
+            "must be a string",
+        ),
+        ({"response_format": format_of({}, strict=1)}, "response_format.json_schema.strict", "1"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex", "not supported"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", "not supported"),
+        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", '["not"]'),
+        ({"structured_outputs": ["json"]}, "structured_outputs", "must be an object"),
+        ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+        ({"guided_json": {}, "response_format": format_of({})}, "guided_json", "leave it out"),
+        ({"guided_json": {}, "ignore_eos": True}, "ignore_eos", "guided_json"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, asked: dict[str, Any], param: str, words: str
+) -> None:
+    """One error, before anything is drawn."""
+    answer = await http.post(CHAT, json=BODIES[CHAT] | asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert not engine.expanded
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"type": "json_schema", "name": "a", "schema": {"not": {}}}, "text.format.schema"),
+        ({"type": "xml"}, "text.format.type"),
+    ],
+)
+async def test_a_response_names_its_own_fields(
+    http: httpx2.AsyncClient, sent: dict[str, Any], param: str
+) -> None:
+    """As ``/v1/responses`` calls them."""
+    body = {"model": "sprig", "input": "What?", "text": {"format": sent}}
+    error = (await http.post(RESPONSES, json=body)).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+
+
+async def test_an_engine_that_cannot_is_named(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """A reply that fits by chance would be no promise."""
+    engine.grammar = False
+    answer = await http.post(CHAT, json=BODIES[CHAT] | {"response_format": format_of({})})
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")
+    assert "scripted engine" in error["message"]
+
+
+async def test_a_schema_is_compiled_beside_the_event_loop() -> None:
+    """A large one takes a thread's time; whoever gives up waiting does not let others overtake it,
+    and one that has been compiled is known."""
+    wide = AskedSchema("guided_json", {"properties": {f"p{i}": {} for i in range(1500)}})
+    schemas, turns = CompiledSchemas(), 0
+    compiling = asyncio.ensure_future(schemas.grammar(wide))
+    while not compiling.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 10
+    assert json.loads(compiling.result()) == wide.schema
+    given_up = asyncio.ensure_future(schemas.grammar(wide))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await schemas.grammar(AskedSchema("guided_json", {"type": "object"})) == ANY
