@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 from tokenizers import AddedToken, Tokenizer
 
 from runtime.checkpoint import read_config
+from runtime.token_bytes import most_bytes_a_token, spell_byte_level, spell_sentencepiece
+from runtime.tool_template import Messages, Tools, ToolTemplate, read_tool_template, with_words
 from search.engine import PrefixTooLong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _CHARACTER_BYTES = 4
 _ANCHOR = "\n"
 _DATE = "26 Jul 2024"
@@ -30,12 +31,6 @@ _BRACKETS = frozenset("<[{|")
 """What is added to a vocabulary and begins with one of these is structure, no word."""
 _THOUGHTS = frozenset({"<think>", "</think>"})
 """Models write these and clients send them back; templates cut the thoughts out."""
-SHRINKING: Mapping[str, int] = {"Prepend": 1, "Replace": 1, "NFC": 3, "NFKC": 12, "NFD": 1}
-"""By which factor a normaliser may shorten a text at most. Hangul's letters join to a third, a
-styled letter of four bytes may stand for one of one byte."""
-KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits"})
-CUTTING = frozenset({"Split", "Punctuation"})
-"""These keep all of a text unless they are told to remove what they find."""
 
 
 class Text:
@@ -112,7 +107,7 @@ class Text:
     @cached_property
     def pieces(self) -> tuple[bytes, ...]:
         """The bytes each id stands for amid other text; special tokens by their own names."""
-        spell = _spell_byte_level if '"ByteLevel"' in self._decoder else _spell_sentencepiece
+        spell = spell_byte_level if '"ByteLevel"' in self._decoder else spell_sentencepiece
         pieces = [
             self._added[i].content.encode()
             if i in self._added
@@ -193,10 +188,14 @@ class Text:
         return cast("str", rendered)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, open_reply: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        open_reply: bool = False,
+        tools: Tools | None = None,
     ) -> list[int]:
         """The ids of a conversation, ready for the assistant's reply; ``open_reply``: for the rest
-        of its last message.
+        of its last message; ``tools``: what the model is told that it may call.
 
         By the checkpoint's chat template; without one the contents, each followed by a newline,
         as base models are asked. Control tokens are the template's alone. Raises PrefixTooLong for
@@ -205,12 +204,13 @@ class Text:
         """
         for message in messages:
             self._must_fit(message["content"])
-        messages = [{**m, "content": self.plain(m["content"])} for m in messages]
+        messages = [{**with_words(m, self.plain), "role": m["role"]} for m in messages]
         if self.tokenizer.chat_template is None:
             asked = "".join(f"{m['content']}\n" for m in messages)
             return self._framed(asked[:-1] if open_reply else asked)
         rendered = self.tokenizer.apply_chat_template(
             messages,
+            tools=with_words(tools, self.plain),
             tokenize=False,
             add_generation_prompt=not open_reply,
             continue_final_message=open_reply,
@@ -219,6 +219,18 @@ class Text:
         first, *more = cast("str", rendered).split(_BREAK)
         ids = self.tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
         return [*cast("list[int]", ids), *(t for part in more for t in self.encode_after(part))]
+
+    @cached_property
+    def tool_template(self) -> ToolTemplate:
+        """What the chat template does with tools."""
+        if self.tokenizer.chat_template is None:
+            return ToolTemplate(results=True)  # as any other content
+
+        def render(messages: Messages, tools: Tools | None) -> str:
+            told = self.tokenizer.apply_chat_template([*messages], tools=tools, tokenize=False)  # type: ignore[arg-type]
+            return cast("str", told)
+
+        return read_tool_template(render)
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = (), *, last: bool = True) -> str:
         """The text that ``tokens`` add after the ids ``after``, special tokens left out.
@@ -329,68 +341,3 @@ class Text:
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON file's content; empty for a file that is not there."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's printable stand-in for every byte (GPT-2's table), inverted."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + i): byte for i, byte in enumerate(rest)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _spell_byte_level(name: str) -> bytes:
-    if all(letter in _ALPHABET for letter in name):
-        return bytes(_ALPHABET[letter] for letter in name)
-    return name.encode()
-
-
-def _spell_sentencepiece(name: str) -> bytes:
-    one_byte = _BYTE_TOKEN.match(name)
-    return bytes([int(one_byte[1], 16)]) if one_byte else name.replace("▁", " ").encode()
-
-
-def most_bytes_a_token(tokenizer: Mapping[str, Any], pieces: Iterable[bytes]) -> int | None:
-    """How many bytes of a text one token may stand for at most: what is too long need not be
-    tokenised. By a ``tokenizer.json``'s content and the bytes each id stands for; None: not known.
-
-    Only where that is certain: every byte of a text must come into some token's piece, or into one
-    that a normal form makes shorter by a known factor.
-    """
-    model = tokenizer.get("model") or {}
-    steps = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers"))
-    names = {step["type"] for step in steps}
-    whole = "ByteLevel" in names or bool(model.get("byte_fallback"))
-    cuts = [step for step in steps if step["type"] not in KEEPING]
-    keeps = all(s["type"] in CUTTING and s.get("behavior") != "Removed" for s in cuts)
-    swallows = any(t.get("lstrip") or t.get("rstrip") for t in tokenizer.get("added_tokens", []))
-    if model.get("type") != "BPE" or not whole or not keeps or swallows:
-        return None
-    factor = 1
-    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
-        if step["type"] not in SHRINKING or not _lengthens(step):
-            return None
-        factor *= SHRINKING[step["type"]]
-    return factor * max(map(len, pieces), default=1)
-
-
-def _steps(part: Mapping[str, Any] | None, name: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a part of a tokenizer, which may be a sequence of sequences."""
-    if part is None:
-        return
-    if part["type"] == "Sequence":
-        for step in part[name]:
-            yield from _steps(step, name)
-    else:
-        yield part
-
-
-def _lengthens(step: Mapping[str, Any]) -> bool:
-    """Whether a replacement is no shorter than what it is put for."""
-    if step["type"] != "Replace":
-        return True
-    wanted = step["pattern"].get("String")
-    return wanted is not None and len(step["content"].encode()) >= len(wanted.encode())

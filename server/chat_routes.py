@@ -21,7 +21,14 @@ from server.api_errors import StreamAborted, translate
 from server.joint_replies import JointReplies
 from server.middleware import forget_body
 from server.plain_completion import PlainCompletion, PlainReply
-from server.replies import CompletedReply, ReplyFormat, best_choices, reply_format, search_document
+from server.replies import (
+    CompletedReply,
+    ReplyFormat,
+    best_choices,
+    finish_reason,
+    reply_format,
+    search_document,
+)
 from server.reply_logprobs import LogprobRecorder, ReplyToken, in_text
 from server.reply_text import first_stop, held_back
 from server.request_models import ChatRequest, TextRequest
@@ -33,7 +40,7 @@ from server.streams import (
     OR_EVENTS,
     EventStream,
     Progress,
-    ReasoningStream,
+    ReplyStream,
     StablePrefix,
     event,
 )
@@ -266,7 +273,7 @@ async def _chunks(
     """The stream: roles, rounds or text as it is certain (empty deltas meanwhile), reasons, usage,
     end."""
     settings = service.settings
-    reasoning = [ReasoningStream(parsed.reply_in_reasoning) for _ in range(parsed.choices)]
+    streams = [ReplyStream(parsed.reply_in_reasoning, parsed.calls) for _ in range(parsed.choices)]
     sent = [0] * parsed.choices
     for index in range(1 if parsed.spec else parsed.choices):
         for opening in written.opening(index):
@@ -277,12 +284,12 @@ async def _chunks(
                 case Silence():
                     yield event(written.piece())
                 case WorkDone(reply):
-                    for data in _ending(parsed, reply, reasoning, sent, written):
+                    for data in _ending(parsed, reply, streams, sent, written):
                         yield event(data)
                     yield DONE
                 case Certain(index, text, tokens):
                     new = None if tokens is None else tokens[sent[index] :]
-                    pieces = written.pieces(index, *reasoning[index].more(text), new)
+                    pieces = written.pieces(index, streams[index].more(text), new)
                     for piece in pieces:
                         yield event(piece)
                     sent[index] += len(new or ()) if pieces else 0
@@ -298,20 +305,21 @@ async def _chunks(
 def _ending(
     parsed: ParsedRequest,
     reply: CompletedReply,
-    reasoning: Sequence[ReasoningStream],
+    streams: Sequence[ReplyStream],
     sent: Sequence[int],
     written: ReplyFormat,
 ) -> list[dict[str, Any]]:
     """What is left of each text and of its log-probabilities, of which so many are ``sent``; why it
     ended, the seed and the search with the last one."""
     chunks = []
-    for index, (text, finish_reason) in enumerate(reply.choices):
+    for index, (text, ended) in enumerate(reply.choices):
         if index and reply.search is not None:
             chunks += written.opening(index)
         left = reply.logprobs[index][sent[index] :] if reply.logprobs else None
-        pieces = written.pieces(index, *reasoning[index].rest(text), left)
+        pieces = written.pieces(index, streams[index].rest(text), left)
         chunks += pieces
-        chunks.append(written.piece(index, None, finish_reason, None if pieces else left))
+        reason = finish_reason(ended, called=streams[index].called)
+        chunks.append(written.piece(index, None, reason, None if pieces else left))
     chunks[-1] |= {"seed": parsed.seed}
     if reply.search is not None:
         chunks[-1] |= {"search": reply.search}

@@ -14,6 +14,8 @@ from server.api_errors import nothing_finished
 from server.plain_completion import PlainReply
 from server.reply_logprobs import ReplyToken, chat_logprobs, text_logprobs
 from server.request_parsing import ParsedRequest
+from server.streams import Parts
+from server.tool_calls import CallDelta
 
 SCHEMA_VERSION = 1
 
@@ -61,8 +63,11 @@ class ReplyFormat:
             thought, content = parsed.split_reasoning(text)
             reasoning = thought if i else reply.rounds + thought
             tokens = reply.logprobs[i] if reply.logprobs else None
-            message = self._message(reasoning, self._echo(i) + content)
-            choices.append(self._choice(i, ended, tokens) | message)
+            read = parsed.read_calls(content)
+            deltas = [CallDelta(place, *call) for place, call in enumerate(read.calls)]
+            message = self._message(reasoning, self._echo(i) + read.text, self._calls(i, deltas))
+            reason = finish_reason(ended, called=bool(read.calls))
+            choices.append(self._choice(i, reason, tokens) | message)
         body = self._head(self.kind)
         body |= {"choices": choices, "usage": reply.usage, "seed": parsed.seed}
         return body if reply.search is None else body | {"search": reply.search}
@@ -80,7 +85,8 @@ class ReplyFormat:
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """A stream's first chunk for a choice: the role. None where there are no roles."""
-        delta = {"role": "assistant", "content": ""}
+        forced = self._parsed.calls is not None and self._parsed.calls.forced
+        delta = {"role": "assistant", "content": None if forced else ""}
         return [self._chunk(self._choice(index) | {"delta": delta})]
 
     def reasoning(
@@ -92,20 +98,44 @@ class ReplyFormat:
         return [self._chunk(self._choice(index, None, tokens) | {"delta": delta})]
 
     def pieces(
-        self, index: int, thought: str, text: str, tokens: Sequence[ReplyToken] | None = None
+        self, index: int, parts: Parts, tokens: Sequence[ReplyToken] | None = None
     ) -> list[dict[str, Any]]:
-        """The chunks for parts of a thought and of a reply, either of which may be empty. The last
-        of them tells of the ``tokens``."""
-        chunks = self.reasoning(index, thought, None if text else tokens) if thought else []
-        return [*chunks, self.piece(index, text, tokens=tokens)] if text else chunks
+        """The chunks for parts of a choice, any of which may be empty. The last of them tells of
+        the ``tokens``."""
+        thought, text, calls = parts
+        chunks: list[dict[str, Any]] = []
+        if thought:
+            chunks += self.reasoning(index, thought, None if text or calls else tokens)
+        if text:
+            chunks.append(self.piece(index, text, tokens=None if calls else tokens))
+        if calls:
+            pairs = zip(calls, self._calls(index, calls), strict=True)
+            delta = {"tool_calls": [{"index": call.place} | part for call, part in pairs]}
+            chunks.append(self._chunk(self._choice(index, None, tokens) | {"delta": delta}))
+        return chunks
 
     def usage(self, used: dict[str, Any]) -> dict[str, Any]:
         """The last chunk, for clients that asked for the usage."""
         return self._head(self.chunk_kind) | {"choices": [], "usage": used}
 
-    def _message(self, thought: str, text: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def _message(self, thought: str, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        forced = self._parsed.calls is not None and self._parsed.calls.forced
+        content = text or (None if calls or forced else "")
+        message = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
         return {"message": message | ({"reasoning_content": thought} if thought else {})}
+
+    def _calls(self, index: int, deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
+        """Calls of a choice, whole or in part: what begins one has its id and name."""
+        calls = []
+        for place, name, arguments in deltas:
+            if name is None:
+                calls.append({"function": {"arguments": arguments}})
+                continue
+            head = {"id": self._parsed.call_id(index, place), "type": "function"}
+            calls.append(head | {"function": {"name": name, "arguments": arguments}})
+        return calls
 
     def _choice(
         self,
@@ -156,11 +186,16 @@ class TextFormat(ReplyFormat):
     def _logprobs(self, index: int, tokens: Sequence[ReplyToken]) -> dict[str, Any]:
         return text_logprobs(tokens, self._text, len(self._echo(index)))
 
-    def _message(self, thought: str, text: str) -> dict[str, Any]:
+    def _message(self, thought: str, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         return {"text": text}
 
     def _more(self, text: str | None) -> dict[str, Any]:
         return {"text": text or ""}
+
+
+def finish_reason(ended: str, *, called: bool) -> str:
+    """Why a choice ended, in OpenAI's words."""
+    return "tool_calls" if called and ended == "stop" else ended
 
 
 def reply_format(parsed: ParsedRequest, fingerprint: str, text: Text) -> ReplyFormat:

@@ -23,6 +23,7 @@ from search.spec import RequestedSearch
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.reply_schema import GuidedJson, ResponseFormat, StructuredOutputs
 from server.sampling_parameters import SamplingParameters
+from server.tool_requests import CHOICE_SCHEMA, TOOLS_SCHEMA
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
 log = logging.getLogger("hedgerow.requests")
@@ -57,7 +58,9 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _CONTENT_SCHEMA = _or_null(str | list[Annotated[Any, WithJsonSchema(_TEXT_PART)]])
-_NOTHING_CALLED = _or_null(Annotated[list[Any], Field(max_length=0)])
+_CALLED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+_CALL = {"type": "object", "properties": {"function": _CALLED}, "required": ["function"]}
+_CALLS_SCHEMA = _or_null(list[Annotated[Any, WithJsonSchema(_CALL)]])
 _Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 _STOP_SCHEMA = _or_null(_Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)])
 _Prompt = Annotated[str, Field(min_length=1)]
@@ -116,7 +119,9 @@ class Message(BaseModel):
 
     role: Role
     content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
-    tool_calls: Annotated[Any, WithJsonSchema(_NOTHING_CALLED)] = None
+    tool_calls: Annotated[Any, WithJsonSchema(_CALLS_SCHEMA)] = None
+    tool_call_id: str | None = None
+    name: str | None = None
     function_call: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
 
@@ -177,6 +182,9 @@ class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Messages
+    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = None
+    parallel_tool_calls: StrictBool | None = None
     max_completion_tokens: Count | None = Field(default=None, description="wins")
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
     reasoning: Reasoning | None = None
@@ -269,42 +277,6 @@ def refuse_unsupported(request: BaseModel, refused: Neutral) -> set[str]:
     return set(extra) - refused.keys() - HARMLESS
 
 
-def plain_messages(messages: list[Message], most: int) -> list[dict[str, str]]:
-    """Messages as the chat template takes them: text parts joined, developer as system.
-
-    Raises ApiError naming the message and part that is not text.
-    """
-    if len(messages) > most:
-        raise bad_value("messages", f"at most {most} messages are allowed, got {len(messages)}")
-    for i, message in enumerate(messages):
-        for name in ("tool_calls", "function_call"):
-            if getattr(message, name) not in (None, []):
-                raise unsupported(f"messages[{i}].{name}", "leave it out or send null")
-    return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": _text(message.content, f"messages[{i}].content"),
-        }
-        for i, message in enumerate(messages)
-    ]
-
-
-def goes_on(request: ChatRequest, messages: list[dict[str, str]], *, searched: bool) -> bool:
-    """Whether the reply is the rest of the last message. Raises ApiError where it cannot be."""
-    name, starts = "continue_final_message", request.add_generation_prompt
-    if not request.continue_final_message:
-        if starts is False:
-            raise unsupported("add_generation_prompt", f"leave it out, or send {name} true too")
-        return False
-    if starts:
-        raise bad_value("add_generation_prompt", f"must be false where {name} is true")
-    if searched:
-        raise unsupported(name, "leave it out with a search; POST /v1/search/ID/branch goes on")
-    if messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
-        raise bad_value(name, "the last message must be the assistant's and not empty")
-    return True
-
-
 def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
     """``stop`` as a tuple; null and [] are none. Raises ApiError for anything but strings."""
     if stop is None:
@@ -320,7 +292,7 @@ def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
         if len(string) > LONGEST_STOP:
             allowed = f"at most {LONGEST_STOP} characters are allowed"
             raise bad_value(f"stop[{i}]", f"{allowed}, got {len(string)}")
-        _encodable(string, f"stop[{i}]")
+        encodable(string, f"stop[{i}]")
     return tuple(strings)
 
 
@@ -343,7 +315,7 @@ def _prompt(prompt: Any, name: str) -> Prompt:
         return tuple(map(int, prompt))
     if not isinstance(prompt, str) or not prompt:
         raise bad_value(name, f"must be text or token ids, and not empty, got {echo(prompt)}")
-    return _encodable(prompt, name)
+    return encodable(prompt, name)
 
 
 def _are_ids(value: Any) -> bool:
@@ -353,32 +325,8 @@ def _are_ids(value: Any) -> bool:
     )
 
 
-def question_of(messages: list[dict[str, str]]) -> str:
-    """What a reward model and a task see: the last thing the user said."""
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    return asked[-1] if asked else messages[-1]["content"]
-
-
-def _text(content: Any, name: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return _encodable(content, name)
-    if not isinstance(content, list):
-        raise bad_value(name, f"must be a string, null or a list of text parts: {echo(content)}")
-    return "".join(_part(part, f"{name}[{j}]") for j, part in enumerate(content))
-
-
-def _part(part: Any, name: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise bad_value(f"{name}.type", f"must be 'text', got {echo(kind)}")
-    if not isinstance(part.get("text"), str):
-        raise bad_value(f"{name}.text", f"must be a string, got {echo(part.get('text'))}")
-    return _encodable(part["text"], f"{name}.text")
-
-
-def _encodable(text: str, name: str) -> str:
+def encodable(text: str, name: str) -> str:
+    """The text. Raises ApiError for half a character, which UTF-8 has not."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -14,11 +14,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from runtime.text import Text
+from runtime.tool_template import ToolTemplate
 from search.controller import Problem
 from search.engine import PrefixTooLong
 from search.spec import SearchSpec
-from server.api_errors import ApiError, bad_value, echo, prompt_too_long
+from server.api_errors import ApiError, bad_value, echo, prompt_too_long, unsupported
 from server.api_keys import ApiKey
+from server.chat_messages import goes_on, plain_messages, question_of
 from server.continuation import Continuation, read_continuation
 from server.plain_completion import PlainCompletion
 from server.reply_logprobs import chat_logprobs_asked, text_logprobs_asked
@@ -32,10 +34,7 @@ from server.request_models import (
     Prompt,
     SearchRequest,
     TextRequest,
-    goes_on,
-    plain_messages,
     prompts_of,
-    question_of,
     refuse_unsupported,
     stop_strings,
 )
@@ -43,6 +42,8 @@ from server.requested_search import SEEDS, joined, plain_params, seed_of, settle
 from server.search_names import effort_fields, resolve_model
 from server.service import Service
 from server.settings import Settings
+from server.tool_calls import CallReader, CallsRead
+from server.tool_requests import asked_tools, must_be_rendered
 from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
@@ -58,14 +59,15 @@ class ParsedRequest:
     whether the prompt opens a thought that the reply goes on with, None where nothing is one;
     ``chat``: it is answered with a message, not with a text alone. ``logprobs``: of so many
     likeliest tokens beside each of the reply's, None: of none; ``echoes``: what stands before each
-    choice; ``grammar``: the JSON schema that the replies are to fit.
+    choice; ``grammar``: the JSON schema that the replies are to fit; ``calls``: how they may hold
+    calls of tools.
     """
 
     id: str
     created: int
     model: str
     key: ApiKey
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     problem: Problem
     seed: int
     spec: SearchSpec | None
@@ -81,6 +83,7 @@ class ParsedRequest:
     logprobs: int | None = None
     echoes: tuple[str, ...] = ()
     grammar: str | None = None
+    calls: CallReader | None = None
 
     @property
     def tree(self) -> str:
@@ -109,6 +112,14 @@ class ParsedRequest:
         opened = self.reply_in_reasoning
         return ("", text) if opened is None else split_reasoning(text, opened=opened)
 
+    def read_calls(self, reply: str) -> CallsRead:
+        """A reply without its thought, as its text and its calls of tools."""
+        return CallsRead(reply) if self.calls is None else self.calls.read(reply)
+
+    def call_id(self, choice: int, place: int) -> str:
+        """Of the choice's call at that place."""
+        return f"call_{self.id.partition('-')[2]}_{choice}_{place}"
+
 
 async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> ParsedRequest:
     """Understand a chat request. Raises ApiError naming what is wrong with it."""
@@ -120,7 +131,14 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     spec = spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     rest = goes_on(request, messages, searched=spec is not None)
-    problem = await build_prompt(messages, service, key, searched=spec is not None, rest=rest)
+    template = await _tool_template(service) if request.tools else ToolTemplate()
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    tools = asked_tools(request.tools, choice, parallel, template)
+    if tools is not None and tools.grammar is not None:
+        raise unsupported("tool_choice", "send 'auto' or 'none'")
+    shown = tools.tools if tools else ()
+    searched = spec is not None
+    problem = await build_prompt(messages, service, key, searched=searched, rest=rest, tools=shown)
     return _completion(
         request,
         messages,
@@ -134,6 +152,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
         in_reasoning=thinks(problem.prompt, service),
         logprobs=chat_logprobs_asked(request, able),
         grammar=await _grammar(request, service),
+        calls=tools.reader if tools else None,
     )
 
 
@@ -210,7 +229,7 @@ async def parse_branch(
 
 def _completion(
     request: GenerationRequest,
-    messages: list[dict[str, str]],
+    messages: list[dict[str, Any]],
     problem: Problem,
     spec: SearchSpec | None,
     limit: int | None,
@@ -257,7 +276,7 @@ def _parsed(
     prefix: str,
     model: str,
     key: ApiKey,
-    messages: list[dict[str, str]],
+    messages: list[dict[str, Any]],
     problem: Problem,
     spec: SearchSpec | None,
     seed: int | None,
@@ -295,26 +314,38 @@ def thinks(prompt: Sequence[int], service: Service) -> bool:
 
 
 async def build_prompt(
-    messages: list[dict[str, str]],
+    messages: list[dict[str, Any]],
     service: Service,
     key: ApiKey,
     *,
     searched: bool,
     rest: bool = False,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> Problem:
     """Messages under the chat template, after the profile's system message if they are searched
-    for; ``rest``: the last one is gone on with. Raises ApiError if they do not fit the context."""
+    for; ``rest``: the last one is gone on with; ``tools``: that the model is told of. Raises
+    ApiError if they do not fit the context, or for a call that the template leaves out."""
     asked = service.profile.asked(messages) if searched else messages
+    if any("tool_calls" in message or message["role"] == "tool" for message in asked):
+        must_be_rendered(messages, await _tool_template(service))
     size = sum(len(message["content"]) for message in asked)
+    more: dict[str, Any] = {"open_reply": True} if rest else {}
+    if tools:
+        more["tools"], size = tools, size + len(repr(tools))
 
     def encode(own: Text) -> list[int]:
-        return own.encode_chat(asked, open_reply=True) if rest else own.encode_chat(asked)
+        return own.encode_chat(asked, **more)
 
     try:
         prompt = await _tokens(encode, size, "messages", service, key)
     except (TemplateError, ValueError) as error:
         raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
     return Problem(prompt, question_of(messages), service.profile.delimiter)
+
+
+async def _tool_template(service: Service) -> ToolTemplate:
+    """What the model's chat template does with tools."""
+    return await service.tokenizing.run(service.text, 0, lambda own: own.tool_template)
 
 
 async def _tokens(

@@ -10,6 +10,7 @@ from server.replies import CompletedReply
 from server.reply_logprobs import ReplyToken, chat_logprobs
 from server.request_parsing import ParsedRequest
 from server.responses_request import ResponsesRequest
+from server.streams import Parts
 
 Json = dict[str, Any]
 
@@ -108,13 +109,11 @@ class ResponseEvents:
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=begun) for kind in kinds]
 
-    def more(
-        self, thought: str, text: str, tokens: Sequence[ReplyToken] | None = None
-    ) -> list[Json]:
+    def more(self, parts: Parts, tokens: Sequence[ReplyToken] | None = None) -> list[Json]:
         """New parts of a thought and of the reply, either of which may be empty; ``tokens``: whose
         log-probabilities go with the text."""
-        events = self._thinking(thought) if thought else []
-        return [*events, *self._replying(text, tokens or ())] if text else events
+        events = self._thinking(parts.thought) if parts.thought else []
+        return [*events, *self._replying(parts.text, tokens or ())] if parts.text else events
 
     def ending(self, reply: CompletedReply) -> list[Json]:
         """What is left, once all text was told."""

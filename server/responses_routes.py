@@ -20,7 +20,7 @@ from server.responses_format import ResponseEvents, ResponseFormat
 from server.responses_request import ResponsesRequest, renamed
 from server.search_runner import Silence, WorkDone
 from server.service import Service
-from server.streams import OR_EVENTS, EventStream, ReasoningStream, event
+from server.streams import OR_EVENTS, EventStream, Parts, ReplyStream, event
 from server.unsupported_parameters import RESPONSES
 
 SILENCE = b": \n\n"
@@ -59,7 +59,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """The stream: items with their texts as these are certain, comments meanwhile, the response."""
     settings, events = service.settings, ResponseEvents(written)
-    reasoning, sent = ReasoningStream(parsed.reply_in_reasoning), 0
+    stream, sent = ReplyStream(parsed.reply_in_reasoning, parsed.calls), 0
     for opening in events.opening():
         yield _named(opening)
     try:
@@ -69,17 +69,17 @@ async def _events(
                     yield SILENCE
                 case WorkDone(reply):
                     left = reply.logprobs[0][sent:] if reply.logprobs else None
-                    rest = events.more(*reasoning.rest(reply.choices[0][0]), left)
+                    rest = events.more(stream.rest(reply.choices[0][0]), left)
                     for one in (*rest, *events.ending(reply)):
                         yield _named(one)
                 case Certain(_, text, tokens):
-                    thought, more = reasoning.more(text)
-                    new = tokens[sent:] if tokens and more else []
+                    parts = stream.more(text)
+                    new = tokens[sent:] if tokens and parts.text else []
                     sent += len(new)
-                    for one in events.more(thought, more, new):
+                    for one in events.more(parts, new):
                         yield _named(one)
                 case RoundLine(line):
-                    for one in events.more(line, ""):
+                    for one in events.more(Parts(line, "")):
                         yield _named(one)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         reply_error = translate(error, settings.retry_after_seconds)

@@ -6,6 +6,7 @@ One reply (``question`` or ``messages``, and ``steps``), many (``items`` of thes
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 import uuid
@@ -19,12 +20,12 @@ from search.controller import Problem
 from search.engine import PrefixTooLong
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
+from server.chat_messages import plain_messages
 from server.request_models import (
     Count,
     Message,
     Messages,
     only_names_of_unread,
-    plain_messages,
     refuse_unsupported,
     whole_number,
 )
@@ -207,7 +208,7 @@ class _Reader:
 
     service: Service
     key: ApiKey
-    problems: dict[tuple[tuple[str, str], ...], Problem] = field(default_factory=dict)
+    problems: dict[str, Problem] = field(default_factory=dict)
     tokens: int = 0
 
     async def reply(self, name: str, item: ScoreItem) -> ReplySteps:
@@ -228,7 +229,7 @@ class _Reader:
     async def _problem(self, name: str, item: ScoreItem) -> Problem:
         asked = item.messages or [Message(role="user", content=item.question)]
         messages = plain_messages(asked, self.service.settings.max_messages)
-        known = tuple((message["role"], message["content"]) for message in messages)
+        known = json.dumps(messages)
         if known not in self.problems:
             self.problems[known] = await build_prompt(
                 messages, self.service, self.key, searched=True

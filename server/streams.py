@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -17,6 +17,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
 from server.reply_text import split_reasoning
+from server.tool_calls import CallDelta, CallReader, CallStream
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -138,31 +139,47 @@ class Progress:
         return f"round {self._round}: {len(self._steps)} steps, {self._finished} finished{best}\n"
 
 
-class ReasoningStream:
-    """One choice of a stream: what has been sent of its thought and of its reply."""
+class Parts(NamedTuple):
+    """What is new of a choice: of its thought, of its reply, and of the calls in it."""
 
-    def __init__(self, opened: bool | None) -> None:
-        """``opened`` None: nothing is a thought here."""
+    thought: str
+    text: str
+    calls: Sequence[CallDelta] = ()
+
+
+class ReplyStream:
+    """One choice of a stream: what has been sent of its thought, of its reply and of its calls."""
+
+    def __init__(self, opened: bool | None, reader: CallReader | None = None) -> None:
+        """``opened`` None: nothing is a thought here; ``reader`` None: nothing is a call."""
         self._opened = opened
         self._text = ""
         self._thought = 0
         self._reply = 0
+        self._calls = None if reader is None else CallStream(reader)
 
-    def more(self, text: str) -> tuple[str, str]:
-        """The parts of the thought and of the reply that are new with ``text``."""
+    @property
+    def called(self) -> bool:
+        """Whether a call has been sent."""
+        return self._calls is not None and self._calls.begun
+
+    def more(self, text: str) -> Parts:
+        """What is new with ``text``."""
         self._text += text
         return self._new(self._text, whole=False)
 
-    def rest(self, text: str) -> tuple[str, str]:
-        """The parts not sent yet, now that the whole ``text`` is known."""
+    def rest(self, text: str) -> Parts:
+        """What has not been sent yet, now that the whole ``text`` is known."""
         assert text.startswith(self._text), "what was sent as certain has changed"
         return self._new(text, whole=True)
 
-    def _new(self, text: str, *, whole: bool) -> tuple[str, str]:
+    def _new(self, text: str, *, whole: bool) -> Parts:
         if self._opened is None:
             thought, reply = "", text
         else:
             thought, reply = split_reasoning(text, opened=self._opened, whole=whole)
-        new = thought[self._thought :], reply[self._reply :]
-        self._thought, self._reply = len(thought), len(reply)
-        return new
+        more, self._thought = thought[self._thought :], len(thought)
+        if self._calls is not None:
+            return Parts(more, *self._calls.more(reply, whole=whole))
+        new, self._reply = reply[self._reply :], len(reply)
+        return Parts(more, new)

@@ -41,13 +41,13 @@ CHAT: Neutral = {
     **_SHARED,
     **_only(1, "best_of"),
     **_only({}, "chat_template_kwargs mm_processor_kwargs"),
-    **_only([], "tools functions documents"),
+    **_only([], "functions documents"),
     **_only(False, "echo add_special_tokens"),
     **_only(True, "separate_reasoning"),
     **_only(["text"], "modalities"),
     **_only("medium", "verbosity"),
     **_only(None, "audio prediction web_search_options chat_template enable_thinking"),
-    **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
+    "function_call": (None, "none", "auto"),
 }
 """For chat completions."""
 

@@ -94,7 +94,8 @@ def test_a_search_that_came_to_nothing_is_not_tried_three_times(url: str) -> Non
 
 
 def test_langchain(url: str, expected: dict[str, str]) -> None:
-    """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, tools are refused.
+    """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, a call that the
+    bundled model could only choose to make is refused.
     ``OpenAI`` sends prompts in one list."""
     found = told("with_langchain.py", url, QUESTIONS[0])
     assert found["whole"] == found["streamed"] == expected["plain"]
@@ -104,7 +105,7 @@ def test_langchain(url: str, expected: dict[str, str]) -> None:
     assert found["finish_reason"] == "length"
     assert found["usage"] == found["streamed_usage"]
     assert found["usage"]["output_tokens"] == 24
-    assert found["refused"] == "tools"
+    assert found["refused"] == "tool_choice"
 
 
 def test_litellm(url: str, expected: dict[str, str]) -> None:

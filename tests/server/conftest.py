@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from runtime.tool_template import ToolTemplate
 from search.engine import Branch
 from server.app import create_app
 from server.connections import Connections, guarded
@@ -61,12 +62,22 @@ class PlainText:
     """A tokenizer whose tokens are characters, like the scripted engine's."""
 
     model_vocab = 0x110000
+    tool_template = ToolTemplate(results=True)
 
     def encode_chat(
-        self, messages: Sequence[dict[str, str]], *, open_reply: bool = False
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        open_reply: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """One line a message."""
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        """One line a message, after those of the tools and before those of the calls in it."""
+        lines = [f"tool: {tool['function']['name']}\n" for tool in tools or ()]
+        for message in messages:
+            lines.append(f"{message['role']}: {message['content']}\n")
+            for call in message.get("tool_calls", ()):
+                lines.append(f"call: {json.dumps(call['function'])}\n")
+        text = "".join(lines)
         return list(encode(text[:-1] if open_reply else text))
 
     def encode(self, text: str) -> list[int]:

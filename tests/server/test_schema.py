@@ -57,6 +57,8 @@ UNTOLD = (
     *("on this server", "goes with votes that count", "the body may have at most"),
     *("as many questions as replies", "token ids are from", "one at a time is searched for"),
     *("cannot be compiled", "leave it out with"),
+    *("this model's chat template", "there are no tools to call", "one of the tools"),
+    *("each name is there once", "the assistant's messages have them", "as JSON text"),
 )
 """What is refused although the document does not tell: a key's limits, dials, schemas."""
 

@@ -1,0 +1,90 @@
+"""What a chat template does with tools, found by what it renders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, Tools | None], str]
+CallForm = Literal["tagged", "bare"]
+"""``tagged``: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of them amid
+text, as Qwen's and Hermes' models write; ``bare``: ``{"name": ..., "parameters": {...}}`` is the
+whole reply, as Llama 3's do."""
+
+_NAME, _VALUE, _RESULT = "probe_function", "probe_value", "probe_result"
+_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Asks.",
+        "parameters": {"type": "object", "properties": {"it": {"type": "string"}}},
+    },
+}
+_CALL: Mapping[str, Any] = {
+    "id": "call00000",
+    "type": "function",
+    "function": {"name": _NAME, "arguments": {"it": _VALUE}},
+}
+_ASKED: Messages = ({"role": "user", "content": "?"},)
+_CALLED: Messages = (*_ASKED, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
+_ANSWERED: Messages = (
+    *_CALLED,
+    {"role": "tool", "tool_call_id": "call00000", "name": _NAME, "content": _RESULT},
+)
+_BARE = rf'\{{\s*"name":\s*"{_NAME}",\s*"(arguments|parameters)":\s*\{{'
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTemplate:
+    """``tools``: it tells the model which tools there are; ``calls``: it renders earlier calls;
+    ``results``: it renders what a tool has told. ``form``: how it renders calls, and so how the
+    model writes them; None: not at all, or as nothing here reads."""
+
+    tools: bool = False
+    calls: bool = False
+    results: bool = False
+    form: CallForm | None = None
+
+
+def read_tool_template(render: Render) -> ToolTemplate:
+    """What a template does, by a conversation with a call; ``render`` may raise whatever templates
+    raise of what they were not written for."""
+    told = _rendered(render, _ASKED)
+    called, answered = _rendered(render, _CALLED), _rendered(render, _ANSWERED)
+    return ToolTemplate(
+        tools=_NAME in told,
+        calls=_VALUE in called,
+        results=_RESULT in answered,
+        form=_form(called) if _NAME in told else None,
+    )
+
+
+def _rendered(render: Render, messages: Messages) -> str:
+    try:
+        return render(messages, [_TOOL])
+    except (TemplateError, ValueError, TypeError, KeyError):
+        return ""
+
+
+def _form(called: str) -> CallForm | None:
+    if re.search(rf"<tool_call>\s*{_BARE}", called):
+        return "tagged"
+    bare = re.search(_BARE, called)
+    return "bare" if bare is not None and bare[1] == "parameters" else None
+
+
+def with_words(value: Any, change: Callable[[str], str]) -> Any:
+    """A message or a tool with all texts in it changed, but for the names of fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: with_words(one, change) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_words(one, change) for one in value]
+    return value

@@ -1,0 +1,116 @@
+"""Calls of tools in replies: how they are read, whole and while the reply grows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.tool_calls import CLOSES, OPENS, Call, CallReader, CallStream
+
+NAMES = ("add", "weather")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["}", '"{']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(st.text(max_size=4), JSON, max_size=3)
+INDENT = st.sampled_from([None, 1])
+
+
+def tagged(name: str = "add", **arguments: Any) -> str:
+    """A call as Qwen's models write it."""
+    return f"{OPENS}\n{json.dumps({'name': name, 'arguments': arguments})}\n{CLOSES}"
+
+
+def streamed(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, list[Call]]:
+    """What the deltas of a stream add up to; its text comes in these pieces."""
+    stream, said, calls = CallStream(reader), "", []
+    for cut in (*sorted(cuts), None):
+        new, deltas = stream.more(text[:cut], whole=cut is None)
+        said += new
+        for index, name, arguments in deltas:
+            if name is not None:
+                assert index == len(calls)
+                calls.append(Call(name, ""))
+            calls[index] = Call(calls[index].name, calls[index].arguments + arguments)
+    return said, calls
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "names"),
+    [
+        ("It is 5.", "It is 5.", []),
+        (tagged(a=1), "", ["add"]),
+        (f"Let me see.\n{tagged(a=1)}\n{tagged('weather')}\n", "Let me see.", ["add", "weather"]),
+        (f"{OPENS}\n" + '{"name": "add", "arguments": {}}', "", ["add"]),
+        (f"{OPENS}none{CLOSES}", f"{OPENS}none{CLOSES}", []),
+        (tagged("sing"), tagged("sing"), []),
+        (f'{OPENS}{{"name": "add", "arguments": 5}}{CLOSES}', None, []),
+        (f"{OPENS}{{", f"{OPENS}{{", []),
+    ],
+)
+def test_tagged_calls(text: str, said: str | None, names: list[str]) -> None:
+    """Any number amid text; what is no call of a tool that was named stays text."""
+    read = CallReader("tagged", NAMES).read(text)
+    assert read.text == (text if said is None else said)
+    assert [call.name for call in read.calls] == names
+
+
+def test_one_call_alone() -> None:
+    """Without ``parallel`` the first one is the reply's end."""
+    read = CallReader("tagged", NAMES, parallel=False).read(f"So: {tagged(a=1)}{tagged(a=2)} Yes.")
+    assert read == ("So:", (Call("add", '{"a": 1}'),))
+
+
+def test_a_bare_call() -> None:
+    """Llama's: the reply is a call or it is text."""
+    reader = CallReader("bare", NAMES)
+    call = ' {"name": "add", "parameters": {"a": 1}} '
+    assert reader.read(call) == ("", (Call("add", '{"a": 1}'),))
+    assert reader.read(f"{call} and more") == (f"{call} and more", ())
+    assert reader.read('{"name": "sing"}').calls == ()
+    assert reader.read(call[:9], whole=False) == ("", ())
+    assert reader.read("Yes", whole=False) == ("Yes", ())
+
+
+def test_a_reply_that_is_cut_has_what_is_there() -> None:
+    """A call under a grammar that met ``max_tokens``: the name and the arguments so far."""
+    chosen = CallReader("choice", NAMES)
+    assert chosen.read('{"name": "ad') == ("", ())
+    assert chosen.read('{"name": "add", "arguments": {"a": {}') == ("", (Call("add", '{"a": {}'),))
+    assert CallReader("arguments", ("add",)).read('{"a"') == ("", (Call("add", '{"a"'),))
+    assert CallReader("arguments", ("add",)).read("") == ("", ())
+
+
+@given(st.text(max_size=8), ARGUMENTS, INDENT, st.lists(st.integers(0, 80), max_size=6))
+def test_streams_say_what_is_said_whole(
+    said: str, arguments: dict[str, Any], indent: int | None, cuts: list[int]
+) -> None:
+    """However a reply is cut, in every form."""
+    inside = json.dumps(arguments, indent=indent)
+    chosen = json.dumps({"name": "weather", "arguments": arguments}, indent=indent)
+    called = f"{said}{OPENS}{chosen}{CLOSES}"
+    for form, text in {
+        "arguments": inside,
+        "choice": chosen,
+        "bare": chosen,
+        "tagged": called + said + called,
+    }.items():
+        reader = CallReader(form, ("weather",))  # type: ignore[arg-type]
+        read = reader.read(text)
+        assert streamed(reader, text, cuts) == (read.text, list(read.calls))
+        assert [json.loads(call.arguments) for call in read.calls] == [arguments] * len(read.calls)
+        assert len(read.calls) == (2 if form == "tagged" and OPENS not in said else 1)
+
+
+@given(st.text(alphabet="<tool_ca>{} /", max_size=30), st.lists(st.integers(0, 30), max_size=5))
+def test_odd_replies_are_streamed_whole(text: str, cuts: list[int]) -> None:
+    """What only looks like the beginning of a call is told at the end at the latest."""
+    for form in ("tagged", "bare", "choice"):
+        reader = CallReader(form, NAMES)  # type: ignore[arg-type]
+        read = reader.read(text)
+        assert streamed(reader, text, cuts) == (read.text, list(read.calls))

@@ -1,0 +1,240 @@
+"""``tools`` of chat completions through the real ``openai`` client; tokens are characters here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from runtime.tool_template import ToolTemplate
+from search.engine import Branch
+from server.app import create_app
+from server.service import create_service
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine, decode
+from tests.server.conftest import BASE, PlainText, question, saying
+from tests.server.test_tool_calls import tagged
+
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+WEATHER: Any = {"type": "function", "function": {"name": "weather"}}
+ASKED: Any = {"model": "sprig", "messages": question("2 and 3?"), "tools": [ADD, WEATHER]}
+REPLY = f"Let me add.\n{tagged(a=2, b=3)}\n{tagged('weather')}"
+CALLED: Any = [
+    {"role": "user", "content": "2 and 3?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"a": 2}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+]
+
+
+class QwenText(PlainText):
+    """Of a model whose chat template has tools."""
+
+    tool_template = ToolTemplate(tools=True, calls=True, results=True, form="tagged")
+
+
+@pytest.fixture
+def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
+    """The app of such a model."""
+    return create_app(create_service(settings, engine, QwenText()))  # type: ignore[arg-type]
+
+
+async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """It is told of the tools; its calls are read out of its reply, and why it ended says so."""
+    engine.say = saying(REPLY)
+    done = await openai.chat.completions.create(**ASKED)
+    assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
+    [choice] = done.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me add."
+    first, second = choice.message.tool_calls or []
+    assert first.type == second.type == "function"
+    assert (first.function.name, json.loads(first.function.arguments)) == ("add", {"a": 2, "b": 3})
+    assert (second.function.name, second.function.arguments) == ("weather", "{}")
+    assert first.id != second.id
+
+
+async def test_streamed_calls_are_those_of_the_whole_reply(
+    openai: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """The client's own accumulation of the deltas."""
+    engine.say = saying(REPLY)
+    async with openai.chat.completions.stream(**ASKED) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    [choice] = final.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me add."
+    calls = [call.function for call in choice.message.tool_calls or []]
+    assert [(call.name, json.loads(call.arguments or "")) for call in calls] == [
+        ("add", {"a": 2, "b": 3}),
+        ("weather", {}),
+    ]
+
+
+async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Is a reply as ever; with ``none`` the model is told of no tool and nothing is read as one."""
+    engine.say = saying("Five.")
+    [choice] = (await openai.chat.completions.create(**ASKED)).choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", "Five.")
+    assert choice.message.tool_calls is None
+    engine.say = saying(REPLY)
+    [choice] = (await openai.chat.completions.create(**ASKED, tool_choice="none")).choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", REPLY)
+    assert decode(engine.expanded[-1][0].tokens).startswith("user: 2 and 3?\n")
+
+
+async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Without ``parallel_tool_calls`` the first one is what counts."""
+    engine.say = saying(REPLY)
+    [choice] = (await openai.chat.completions.create(**ASKED, parallel_tool_calls=False)).choices
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "add"
+
+
+async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """As the chat template has them: arguments are objects there."""
+    engine.say = saying("Five.")
+    await openai.chat.completions.create(model="sprig", messages=CALLED)
+    call = '{"name": "add", "arguments": {"a": 2}}'
+    expected = f"user: 2 and 3?\nassistant: \ncall: {call}\ntool: 5\n"
+    assert decode(engine.expanded[0][0].tokens) == expected
+
+
+async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """The tree reasons; what the chosen trajectory calls is read out of it."""
+    seen = set()
+
+    def say(branch: Branch) -> str:
+        seen.add(branch.parent)
+        return "I add.\n\n" if branch.parent == 0 else tagged(a=branch.child)
+
+    engine.say = say
+    done = await openai.chat.completions.create(
+        **ASKED, extra_body={"search": {"policy": "rebase", "width": 2, "seed": 1}}
+    )
+    [choice] = done.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I add."
+    assert [call.function.name for call in choice.message.tool_calls or []] == ["add"]  # type: ignore[union-attr]
+    assert len(seen) > 1
+
+
+def changed(**more: Any) -> dict[str, Any]:
+    """A tool with something of its function changed."""
+    return {"tools": [{"type": "function", "function": ADD["function"] | more}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "told"),
+    [
+        ({"tools": 5}, "tools", "must be a list"),
+        ({"tools": [5]}, "tools[0]", "must be an object"),
+        ({"tools": [ADD] * 2}, "tools", "each name is there once"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type", "functions are"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
+        (changed(name="a b"), "tools[0].function.name", "letters, digits"),
+        (changed(description=5), "tools[0].function.description", "must be text"),
+        (changed(parameters=5), "tools[0].function.parameters", "must be a JSON schema"),
+        (changed(parameters={"type": "array"}), "tools[0].function.parameters.type", "'object'"),
+        (changed(description="\ud800"), "tools[0].function", "not valid Unicode"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "'auto', 'required'"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "are allowed"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sing"}}},
+            "tool_choice.function.name",
+            "add, weather",
+        ),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "valid boolean"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}, 5]}]},
+            "messages[0].tool_calls[1].function",
+            "must be an object",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "add", "arguments": "{"}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+            "JSON text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "?", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            "assistant's",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    http: httpx2.AsyncClient, change: dict[str, Any], param: str, told: str
+) -> None:
+    """With what is allowed."""
+    content = json.dumps(ASKED | change).encode()
+    sent = await http.post(
+        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert sent.status_code == 400
+    error = sent.json()["error"]
+    assert error["param"] == param
+    assert told in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "change", "param", "told"),
+    [
+        (ToolTemplate(), {}, "tool_choice", "has no tools; send 'none', 'required' or"),
+        (ToolTemplate(tools=True), {}, "tool_choice", "in a form not read here"),
+        (ToolTemplate(results=True), {"messages": CALLED}, "messages[1].tool_calls", "out; send"),
+        (ToolTemplate(calls=True), {"messages": CALLED}, "messages[2].role", "user's words"),
+    ],
+)
+async def test_what_a_template_cannot_do_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+    template: ToolTemplate,
+    change: dict[str, Any],
+    param: str,
+    told: str,
+) -> None:
+    """With what would do instead; nothing is left out in silence."""
+    monkeypatch.setattr(QwenText, "tool_template", template)
+    service = create_service(Settings(), ScriptedEngine(), QwenText())  # type: ignore[arg-type]
+    body = (ASKED if param == "tool_choice" else {"model": "sprig"}) | change
+    transport = httpx2.ASGITransport(app=create_app(service))
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as http:
+        sent = await http.post("/v1/chat/completions", json=body)
+    assert sent.status_code == 400
+    error = sent.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+    assert told in error["message"]
