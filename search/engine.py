@@ -236,10 +236,10 @@ class Capabilities:
     ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
-    a path takes of the context beside its own tokens, once and for every step. ``threads``: of its
-    arithmetic, 0 where they are not the engine's to choose; ``kernel``: what computes attention,
-    empty where that is not either. ``step_logprobs``: steps have log-probabilities.
-    ``most_temperature``: the highest one that it draws at.
+    a path takes of its context beside its own tokens, once and for every step; ``scored_tokens``:
+    that context, 0: ``context_tokens``. ``threads``: of its arithmetic, 0 where they are not its to
+    choose; ``kernel``: what computes attention, empty likewise. ``step_logprobs``: steps have
+    log-probabilities. ``most_temperature``: the highest one that it draws at.
     """
 
     engine: str
@@ -250,6 +250,7 @@ class Capabilities:
     context_tokens: int
     fingerprint: str
     score_tokens: tuple[int, int] = (0, 1)
+    scored_tokens: int = 0
     seeded: bool = True
     threads: int = 0
     kernel: str = ""

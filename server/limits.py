@@ -209,8 +209,16 @@ def context_for(spec: SearchSpec, engine: Capabilities) -> int:
 
     It follows from the spec and the model alone, and so does the tree.
     """
-    once, each = engine.score_tokens if needs_rewards(spec) else (0, 0)
-    return max(1, engine.context_tokens - once - spec.max_depth * each)
+    if not needs_rewards(spec):
+        return engine.context_tokens
+    once, each = engine.score_tokens
+    read = scored_context(engine) - once - spec.max_depth * each
+    return max(1, min(engine.context_tokens, read))
+
+
+def scored_context(engine: Capabilities) -> int:
+    """Most tokens of a path that the reward model reads, its own tags among them."""
+    return engine.scored_tokens or engine.context_tokens
 
 
 MOST_KINDS = 1024

@@ -21,6 +21,7 @@ from search.engine import PrefixTooLong
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
 from server.chat_messages import plain_messages
+from server.limits import scored_context
 from server.request_models import (
     Count,
     Message,
@@ -254,8 +255,8 @@ class _Reader:
         own = sum(map(len, reply.steps))
         once, each = able.score_tokens
         whole = len(reply.problem.prompt) + own + once + each * len(reply.steps)
-        if whole > able.context_tokens:
-            needed = f"{whole} tokens with the question; the context holds {able.context_tokens}"
+        if whole > scored_context(able):
+            needed = f"{whole} tokens with the question; the context holds {scored_context(able)}"
             raise _too_long(name, needed)
         self.tokens += own
         if self.tokens > self.key.tree_tokens:

@@ -262,6 +262,7 @@ class OpenaiEngine:
             context_tokens=context,
             fingerprint=self._fingerprint(),
             score_tokens=self._overhead(),
+            scored_tokens=_context(self._rewards, self._reward_text) if self._reward_text else 0,
             outcome=self._form.outcome or (route is not None and route.outcome),
             likelihood=likelihood,
             step_logprobs=told,

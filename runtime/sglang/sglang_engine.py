@@ -323,6 +323,7 @@ class SglangEngine:
             context_tokens=context,
             fingerprint=self._fingerprint(),
             score_tokens=self._overhead(),
+            scored_tokens=self._context(self._rewards, self._prm) if self._prm else 0,
             outcome=self._form.outcome,
             likelihood=isinstance(self._scorer, LikelihoodScorer),
             logits_params=honoured_params(self._policy.replicas),

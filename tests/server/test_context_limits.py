@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import httpx2
 
@@ -20,6 +21,16 @@ def test_room_by_hand() -> None:
     spec = SearchSpec(policy="self_consistency", max_depth=7, vote="best_min")
     assert context_for(spec, able) == 93
     assert context_for(SearchSpec(max_depth=200), able) == 1
+
+
+def test_a_reward_model_may_read_less_than_its_policy_writes() -> None:
+    """Behind servers the two have contexts of their own: rewards end a trajectory at 60 tokens and
+    7 tags, a policy with less room at its own context."""
+    able = ScriptedEngine(context_tokens=100).capabilities
+    narrow = replace(able, scored_tokens=67)
+    assert context_for(SearchSpec(policy="rebase", max_depth=7), narrow) == 60
+    assert context_for(SearchSpec(policy="self_consistency", max_depth=7), narrow) == 100
+    assert context_for(SearchSpec(max_depth=7), replace(able, scored_tokens=500)) == 100
 
 
 async def test_no_path_with_its_tags_outgrows_the_context(
