@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import WithJsonSchema
 
 from runtime.json_schemas import SchemaRefused, must_compile
-from search.engine import Capabilities
+from search.capabilities import Capabilities
 from server.api_errors import bad_value, echo, unsupported
 from server.thread_in_turn import thread_in_turn
 

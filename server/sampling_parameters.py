@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from search.engine import LOGITS_PARAMS, Capabilities, LogitsParams
+from search.capabilities import Capabilities
+from search.engine import LOGITS_PARAMS, LogitsParams
 from search.spec import (
     LogitBias,
     MinP,

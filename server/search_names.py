@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from search.engine import Capabilities
+from search.capabilities import Capabilities
 from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
 from search.spec import AUTO_POLICY, PolicyName, SearchSpec
 from server.api_errors import ApiError, echo

@@ -13,18 +13,9 @@ from loadtest.token_eviction.sparse_forward import SparseForward
 from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
 from runtime.engine_wrapper import EngineWrapper
 from runtime.text import Text
+from search.capabilities import Capabilities
 from search.counters import Counters, EngineCounters, combined
-from search.engine import (
-    Branch,
-    Capabilities,
-    Engine,
-    EngineError,
-    Hint,
-    PrefixTooLong,
-    Sampling,
-    Step,
-    Usage,
-)
+from search.engine import Branch, Engine, EngineError, Hint, PrefixTooLong, Sampling, Step, Usage
 from search.tree import ROOT
 
 

@@ -37,18 +37,9 @@ from runtime.embedded.pipe import (
 )
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
+from search.capabilities import Capabilities
 from search.counters import Counters
-from search.engine import (
-    Branch,
-    Capabilities,
-    EngineDown,
-    Hint,
-    KvMoved,
-    Sampling,
-    Step,
-    Trajectory,
-    Usage,
-)
+from search.engine import Branch, EngineDown, Hint, KvMoved, Sampling, Step, Trajectory, Usage
 
 T = TypeVar("T")
 

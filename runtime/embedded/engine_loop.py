@@ -45,12 +45,12 @@ from runtime.embedded.validation import CallError, CallErrors, check, each
 from runtime.json_schemas import spells_any_text
 from runtime.reward_format import format_read_here
 from runtime.text import Text
+from search.capabilities import Capabilities
 from search.counters import Counters, EngineCounters, combined
 from search.engine import (
     LOGITS_PARAMS,
     Branch,
     CallFault,
-    Capabilities,
     EmbeddingMissing,
     EngineError,
     KvFull,

@@ -22,11 +22,11 @@ from pickle import PicklingError, Unpickler
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
+from search.capabilities import Capabilities
 from search.counters import Counters
 from search.engine import (
     Branch,
     CallFault,
-    Capabilities,
     EngineError,
     Hint,
     KvMoved,

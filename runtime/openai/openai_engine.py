@@ -31,18 +31,9 @@ from runtime.servers.routing import Routing
 from runtime.servers.server_errors import WrongServer
 from runtime.servers.step_embedder import StepEmbedder
 from runtime.text import Text
+from search.capabilities import Capabilities
 from search.counters import Counters, EngineCounters, combined
-from search.engine import (
-    Branch,
-    Capabilities,
-    EngineDown,
-    EngineError,
-    Hint,
-    Sampling,
-    Step,
-    Trajectory,
-    Usage,
-)
+from search.engine import Branch, EngineDown, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
 log = logging.getLogger(__name__)
 

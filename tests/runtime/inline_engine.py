@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.embedded.choices import KvPolicy, ScheduleOrder
+from search.capabilities import Capabilities
 from search.controller import Problem, search
 from search.counters import Counters
-from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory, Usage
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT

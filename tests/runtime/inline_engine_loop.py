@@ -25,8 +25,9 @@ from runtime.embedded.pipe import (
     TreeHint,
     seal,
 )
+from search.capabilities import Capabilities
 from search.counters import Counters
-from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory, Usage
 
 OURS = 1 << 40
 """Calls of the engine itself are numbered from here, those that a test sends below."""

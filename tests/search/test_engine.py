@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from search.engine import Ahead, Branch, KvMoved, Reproducible
+from search.capabilities import Reproducible
+from search.engine import Ahead, Branch, KvMoved
 from search.tree import step_seed
 from tests.search.scripted_engine import ScriptedEngine
 
