@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -18,9 +19,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
-from server.joint_replies import JointReplies
 from server.middleware import forget_body
-from server.plain_completion import PlainCompletion, PlainReply
 from server.replies import (
     CompletedReply,
     ReplyFormat,
@@ -29,12 +28,14 @@ from server.replies import (
     reply_format,
     search_document,
 )
+from server.reply_events import Certain, ReasoningPart, Tell
 from server.reply_logprobs import LogprobRecorder, ReplyToken, in_text
 from server.reply_text import first_stop, held_back
 from server.request_models import ChatRequest, TextRequest
 from server.request_parsing import ParsedRequest, parse_chat, parse_completion
 from server.search_runner import Silence, WorkDone
 from server.service import Service
+from server.side_by_side import draw_side_by_side
 from server.streams import (
     DONE,
     OR_EVENTS,
@@ -44,28 +45,7 @@ from server.streams import (
     StablePrefix,
     event,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Certain:
-    """A part of a choice's text that can no longer change; ``tokens``: all of its text so far, if
-    their log-probabilities are asked for and known."""
-
-    index: int
-    text: str
-    tokens: Sequence[ReplyToken] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundLine:
-    """What a round of a search came to, in a line."""
-
-    line: str
-
-
-T = TypeVar("T")
-
-Tell = Callable[[Certain | RoundLine], None]
+from server.written_reply import TIME_TO_WRITE, write
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -105,6 +85,8 @@ async def reply_in_turn(
     """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
     if parsed.spec is None:
         return await _draw(parsed, service, slot, tell)
+    if parsed.written is not None:
+        return await _search_and_write(parsed, service, slot, tell)
     progress = Progress() if parsed.include_reasoning else None
     if progress is not None:
         listen = _rounds(progress, tell)
@@ -123,66 +105,35 @@ async def reply_in_turn(
 async def _draw(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
-    """Plain replies, side by side: a call of the engine draws a piece of each to one prompt. Until
-    they are done they cost whole pieces."""
+    """Plain replies."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
-    runner, places = service.runner, list(_places(parsed, service.runner.engine))
-    recorders: list[LogprobRecorder] = []
-    if parsed.logprobs is not None:
-        recorders = [LogprobRecorder(engine, parsed.logprobs) for *_, engine in places]
     with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as spent:
-
-        def draw(index: int, place: Place) -> Coroutine[None, None, PlainReply]:
-            wanted, tree, engine = place
-            recorder = recorders[index] if recorders else None
-            length = 0
-
-            def on_text(text: str) -> None:
-                nonlocal length
-                spent.completion += wanted.piece
-                length += len(text)
-                if tell is not None:
-                    known = recorder and in_text(recorder.drawn(), length, service.text)
-                    tell(Certain(index, text, known))
-
-            own = replace(wanted, seconds=seconds)
-            return runner.complete(tree, own, on_text, recorder or engine)
-
-        replies = await _all([draw(index, place) for index, place in enumerate(places)])
-        spent.completion = sum(reply.tokens for reply in replies)
-        pairs = zip(recorders, replies, strict=True) if recorders else ()
-        tokens = [in_text(own.drawn(), len(reply.text), service.text) for own, reply in pairs]
-        return CompletedReply(parsed, replies, logprobs=tokens)
+        drawn = await draw_side_by_side(
+            parsed.completions,
+            parsed.tree,
+            service,
+            spent,
+            seconds=seconds,
+            logprobs=parsed.logprobs,
+            tell=tell,
+        )
+        return CompletedReply(parsed, drawn.replies, logprobs=drawn.logprobs)
 
 
-Place = tuple[PlainCompletion, str, Engine]
-
-
-def _places(parsed: ParsedRequest, engine: Engine) -> Iterator[Place]:
-    """Each reply with its tree's name and what draws it: those to one prompt are drawn together."""
-    alone = len(parsed.completions) == 1
-    for number, draws in enumerate(parsed.completions):
-        tree = parsed.tree if alone else f"{parsed.tree}.{number}"
-        if len(draws) == 1:
-            yield draws[0], tree, engine
-            continue
-        names = [f"{tree}.{wanted.draw}" for wanted in draws]
-        joint = JointReplies(engine, tree, names)
-        yield from ((wanted, name, joint) for wanted, name in zip(draws, names, strict=True))
-
-
-async def _all(works: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """What all come to. None goes on when one has failed, and all have ended then."""
-    if len(works) == 1:
-        return [await works[0]]
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            if not task.cancelling():  # or it lets go of its tree already
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _search_and_write(
+    parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
+) -> CompletedReply:
+    """A search, and what it has reasoned under the request's schema."""
+    until = time.monotonic() + parsed.seconds
+    progress = Progress() if parsed.include_reasoning else None
+    listen = _rounds(progress, tell) if progress else lambda _: None
+    searching = replace(parsed, seconds=parsed.seconds * (1 - TIME_TO_WRITE))
+    outcome = await search_in_turn(searching, service, slot, listen)
+    if service.trees.wanted:
+        await service.log_tree(search_document(parsed, outcome, service.fingerprint))
+    seconds = max(0.0, until - time.monotonic())
+    written = await write(parsed, outcome, service, seconds=seconds, tell=tell)
+    return CompletedReply(parsed, outcome, progress.text if progress else "", written=written)
 
 
 async def search_in_turn(
@@ -233,7 +184,7 @@ def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         line = progress.on_event(event)
         if tell is not None and line is not None:
-            tell(RoundLine(line))
+            tell(ReasoningPart(line))
 
     return on_event
 
@@ -293,7 +244,7 @@ async def _chunks(
                     for piece in pieces:
                         yield event(piece)
                     sent[index] += len(new or ()) if pieces else 0
-                case RoundLine(line):
+                case ReasoningPart(line):
                     for chunk in written.reasoning(0, line):
                         yield event(chunk)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
@@ -315,6 +266,8 @@ def _ending(
     for index, (text, ended) in enumerate(reply.choices):
         if index and reply.search is not None:
             chunks += written.opening(index)
+            if reply.reasoning:
+                chunks += written.reasoning(index, reply.reasoning[index])
         left = reply.logprobs[index][sent[index] :] if reply.logprobs else None
         pieces = written.pieces(index, streams[index].rest(text), left)
         chunks += pieces

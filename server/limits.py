@@ -77,17 +77,20 @@ class Quotas:
             raise _used_up(f"{key.tokens_a_day} tokens a day; more from midnight UTC on", headers)
 
     @contextmanager
-    def booking(self, key: ApiKey, prompt: int, *, searched: bool) -> Iterator[ReplyTokens]:
+    def booking(
+        self, key: ApiKey, prompt: int, *, searched: bool, request: bool = True
+    ) -> Iterator[ReplyTokens]:
         """Books what a reply comes to, also if it fails or its client leaves midway.
 
-        One that has drawn nothing costs nothing.
+        One that has drawn nothing costs nothing. ``request``: it is one, and no further part of one
+        that is booked already.
         """
         spent = ReplyTokens(prompt)
         try:
             yield spent
         finally:
             if spent.completion:
-                self._book(key, spent, searched)
+                self._book(key, spent, searched, request)
 
     @contextmanager
     def booking_scores(self, key: ApiKey) -> Iterator[ReplyTokens]:
@@ -110,9 +113,9 @@ class Quotas:
         """Every key's sums."""
         return [self.account(name) for name in self._accounts]
 
-    def _book(self, key: ApiKey, spent: ReplyTokens, searched: bool) -> None:
+    def _book(self, key: ApiKey, spent: ReplyTokens, searched: bool, request: bool = True) -> None:
         account = self._account(key.name)
-        account.requests += 1
+        account.requests += request
         account.searches += searched
         account.prompt_tokens += spent.prompt
         account.completion_tokens += spent.completion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.text import Text
@@ -14,10 +14,19 @@ from server.api_errors import nothing_finished
 from server.plain_completion import PlainReply
 from server.reply_logprobs import ReplyToken, chat_logprobs, text_logprobs
 from server.request_parsing import ParsedRequest
+from server.side_by_side import DrawnReplies
 from server.streams import Parts
 from server.tool_calls import CallDelta
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReplies:
+    """What was written of the trajectories that a search has chosen, and these as they are told."""
+
+    drawn: DrawnReplies
+    reasoning: list[str]
 
 
 class CompletedReply:
@@ -29,19 +38,37 @@ class CompletedReply:
         done: Sequence[PlainReply] | Outcome,
         rounds: str = "",
         logprobs: Sequence[Sequence[ReplyToken]] = (),
+        written: WrittenReplies | None = None,
     ) -> None:
         """``rounds``: what is told of the search's; ``logprobs``: of the choices' tokens, where
-        these are asked for. Raises ApiError (504) when it has no reply."""
+        these are asked for; ``written``: what stands in the place of the search's own choices,
+        which are reasoning then. Raises ApiError (504) when it has no reply."""
         self.rounds, self.logprobs = rounds, logprobs
+        self.reasoning = written.reasoning if written else []
+        self._parsed = parsed
         if isinstance(done, Outcome):
-            self.choices = [choice for _, choice in best_choices(parsed, done)]
-            self.usage = search_usage(done)
             self.search = search_part(parsed, done)
+            if written is None:
+                self.choices = [choice for _, choice in best_choices(parsed, done)]
+                self.usage = search_usage(done)
+                return
+            drawn, stats = written.drawn, done.stats
+            self.logprobs = drawn.logprobs
+            self.choices = [(reply.text, reply.finish_reason) for reply in drawn.replies]
+            tokens = sum(reply.tokens for reply in drawn.replies)
+            self.usage = usage(stats.prompt_tokens, stats.generated_tokens + tokens, tokens)
             return
         tokens = sum(reply.tokens for reply in done)
         self.choices = [(reply.text, reply.finish_reason) for reply in done]
         self.usage = usage(parsed.prompt_tokens, tokens, tokens)
         self.search = None
+
+    def parts(self, index: int) -> tuple[str, str]:
+        """A choice's reasoning, beside what is told of the rounds, and its reply."""
+        text, _ = self.choices[index]
+        return (
+            (self.reasoning[index], text) if self.reasoning else self._parsed.split_reasoning(text)
+        )
 
 
 class ReplyFormat:
@@ -59,8 +86,8 @@ class ReplyFormat:
         """The whole response."""
         parsed = self._parsed
         choices = []
-        for i, (text, ended) in enumerate(reply.choices):
-            thought, content = parsed.split_reasoning(text)
+        for i, (_, ended) in enumerate(reply.choices):
+            thought, content = reply.parts(i)
             reasoning = thought if i else reply.rounds + thought
             tokens = reply.logprobs[i] if reply.logprobs else None
             read = parsed.read_calls(content)

@@ -59,7 +59,8 @@ class ParsedRequest:
     whether the prompt opens a thought that the reply goes on with, None where nothing is one;
     ``chat``: it is answered with a message, not with a text alone. ``logprobs``: of so many
     likeliest tokens beside each of the reply's, None: of none; ``echoes``: what stands before each
-    choice; ``grammar``: the JSON schema that the replies are to fit; ``calls``: how they may hold
+    choice; ``grammar``: the JSON schema that the replies are to fit; ``written``: what a search's
+    trajectories are written down by under it, its prompt still to come; ``calls``: how replies may hold
     calls of tools.
     """
 
@@ -83,6 +84,7 @@ class ParsedRequest:
     logprobs: int | None = None
     echoes: tuple[str, ...] = ()
     grammar: str | None = None
+    written: PlainCompletion | None = None
     calls: CallReader | None = None
 
     @property
@@ -244,7 +246,7 @@ def _completion(
     choices = n * len(prompts)
     seed = seed_of(request) if spec is None else spec.seed
     stop = stop_strings(request.stop, settings.max_stop_strings)
-    if spec is None:
+    if spec is None or more["grammar"] is not None:
         tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
         if choices * tokens > key.tree_tokens:
             allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are"
@@ -256,14 +258,16 @@ def _completion(
             seed=seed or 0,
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
-            stop=stop,
-            ignore_eos=bool(request.ignore_eos),
-            logits=plain_params(request, tokens, service),
             grammar=more["grammar"],
         )
-        more["completions"] = tuple(
-            tuple(replace(first, prompt=prompt, draw=i) for i in range(n)) for prompt in prompts
-        )
+        if spec is None:
+            params = plain_params(request, tokens, service)
+            first = replace(first, stop=stop, ignore_eos=bool(request.ignore_eos), logits=params)
+            more["completions"] = tuple(
+                tuple(replace(first, prompt=prompt, draw=i) for i in range(n)) for prompt in prompts
+            )
+        else:
+            more["written"] = replace(first, temperature=request.temperature or 0.0)
     if messages:
         _tell(messages, settings)
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)

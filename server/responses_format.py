@@ -56,8 +56,8 @@ class ResponseFormat:
 
     def whole(self, reply: CompletedReply) -> Json:
         """The finished response."""
-        [(text, ended), *_] = reply.choices
-        thought, content = self._parsed.split_reasoning(text)
+        [(_, ended), *_] = reply.choices
+        thought, content = reply.parts(0)
         reasoning = reply.rounds + thought
         tokens = reply.logprobs[0] if reply.logprobs else ()
         output = [self.reasoning_item(reasoning)] if reasoning else []

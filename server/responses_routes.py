@@ -11,9 +11,10 @@ from fastapi.responses import JSONResponse
 
 from server.admission import QueueSlot
 from server.api_errors import ApiError, StreamAborted, translate
-from server.chat_routes import Certain, RoundLine, Tell, reply_in_turn
+from server.chat_routes import reply_in_turn
 from server.middleware import forget_body
 from server.replies import CompletedReply
+from server.reply_events import Certain, ReasoningPart, Tell
 from server.request_models import refuse_unsupported
 from server.request_parsing import ParsedRequest, parse_chat
 from server.responses_format import ResponseEvents, ResponseFormat
@@ -78,7 +79,7 @@ async def _events(
                     sent += len(new)
                     for one in events.more(parts, new):
                         yield _named(one)
-                case RoundLine(line):
+                case ReasoningPart(line):
                     for one in events.more(Parts(line, "")):
                         yield _named(one)
     except Exception as error:  # the HTTP boundary: told to the client, then cut

@@ -1,0 +1,240 @@
+"""A search that reasons freely, and its reply under a schema; tokens are characters here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from search.engine import Branch, Sampling, Step
+from server.app import create_app
+from server.service import create_service
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine, babble, decode
+from tests.server.conftest import Call, PlainText, question
+
+MARK = "The answer as JSON:\n"
+SEARCH = {"policy": "rebase", "width": 4, "seed": 2}
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+class Answer(BaseModel):
+    """What a client wants to read."""
+
+    answer: int
+
+
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": Answer.model_json_schema()},
+}
+
+
+def say(branch: Branch) -> str:
+    """Babbles, and after the mark writes the answer that it came to, the rest of it at a time."""
+    before, mark, written = decode(branch.tokens).partition(MARK)
+    if not mark:
+        return babble(branch)
+    whole = f'{{"answer": {before.rpartition("answer is ")[2].strip()[0]}}}'
+    return whole[len(written) :]
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """One that is held to schemas, as far as a script is."""
+    return ScriptedEngine(grammar=True, say=say)
+
+
+def body(**more: Any) -> dict[str, Any]:
+    """A searched chat."""
+    return {"model": "sprig", "messages": question(), "search": SEARCH, "max_tokens": 90} | more
+
+
+async def answered(http: httpx2.AsyncClient, **more: Any) -> dict[str, Any]:
+    """The answer, which is no error."""
+    answer = await http.post(PATHS[0], json=body(**more))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.promise(
+    "A search with a schema grows the tree that it grows without one, and its reply fits the schema"
+)
+async def test_the_tree_reasons_and_the_reply_is_written(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """The chosen trajectory is the reasoning, the JSON the content; tree, vote and answer are
+    those without a schema; what was written is counted, and follows on the trajectory's own ids."""
+    free = await answered(http)
+    assert {sampling.grammar for sampling in engine.samplings} == {None}
+    engine.expanded.clear()
+    typed = await answered(http, response_format=FORMAT)
+    [plain], [choice] = free["choices"], typed["choices"]
+    message = choice["message"]
+    assert message["reasoning_content"] == plain["message"]["content"]
+    assert message["content"] == f'{{"answer": {free["search"]["answer"]}}}'
+    assert choice["finish_reason"] == "stop"
+    for name in ("tree_digest", "answer", "votes", "stop_reason"):
+        assert typed["search"][name] == free["search"][name]
+    tokens = len(message["content"]) + 1  # and the end token
+    spent = free["usage"]["completion_tokens"]
+    assert typed["usage"]["completion_tokens"] == spent + tokens
+    assert typed["usage"]["completion_tokens_details"] == {"reasoning_tokens": spent}
+    asked = f"user: What is it?\n{plain['message']['content']}\n\n{MARK}"
+    [[first], *_] = [r for r in engine.expanded if MARK in decode(r[0].tokens)]
+    assert decode(first.tokens) == asked
+    last = engine.samplings[-1]
+    assert json.loads(last.grammar or "") == FORMAT["json_schema"]["schema"]  # type: ignore[index]
+    assert (last.prompt_tokens, last.temperature) == (len(asked), 0.0)
+    assert not engine.live
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_stream_tells_the_same(
+    http: httpx2.AsyncClient, openai: AsyncOpenAI, told: bool
+) -> None:
+    """Reasoning first, then the JSON, and nothing of a thought after it began; the reasoning is the
+    rounds, where these are asked for, and the trajectory."""
+    whole = await answered(http, response_format=FORMAT, include_reasoning=told)
+    message = whole["choices"][0]["message"]
+    asked = body(response_format=FORMAT, stream=True, stream_options={"include_usage": True})
+    more = {"search": asked.pop("search"), "include_reasoning": told}
+    stream: Any = await openai.chat.completions.create(**asked, extra_body=more)
+    chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+    contents = [delta.content or "" for delta in deltas]
+    assert "".join(thoughts) == message["reasoning_content"]
+    assert "".join(contents) == message["content"]
+    kinds = [bool(t) for t, c in zip(thoughts, contents, strict=True) if t or c]
+    assert kinds == sorted(kinds, reverse=True)
+    assert ("round 1" in message["reasoning_content"]) == told
+    assert chunks[-1].usage.model_dump(exclude_none=True) == whole["usage"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_choice_is_written(openai: AsyncOpenAI, stream: bool) -> None:
+    """The best distinct answers, each from its own trajectory."""
+    asked = {"model": "sprig", "messages": question(), "n": 3, "response_format": FORMAT}
+    more = {"search": SEARCH | {"width": 16}}
+    done: Any = await openai.chat.completions.create(**asked, stream=stream, extra_body=more)
+    texts: dict[int, str] = {}
+    if stream:
+        thoughts: dict[int, str] = {}
+        async for chunk in done:
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+                thought = getattr(choice.delta, "reasoning_content", None) or ""
+                thoughts[choice.index] = thoughts.get(choice.index, "") + thought
+    else:
+        texts = {choice.index: choice.message.content for choice in done.choices}
+        thoughts = {choice.index: choice.message.reasoning_content for choice in done.choices}
+    answers = [Answer.model_validate_json(text).answer for text in texts.values()]
+    assert len(set(answers)) == 3
+    for index, answer in enumerate(answers):
+        assert f"The answer is {answer}." in thoughts[index]
+
+
+async def test_a_response_is_typed(openai: AsyncOpenAI) -> None:
+    """A reasoning item, then the message; streamed it is the same."""
+    more = {"search": SEARCH, "seed": 2}
+    done = await openai.responses.parse(
+        model="sprig", input="What is it?", text_format=Answer, extra_body=more
+    )
+    reasoning, message = done.output
+    assert (reasoning.type, message.type) == ("reasoning", "message")
+    assert isinstance(done.output_parsed, Answer)
+    async with openai.responses.stream(
+        model="sprig", input="What is it?", text_format=Answer, extra_body=more
+    ) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert final.output_parsed == done.output_parsed
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert final.usage is not None
+    assert final.usage == done.usage
+
+
+async def test_a_text_completion_is_the_json_alone(http: httpx2.AsyncClient) -> None:
+    """It has no place for reasoning."""
+    sent = {"model": "sprig", "prompt": "a", "search": SEARCH, "guided_json": {"type": "object"}}
+    choice = (await http.post(PATHS[1], json=sent)).json()["choices"][0]
+    assert set(json.loads(choice["text"])) == {"answer"}
+
+
+async def test_the_trees_budget_holds_for_both(http: httpx2.AsyncClient) -> None:
+    """What the tree has left is what may be written: the beginning of it, or nothing."""
+    free = await answered(http)
+    spent = free["usage"]["completion_tokens"]
+    for left in (0, 5):
+        search = SEARCH | {"max_tokens": spent + left}
+        typed = await answered(http, search=search, response_format=FORMAT)
+        [choice] = typed["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["content"] == '{"answer": 1}'[:left]
+        assert choice["message"]["reasoning_content"]
+        assert typed["usage"]["completion_tokens"] == spent + left
+        assert typed["search"]["tree_digest"] == free["search"]["tree_digest"]
+
+
+async def test_an_open_thought_is_closed_first(
+    http: httpx2.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """What is written is no part of it; the tags are not told."""
+    engine.say = lambda branch: (
+        "{}" if MARK in decode(branch.tokens) else "<think>Hm. The answer is 3."
+    )
+    typed = await answered(http, response_format={"type": "json_object"})
+    message = typed["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm. The answer is 3."
+    assert message["content"] == "{}"
+    last = decode(engine.expanded[-1][0].tokens)
+    assert last.endswith(f"<think>Hm. The answer is 3.\n</think>\n\n{MARK}")
+
+
+class SlowWriter(ScriptedEngine):
+    """Writes for ever."""
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Of a search as any other."""
+        if sampling.grammar is None:
+            return await super().expand(tree, branches, sampling)
+        self.live.add(tree)
+        self.waiting.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_it_is_written(stream: bool) -> None:
+    """Takes along what is being written; what the search came to is booked, as one request."""
+    engine = SlowWriter(grammar=True)
+    app = create_app(create_service(Settings(), engine, PlainText()))  # type: ignore[arg-type]
+    call = Call(app, PATHS[0], body(response_format=FORMAT, stream=stream))
+    await engine.waiting.wait()
+    call.left.set()
+    await call.task
+    service = app.state.service
+    await service.runner.close()
+    assert not engine.live
+    assert not service.runner.under_way
+    [account] = [one for one in service.quotas.all() if one["requests"]]
+    assert (account["requests"], account["searches"]) == (1, 1)
+
+
+async def test_a_deadline_ends_the_writing_too() -> None:
+    """A part of the time is left for it; when that is over too, nothing was written."""
+    engine = SlowWriter(grammar=True)
+    settings = Settings(deadline_seconds=1)
+    app = create_app(create_service(settings, engine, PlainText()))  # type: ignore[arg-type]
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://hedgerow") as http:
+        answer = await http.post(PATHS[0], json=body(response_format=FORMAT))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert not engine.live
