@@ -236,7 +236,7 @@ class OpenaiEngine:
             self._policy, self._text, self._dialects, context=context, top=options.top
         )
         self._scorer = self._make_scorer()
-        told = all(dialect.logprobs for dialect in self._dialects.values())
+        logprobs = all(dialect.logprobs for dialect in self._dialects.values())
         likelihood = isinstance(self._scorer, LikelihoodScorer)
         route = self._score_route
         repeats = route is None or route.repeats
@@ -248,7 +248,7 @@ class OpenaiEngine:
             models=models,
             exact=False,
             seeded=all(dialect.seeds for dialect in self._dialects.values()) and repeats,
-            scores=told or not likelihood,
+            scores=logprobs or not likelihood,
             embeds=options.embedder,
             context_tokens=context,
             fingerprint=self._fingerprint(),
@@ -256,7 +256,7 @@ class OpenaiEngine:
             scored_tokens=_context(self._rewards, self._reward_text) if self._reward_text else 0,
             outcome=self._form.outcome or (route is not None and route.outcome),
             likelihood=likelihood,
-            step_logprobs=told,
+            step_logprobs=logprobs,
             most_temperature=MOST_TEMPERATURE,
             logits_params=HONOURED if all(server.vllm for server in self._policy.replicas) else (),
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
@@ -123,6 +123,31 @@ def test_every_policy_is_right(bundled: Server, name: str) -> None:
         said = done.choices[0].message.content or ""
         right += TASK.check(question, found["text"]).correct + TASK.check(question, said).correct
     assert right >= len(QUESTIONS) * 4 // 3
+
+
+def test_a_plain_reply_is_drawn_by_vllms_parameters(bundled: Server) -> None:
+    """The likeliest token alone is the reply at temperature 0; the output's penalties, which vLLM
+    would count anew in each request, are refused by name."""
+    client = OpenAI(base_url=f"{bundled.url}/v1", api_key="any", max_retries=0, timeout=600)
+
+    def reply(temperature: float, **more: Any) -> str:
+        done = client.chat.completions.create(
+            model="sprig",
+            messages=[{"role": "user", "content": QUESTIONS[0]}],
+            temperature=temperature,
+            seed=1,
+            max_tokens=60,
+            extra_body=more,
+        )
+        return done.choices[0].message.content or ""
+
+    likeliest = reply(0.0)
+    assert likeliest
+    assert reply(2.0, top_k=1) == reply(2.0, min_p=1.0) == likeliest
+    assert reply(0.0, repetition_penalty=2.0) != likeliest
+    for name in ("presence_penalty", "frequency_penalty"):
+        with pytest.raises(BadRequestError, match=f"{name}: not supported"):
+            reply(0.0, **{name: 1.0})
 
 
 def test_what_was_read_before_is_cached(bundled: Server) -> None:
