@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
-from runtime.servers.waiting import reason_of, speaks_otherwise
-from search.engine import EngineDown
 
 Json = Mapping[str, Any]
 MODELS = "/v1/models"
@@ -114,16 +111,6 @@ class CompletionServer(RemoteServer):
                 labels = family.samples[0].labels
                 self.block = _number(labels.get("block_size")) or 1
                 self.kv_tokens = self.block * _number(labels.get("num_gpu_blocks"))
-
-    async def _get(self, path: str) -> httpx.Response:
-        try:
-            return await self._request("GET", path, timeout=self._probe)
-        except httpx.TimeoutException as error:  # busy: what it draws is on its way
-            raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
-        except httpx.HTTPError as error:
-            if speaks_otherwise(error):
-                raise WrongServer(f"{self.url}: no HTTP server: {reason_of(error)}") from error
-            raise self.lose(error) from error
 
 
 def _number(label: str | None) -> int:

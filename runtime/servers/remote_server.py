@@ -13,7 +13,7 @@ import httpx
 
 from runtime.servers.liveness import Liveness
 from runtime.servers.server_errors import CUT_OFF, FULL, TOO_MANY, WrongServer, refusal_message
-from runtime.servers.waiting import full_waits, retry_after
+from runtime.servers.waiting import full_waits, reason_of, retry_after, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,12 @@ class ServerTimes:
 
 
 class RemoteServer(Liveness):
-    """Requests to one server, and looks at its health at ``health``."""
+    """Requests to one server, and looks at its health at ``health``. ``kind``: of server that it is
+    to be; ``stranger``: what is raised for another."""
 
     health = "/health"
+    kind = "HTTP"
+    stranger: type[WrongServer] = WrongServer
 
     def __init__(self, url: str, times: ServerTimes, headers: dict[str, str] | None = None) -> None:
         """``headers``: of every request, such as a key. Connects to nothing yet."""
@@ -116,6 +119,18 @@ class RemoteServer(Liveness):
             pass  # silent so far
         except httpx.HTTPError as error:
             self.lose(error)
+
+    async def _get(self, path: str) -> httpx.Response:
+        """What it says of itself. Raises EngineDown, and ``stranger`` for what speaks no HTTP."""
+        try:
+            return await self._request("GET", path, timeout=self._probe)
+        except httpx.TimeoutException as error:  # busy: what it draws is on its way
+            raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
+        except httpx.HTTPError as error:
+            if speaks_otherwise(error):
+                why = reason_of(error)
+                raise self.stranger(f"{self.url}: no {self.kind} server: {why}") from error
+            raise self.lose(error) from error
 
     async def _post(self, path: str, body: Any, waits: Iterable[float] | None = None) -> Any:
         """Send a request, again while the server is full and so has not begun it: after as long as

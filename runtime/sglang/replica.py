@@ -15,7 +15,6 @@ from hedgerow_sglang.plugin_protocol import ABLE, Note, custom_params, plugin_co
 from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.routing import unsigned
 from runtime.servers.server_errors import FULL, KEY_NEEDED, NOT_FOUND, ReplicaLost, WrongServer
-from runtime.servers.waiting import reason_of, speaks_otherwise
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo, changes
 from runtime.sglang.request_priority import EARLY_PRIORITY
 from runtime.sglang.sent_again import SentAgain
@@ -40,6 +39,9 @@ class Replica(RemoteServer):
     ``outputs``: penalties count what was drawn before a request; ``ranks``: without the plug-in,
     what came with a lower priority is evicted first.
     """
+
+    kind = "SGLang"
+    stranger = NotSglang
 
     def __init__(
         self,
@@ -225,16 +227,6 @@ class Replica(RemoteServer):
         """
         response = await self._get("/metrics")
         return None if response.status_code == NOT_FOUND else response.text
-
-    async def _get(self, path: str) -> httpx.Response:
-        try:
-            return await self._request("GET", path, timeout=self._probe)
-        except httpx.TimeoutException as error:  # busy: what it draws is on its way
-            raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
-        except httpx.HTTPError as error:
-            if speaks_otherwise(error):
-                raise NotSglang(f"{self.url}: no SGLang server: {reason_of(error)}") from error
-            raise self.lose(error) from error
 
     async def _again(self, path: str, body: Json) -> httpx.Response:
         """Under an id of its own, or ids of a list's own."""
