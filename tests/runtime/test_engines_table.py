@@ -93,6 +93,8 @@ async def test_what_the_engines_say_of_themselves() -> None:
         honoured = set() if cell.startswith("none") else set(LOGITS_PARAMS) - spans(cell)
         assert honoured == set(own.logits_params)
         assert (table["`logprobs` of a reply"][engine] == "yes") == own.logprobs
+        cell = table["[structured output](api.md#structured-output)"][engine]
+        assert (cell == "yes") == own.grammar
         assert own.step_logprobs
         most = min(own.most_temperature, MOST_TEMPERATURE)
         assert table["the highest `search.temperature`"][engine] == f"{most:g}"
