@@ -14,11 +14,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 from runtime.text import Text
-from runtime.tool_template import ToolTemplate
 from search.controller import Problem
 from search.engine import PrefixTooLong
 from search.spec import SearchSpec
-from server.api_errors import ApiError, bad_value, echo, prompt_too_long, unsupported
+from server.api_errors import ApiError, bad_value, echo, prompt_too_long
 from server.api_keys import ApiKey
 from server.chat_messages import goes_on, plain_messages, question_of
 from server.continuation import Continuation, read_continuation
@@ -43,7 +42,7 @@ from server.search_names import effort_fields, resolve_model
 from server.service import Service
 from server.settings import Settings
 from server.tool_calls import CallReader, CallsRead
-from server.tool_requests import asked_tools, must_be_rendered
+from server.tool_requests import AskedTools, must_be_rendered, tool_template, tools_of
 from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
@@ -60,8 +59,8 @@ class ParsedRequest:
     ``chat``: it is answered with a message, not with a text alone. ``logprobs``: of so many
     likeliest tokens beside each of the reply's, None: of none; ``echoes``: what stands before each
     choice; ``grammar``: the JSON schema that the replies are to fit; ``written``: what a search's
-    trajectories are written down by under it, its prompt still to come; ``calls``: how replies may hold
-    calls of tools.
+    trajectories are written down by under it, its prompt still to come; ``calls``: how
+    replies may hold calls of tools.
     """
 
     id: str
@@ -133,13 +132,9 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     spec = spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
     rest = goes_on(request, messages, searched=spec is not None)
-    template = await _tool_template(service) if request.tools else ToolTemplate()
-    choice, parallel = request.tool_choice, request.parallel_tool_calls
-    tools = asked_tools(request.tools, choice, parallel, template)
-    if tools is not None and tools.grammar is not None:
-        raise unsupported("tool_choice", "send 'auto' or 'none'")
-    shown = tools.tools if tools else ()
     searched = spec is not None
+    tools = await tools_of(request, service, searched=searched)
+    shown = tools.tools if tools else ()
     problem = await build_prompt(messages, service, key, searched=searched, rest=rest, tools=shown)
     return _completion(
         request,
@@ -153,7 +148,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
         include_reasoning=bool(request.include_reasoning),
         in_reasoning=thinks(problem.prompt, service),
         logprobs=chat_logprobs_asked(request, able),
-        grammar=await _grammar(request, service),
+        grammar=await _grammar(request, service, tools),
         calls=tools.reader if tools else None,
     )
 
@@ -305,9 +300,13 @@ def _parsed(
     )
 
 
-async def _grammar(request: GenerationRequest, service: Service) -> str | None:
+async def _grammar(
+    request: GenerationRequest, service: Service, tools: AskedTools | None = None
+) -> str | None:
     """The schema that its replies are to fit, as engines take it. Raises ApiError."""
     asked = schema_asked(request, service.runner.engine.capabilities)
+    if tools is not None:
+        asked = tools.schema_beside(asked)
     return None if asked is None else await service.schemas.grammar(asked)
 
 
@@ -331,7 +330,7 @@ async def build_prompt(
     ApiError if they do not fit the context, or for a call that the template leaves out."""
     asked = service.profile.asked(messages) if searched else messages
     if any("tool_calls" in message or message["role"] == "tool" for message in asked):
-        must_be_rendered(messages, await _tool_template(service))
+        must_be_rendered(messages, await tool_template(service))
     size = sum(len(message["content"]) for message in asked)
     more: dict[str, Any] = {"open_reply": True} if rest else {}
     if tools:
@@ -345,11 +344,6 @@ async def build_prompt(
     except (TemplateError, ValueError) as error:
         raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
     return Problem(prompt, question_of(messages), service.profile.delimiter)
-
-
-async def _tool_template(service: Service) -> ToolTemplate:
-    """What the model's chat template does with tools."""
-    return await service.tokenizing.run(service.text, 0, lambda own: own.tool_template)
 
 
 async def _tokens(

@@ -6,11 +6,16 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.tool_template import ToolTemplate
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.reply_schema import AskedSchema
 from server.tool_calls import CallReader
+
+if TYPE_CHECKING:
+    from server.request_models import ChatRequest
+    from server.service import Service
 
 MOST_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -65,12 +70,43 @@ ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """``tools``: as a chat template takes them; ``reader``: how the reply holds calls; ``grammar``:
-    a JSON schema that the reply must fit, where it is to be a call."""
+    """``tools``: as a chat template takes them; ``reader``: how the reply holds calls; ``schema``:
+    what the reply must fit, where it is to be a call."""
 
     tools: tuple[dict[str, Any], ...]
     reader: CallReader
-    grammar: dict[str, Any] | None = None
+    schema: AskedSchema | None = None
+
+    def schema_beside(self, other: AskedSchema | None) -> AskedSchema | None:
+        """What the reply must fit, if anything. Raises ApiError for another schema: no call would
+        fit it."""
+        if other is not None:
+            raise bad_value(other.top, "leave it out with tools that may be called")
+        return self.schema
+
+
+async def tools_of(request: ChatRequest, service: Service, *, searched: bool) -> AskedTools | None:
+    """What a chat's tools ask for; None where no call may be made. Raises ApiError naming what is
+    wrong, and what neither the model's chat template nor its engine can do."""
+    template = await tool_template(service) if request.tools else ToolTemplate()
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    asked = asked_tools(request.tools, choice, parallel, template)
+    if asked is None or asked.schema is None:
+        return asked
+    able = service.runner.engine.capabilities
+    if not able.grammar:
+        why = f"the {able.engine} engine's replies are not held to a schema"
+        raise unsupported("tool_choice", f"{why}; send 'auto' or 'none'")
+    if searched:
+        raise unsupported("tool_choice", "send 'auto' or 'none' with a search")
+    if request.ignore_eos:
+        raise bad_value("ignore_eos", "leave it out with a call that must be made")
+    return asked
+
+
+async def tool_template(service: Service) -> ToolTemplate:
+    """What the model's chat template does with tools."""
+    return await service.tokenizing.run(service.text, 0, lambda own: own.tool_template)
 
 
 def asked_tools(
@@ -97,8 +133,10 @@ def asked_tools(
     if len(left) == 1:
         [only] = left
         reader = CallReader("arguments", (only["function"]["name"],))
-        return AskedTools(shown, reader, _arguments(only))
-    return AskedTools(shown, CallReader("choice", names), _one_of(left))
+        field = f"tools[{known.index(only)}].function.parameters"
+        return AskedTools(shown, reader, AskedSchema(field, _arguments(only)))
+    schema = AskedSchema("tools", _one_of(left))
+    return AskedTools(shown, CallReader("choice", names), schema)
 
 
 def _listed(tools: Any) -> list[Any]:

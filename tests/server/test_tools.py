@@ -146,6 +146,103 @@ async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedE
     assert len(seen) > 1
 
 
+@pytest.mark.promise("A call that must be made has arguments that fit the tool's schema")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_that_must_be_called(
+    openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool
+) -> None:
+    """The reply is its arguments, under its schema, and nothing beside them."""
+    engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
+    choice: Any = {"type": "function", "function": {"name": "add"}}
+    async with openai.chat.completions.stream(**ASKED, tool_choice=choice) as events:
+        done = await events.get_final_completion()
+    if not stream:
+        done = await openai.chat.completions.create(**ASKED, tool_choice=choice)
+    [grammar] = {sampling.grammar for sampling in engine.samplings}
+    assert json.loads(grammar or "") == ADD["function"]["parameters"]
+    [choice] = done.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    [call] = choice.message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2, "b": 3})
+
+
+async def test_one_of_several_must_be_called(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """The reply is a name and arguments; references within a tool's schema stay within it."""
+    engine.grammar, engine.say = True, saying('{"name": "put", "arguments": {"at": {"x": 1}}}')
+    place = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    takes = {"properties": {"at": {"$ref": "#/$defs/P"}}, "$defs": {"P": place}}
+    tools: Any = [ADD, {"type": "function", "function": {"name": "put", "parameters": takes}}]
+    done = await openai.chat.completions.create(**ASKED | {"tools": tools}, tool_choice="required")
+    [choice] = done.choices
+    [call] = choice.message.tool_calls or []
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("put", '{"at": {"x": 1}}')
+    grammar = json.loads(engine.samplings[0].grammar or "")
+    names = [one["properties"]["name"]["const"] for one in grammar["anyOf"]]
+    assert names == ["add", "put"]
+    assert grammar["$defs"]["tool1"]["properties"]["at"] == {"$ref": "#/$defs/tool1/$defs/P"}
+
+
+async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Ends by ``length``, with as much of it as there is."""
+    engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
+    tools: Any = [ADD]
+    done = await openai.chat.completions.create(
+        **ASKED | {"tools": tools}, tool_choice="required", max_tokens=6
+    )
+    [choice] = done.choices
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (choice.finish_reason, call.function.arguments) == ("length", '{"a": ')
+
+
+FORCED = {"tool_choice": "required"}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "change", "param", "told"),
+    [
+        (False, {}, "tool_choice", "not held to a schema"),
+        (True, {"search": {"width": 2}}, "tool_choice", "with a search"),
+        (True, {"ignore_eos": True}, "ignore_eos", "leave it out"),
+        (True, {"response_format": {"type": "json_object"}}, "response_format", "leave it out"),
+        (
+            True,
+            {
+                "tools": [
+                    ADD,
+                    {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}},
+                ]
+            },
+            "tools",
+            "cannot be compiled",
+        ),
+        (
+            True,
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
+            "tools[0].function.parameters",
+            "cannot be compiled",
+        ),
+    ],
+)
+async def test_a_call_that_cannot_be_made_to_happen(
+    http: httpx2.AsyncClient,
+    engine: ScriptedEngine,
+    grammar: bool,
+    change: dict[str, Any],
+    param: str,
+    told: str,
+) -> None:
+    """Is refused before anything is drawn."""
+    engine.grammar = grammar
+    sent = await http.post("/v1/chat/completions", json=ASKED | FORCED | change)
+    assert sent.status_code == 400
+    error = sent.json()["error"]
+    assert error["param"] == param
+    assert told in error["message"]
+
+
 def changed(**more: Any) -> dict[str, Any]:
     """A tool with something of its function changed."""
     return {"tools": [{"type": "function", "function": ADD["function"] | more}]}
