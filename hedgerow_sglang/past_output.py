@@ -8,11 +8,12 @@ had drawn before SGLang took it out of its batch for want of room. They are appl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from hedgerow_sglang.plugin_protocol import NoteError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OUTPUT = "hedgerow_output"
 """The key in a request's ``custom_params``."""
@@ -80,5 +81,5 @@ _COUNTS: dict[str, Callable[[Any, int, Sequence[int], int, int], None]] = {
 """What each begins with, in vLLM's order."""
 
 
-def _ids(tokens: Sequence[int], beside: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(tokens, dtype=torch.int64, device=beside.device)
+def _ids(tokens: Sequence[int], beside: Tensor) -> Tensor:
+    return beside.new_tensor(tokens).long()

@@ -204,7 +204,10 @@ class Text:
         """
         for message in messages:
             self._must_fit(message["content"])
-        messages = [{**with_words(m, self.plain), "role": m["role"]} for m in messages]
+        messages = [
+            {k: v if k == "role" else with_words(v, self.plain) for k, v in m.items()}
+            for m in messages
+        ]
         if self.tokenizer.chat_template is None:
             asked = "".join(f"{m['content']}\n" for m in messages)
             return self._framed(asked[:-1] if open_reply else asked)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 from server.reply_text import opens_reasoning, split_reasoning
-from server.streams import ReasoningStream
+from server.streams import ReplyStream
 from tests.search.scripted_engine import ScriptedEngine, encode
 from tests.server.conftest import question, saying
 
@@ -38,10 +38,11 @@ def test_a_thought_stands_at_the_beginning(text: str, opened: bool, parts: tuple
 )
 def test_pieces_are_the_whole(pieces: list[str], opened: bool) -> None:
     """However a text is cut, what is told of it piece by piece is what it is split into."""
-    saying, told = ReasoningStream(opened), [("", "")]
-    told += [saying.more(piece) for piece in pieces]
+    saying = ReplyStream(opened, None)
+    told = [saying.more(piece) for piece in pieces]
     told.append(saying.rest("".join(pieces)))
-    joined = tuple("".join(part) for part in zip(*told, strict=True))
+    joined = "".join(part.thought for part in told), "".join(part.text for part in told)
+    assert not any(part.calls for part in told)
     assert joined == split_reasoning("".join(pieces), opened=opened)
 
 
