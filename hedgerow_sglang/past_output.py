@@ -8,27 +8,11 @@ had drawn before SGLang took it out of its batch for want of room. They are appl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hedgerow_sglang.plugin_protocol import NoteError
+import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-OUTPUT = "hedgerow_output"
-"""The key in a request's ``custom_params``."""
-
-
-def output_param(start: int) -> dict[str, int]:
-    """For the ``custom_params`` of a request: its output began at place ``start`` of its prompt."""
-    return {OUTPUT: start}
-
-
-def parse_output(value: object) -> int:
-    """Where the output began. Raises NoteError."""
-    if type(value) is not int or value < 0:
-        raise NoteError(f"{OUTPUT}: {value!r}; a place in the prompt, from 0 on, is needed")
-    return value
+from hedgerow_sglang.plugin_protocol import OUTPUT
 
 
 def count_past_output(original: Callable[..., Any], cls: type, batch: Any, *args: Any) -> Any:
@@ -81,5 +65,5 @@ _COUNTS: dict[str, Callable[[Any, int, Sequence[int], int, int], None]] = {
 """What each begins with, in vLLM's order."""
 
 
-def _ids(tokens: Sequence[int], beside: Tensor) -> Tensor:
-    return beside.new_tensor(tokens).long()
+def _ids(tokens: Sequence[int], beside: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(tokens, dtype=torch.int64, device=beside.device)

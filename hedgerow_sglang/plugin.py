@@ -13,8 +13,8 @@ from importlib import metadata
 from typing import Any
 
 from hedgerow_sglang.chain_seeds import learn_ends, next_seeds
-from hedgerow_sglang.past_output import OUTPUT, count_past_output, parse_output
-from hedgerow_sglang.plugin_protocol import NAME, parse_note
+from hedgerow_sglang.past_output import count_past_output
+from hedgerow_sglang.plugin_protocol import NAME, OUTPUT, parse_note, parse_output
 from hedgerow_sglang.seeded_sampling import sample, seeded_batch
 from hedgerow_sglang.step_chain import CHAIN, ENDS, parse_chain, parse_ends
 

@@ -53,6 +53,8 @@ COUNTS = (
     "searches",
 )
 
+OUTPUT = "hedgerow_output"
+"""The key in a request's ``custom_params`` that says where in its prompt the output began."""
 ABLE = ("evicts", "seeds", "chains", "outputs")
 """What the plug-in may be able to do on a server."""
 
@@ -208,3 +210,15 @@ def _values(fields: object) -> dict[int, float]:
             raise NoteError(f"values: {value!r} of node {key}; from 0 to 1 is needed")
         values[_id("values", int(key) if key.isdecimal() and len(key) < 10 else key)] = float(value)
     return values
+
+
+def output_param(start: int) -> dict[str, int]:
+    """For the ``custom_params`` of a request: its output began at place ``start`` of its prompt."""
+    return {OUTPUT: start}
+
+
+def parse_output(value: object) -> int:
+    """Where the output began. Raises NoteError."""
+    if type(value) is not int or value < 0:
+        raise NoteError(f"{OUTPUT}: {value!r}; a place in the prompt, from 0 on, is needed")
+    return value

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hedgerow_sglang.past_output import output_param
-from hedgerow_sglang.plugin_protocol import sampling_seed
+from hedgerow_sglang.plugin_protocol import output_param, sampling_seed
 from runtime.servers.drawn_step import DrawnStep, entropy
 from runtime.sglang.replica import Replica
 from search.engine import LOGITS_PARAMS, EngineError, Sampling, TokenLogprob

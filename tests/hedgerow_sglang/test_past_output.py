@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow_sglang.past_output import OUTPUT, count_past_output, output_param, parse_output
-from hedgerow_sglang.plugin_protocol import NoteError
+from hedgerow_sglang.past_output import count_past_output
+from hedgerow_sglang.plugin_protocol import OUTPUT, NoteError, output_param, parse_output
 
 VOCAB = 8
 
