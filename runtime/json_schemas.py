@@ -6,6 +6,7 @@ is one blank, or a new line and its indent, so that no reply goes on in blanks f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -47,14 +48,15 @@ class JsonSchemas:
     def __init__(self, tokens: Vocabulary, size: int, ends: Sequence[int]) -> None:
         """``size``: ids are below it; ``ends``: those that end a reply."""
         self.vocab = size
+        self._lacking = lacking(tokens.tokens)
         self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), n_vocab=size, eos_token=list(ends))
 
     @classmethod
     def of(cls, text: Text) -> JsonSchemas:
         """``text``: whose tokenizer nobody else uses meanwhile. Raises ValueError for a model that
-        cannot write any text."""
-        if not spells_any_text(text):
-            needed = "one that ends a reply and every byte of UTF-8 are needed"
+        cannot write JSON."""
+        if not spells_json(text):
+            needed = "one that ends a reply and every ASCII character are needed"
             raise ValueError(f"{text.checkpoint}: lacks tokens; {needed}")
         return cls(_TextVocabulary(text), text.vocab_size, sorted(text.eos))
 
@@ -63,6 +65,7 @@ class JsonSchemas:
         second, in which other threads go on. Raises SchemaRefused."""
         if len(schema) > MOST_CHARACTERS:
             raise SchemaRefused(f"{len(schema)} characters; at most {MOST_CHARACTERS} are allowed")
+        self._must_be_spelt(schema)
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
         except ValueError as error:
@@ -73,6 +76,17 @@ class JsonSchemas:
         if matcher.is_error():
             raise SchemaRefused(_reason(matcher.get_error()))
         return matcher
+
+    def _must_be_spelt(self, schema: str) -> None:
+        """Raises SchemaRefused for characters that the model cannot write."""
+        if not self._lacking or (schema.isascii() and "\\u" not in schema):
+            return
+        try:
+            spelt = json.dumps(json.loads(schema), ensure_ascii=False).encode(errors="ignore")
+        except (ValueError, RecursionError):
+            return  # which what compiles it says better
+        if strange := self._lacking & {*spelt}:
+            raise SchemaRefused(f"holds byte {min(strange):#x}, for which the model has no token")
 
 
 def must_compile(schema: str) -> None:
@@ -123,11 +137,14 @@ class _ByteVocabulary:
         return list(data)
 
 
-def spells_any_text(text: Text) -> bool:
-    """Whether a model can write whatever a schema asks for, and end it: it has each byte of UTF-8
-    as a token."""
-    bytes_of_text = {*range(0xC0), *range(0xC2, 0xF5)}
-    return bool(text.eos) and bytes_of_text <= {p[0] for p in text.pieces if len(p) == 1}
+def spells_json(text: Text) -> bool:
+    """Whether a model can write JSON, and end it."""
+    return bool(text.eos) and not lacking(text.pieces) & {10, *range(32, 127)}
+
+
+def lacking(pieces: Sequence[bytes]) -> frozenset[int]:
+    """The bytes that no token stands for alone: some vocabularies leave out rare ones."""
+    return frozenset(range(256)) - {piece[0] for piece in pieces if len(piece) == 1}
 
 
 class _TextVocabulary:
@@ -155,7 +172,9 @@ class _TextVocabulary:
         ids, at = [], 0
         while at < len(data):
             sizes = range(min(self._longest, len(data) - at), 0, -1)
-            size = next(n for n in sizes if data[at : at + n] in self._by_piece)
+            size = next((n for n in sizes if data[at : at + n] in self._by_piece), None)
+            if size is None:
+                raise ValueError(f"no token stands for byte {data[at]:#x}")
             ids.append(self._by_piece[data[at : at + size]])
             at += size
         return ids

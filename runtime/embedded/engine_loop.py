@@ -42,7 +42,7 @@ from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.shortlist import shortlist
 from runtime.embedded.step_embedder import load_embedder
 from runtime.embedded.validation import CallError, CallErrors, check, each
-from runtime.json_schemas import spells_any_text
+from runtime.json_schemas import spells_json
 from runtime.reward_format import format_read_here
 from runtime.text import Text
 from search.capabilities import Capabilities
@@ -129,7 +129,7 @@ class EngineLoop:
             likelihood=scoring is None,
             logits_params=LOGITS_PARAMS,
             logprobs=True,
-            grammar=spells_any_text(Text(options.policy)),
+            grammar=spells_json(Text(options.policy)),
         )
 
     def serve(self) -> None:

@@ -168,6 +168,25 @@ def test_a_nesting_too_deep_is_refused() -> None:
         schemas().compile('{"type":"array","items":' * 900 + "{}" + "}" * 900)
 
 
+class ByteTokens:
+    """Tokens of a vocabulary that leaves a byte out."""
+
+    eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
+    tokens = (*(b"" if i == 0xF1 else bytes([i]) for i in range(256)), b"<end>")
+
+    def __call__(self, data: bytes) -> list[int]:
+        """A byte a token."""
+        return list(data)
+
+
+def test_what_a_model_has_no_token_for_is_refused() -> None:
+    """Where the schema asks for it; strings that are free go without it."""
+    few = JsonSchemas(ByteTokens(), 257, [256])
+    few.compile('{"type": "string", "description": "\\u00e9"}')
+    with pytest.raises(SchemaRefused, match="0xf1"):
+        few.compile(json.dumps({"const": "\U00040000"}))
+
+
 def test_an_engine_is_told_which_field_it_is() -> None:
     """By the one error that engines raise."""
     with pytest.raises(EngineError, match=r"grammar: .*uniqueItems"):

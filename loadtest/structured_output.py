@@ -1,0 +1,293 @@
+"""Do replies under published schemas fit them, are they the same whatever runs, what does it cost?
+
+`python -m loadtest.structured_output [--model smollm2] [--quick] [--json] [--replies FILE]`
+
+The suite is what the functions of the Berkeley Function Calling Leaderboard ask for: some 3,370
+distinct schemas in the PyPI package ``bfcl-eval``, whose wheel is read and not installed
+(``pip download --no-deps -d build bfcl-eval==2026.3.23``), each with a question that it belongs
+to; BFCL's names of types become JSON Schema's. Servers run in processes of their own.
+``jsonschema_rs`` validates, which has nothing to do with what compiles; a number beyond a double's
+range counts as the largest one. ``same`` is always about the bundled models, as it needs drafts.
+A row a part:
+
+- ``compiled``: ``schemas``, ``compiled``, ``share``; ``refused``: how many by which reason;
+  ``p50_ms`` and ``most_ms`` of a schema.
+- ``plain``, ``searched``: ``schemas`` asked, ``stopped`` and ``cut`` replies; of the stopped ones
+  ``valid``; ``failed``: answers that were errors.
+- ``same``: of ``schemas`` with three replies each, under every set-up in ``set_ups``, ``equal``:
+  with the tokens and log-probabilities of the first one, which shares and drafts nothing.
+- ``cost``: replies with and without a schema by turns, eight at a time, of ``tokens`` at most:
+  medians of ``tokens_a_second``; ``ratio``: with over without, the median over the turns' pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import jsonschema_rs
+
+from loadtest.report import publish, say
+from loadtest.served import Served
+from runtime.json_schemas import SchemaRefused, must_compile
+
+SUITE = Path("build/bfcl_eval-2026.3.23-py3-none-any.whl")
+NO_FUNCTIONS = ("possible_answer", "format_sensitivity", "memory_prereq")
+TYPES = {
+    **dict.fromkeys(("dict", "HashMap", "Hashtable"), "object"),
+    **dict.fromkeys(("tuple", "list", "Array", "ArrayList", "Queue", "Stack"), "array"),
+    **dict.fromkeys(("float", "double"), "number"),
+    **dict.fromkeys(("byte", "short", "long", "Bigint"), "integer"),
+    **dict.fromkeys(("any", "Any", "String", "char"), "string"),
+    "bool": "boolean",
+}
+"""BFCL's names of types; the others are JSON Schema's."""
+AT_ONCE, SECONDS = 8, 1800.0
+TOKENS = 160
+SEARCH = {"policy": "self_consistency", "width": 4, "seed": 1, "trajectory_tokens": 96}
+MODEL = "sprig"
+SET_UPS: dict[str, dict[str, Any]] = {
+    "nothing": {"dedup": "off"},
+    "dedup": {"dedup": "on"},
+    "drafts": {"dedup": "on", "draft": "scheduled"},
+    "evicting": {"dedup": "on", "draft": "scheduled", "kv_tokens": 2500, "batch_limit": 4},
+}
+COLUMNS = ("part", "schemas", "result")
+
+
+class Asked(NamedTuple):
+    """A schema of the suite and a question that it belongs to."""
+
+    schema: dict[str, Any]
+    question: str
+
+    def body(self, model: str, **more: Any) -> dict[str, Any]:
+        """A chat's request."""
+        named = {"name": "arguments", "schema": self.schema}
+        wanted = {"type": "json_schema", "json_schema": named}
+        messages = [{"role": "user", "content": self.question[:400]}]
+        body = {"model": model, "messages": messages, "seed": 1, "max_tokens": TOKENS}
+        return body | {"response_format": wanted} | more
+
+
+def suite(wheel: Path) -> list[Asked]:
+    """Every distinct schema of the package's functions, in the files' order."""
+    distinct: dict[str, Asked] = {}
+    with zipfile.ZipFile(wheel) as files:
+        for name in sorted(files.namelist()):
+            if name.endswith(".json") and not any(word in name for word in NO_FUNCTIONS):
+                for line in files.read(name).decode().splitlines():
+                    for one in asked_in(line):
+                        distinct.setdefault(json.dumps(one.schema), one)
+    return [*distinct.values()]
+
+
+def asked_in(line: str) -> Iterator[Asked]:
+    """What a line of a file asks for; a part of a document on several lines asks for nothing."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(entry, dict):
+        return
+    functions = entry.get("function", [entry])
+    for function in functions if isinstance(functions, list) else [functions]:
+        if isinstance(function, dict) and isinstance(function.get("parameters"), dict):
+            turns = json.dumps(entry.get("question", function["name"]))
+            yield Asked(renamed(function["parameters"]), turns)
+
+
+def renamed(part: Any) -> Any:
+    """With JSON Schema's names of types."""
+    if isinstance(part, list):
+        return [renamed(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: TYPES.get(value, value) if key == "type" and isinstance(value, str) else renamed(value)
+        for key, value in part.items()
+    }
+
+
+def compiled(asked: Sequence[Asked]) -> tuple[dict[str, Any], list[Asked]]:
+    """The row, and those that compile."""
+    good, refused, times = [], Counter[str](), []
+    for one in asked:
+        begun = time.perf_counter()
+        try:
+            must_compile(json.dumps(one.schema))
+            good.append(one)
+        except SchemaRefused as error:
+            refused[str(error)[:60]] += 1
+        times.append(1e3 * (time.perf_counter() - begun))
+    share = len(good) / len(asked)
+    result = f"{share:.1%} compiled"
+    row = {"part": "compiled", "schemas": len(asked), "compiled": len(good), "share": share}
+    more = {"refused": dict(refused), "p50_ms": statistics.median(times), "most_ms": max(times)}
+    return row | more | {"result": result}, good
+
+
+def spread(asked: Sequence[Asked], count: int) -> list[Asked]:
+    """So many of them, from all over the suite."""
+    count = min(count, len(asked))
+    return [asked[i * len(asked) // count] for i in range(count)]
+
+
+class Place(NamedTuple):
+    """A server and the model that it is asked for."""
+
+    url: str
+    model: str
+
+
+async def each(
+    place: Place, asked: Sequence[Asked], more: Callable[[], dict[str, Any]]
+) -> list[httpx.Response]:
+    """The answers, some at a time."""
+    gate, left = asyncio.Semaphore(AT_ONCE), len(asked)
+    async with httpx.AsyncClient(base_url=place.url, timeout=SECONDS) as client:
+
+        async def one(ask: Asked) -> httpx.Response:
+            nonlocal left
+            async with gate:
+                answer = await client.post(
+                    "/v1/chat/completions", json=ask.body(place.model, **more())
+                )
+            left -= 1
+            if left % 50 == 0:
+                say(f"{left} left")
+            return answer
+
+        return list(await asyncio.gather(*map(one, asked)))
+
+
+async def held_to(
+    part: str, place: Place, asked: Sequence[Asked], more: dict[str, Any], kept: Path | None
+) -> dict[str, Any]:
+    """The row of replies that are to fit their schemas."""
+    answers = await each(place, asked, lambda: more)
+    counts: Counter[str] = Counter(dict.fromkeys(("stopped", "cut", "valid", "failed"), 0))
+    lines = []
+    for one, answer in zip(asked, answers, strict=True):
+        if answer.status_code != 200:
+            counts["failed"] += 1
+            say(f"{answer.status_code}: {answer.text[:300]}")
+            continue
+        [choice] = answer.json()["choices"]
+        counts["stopped" if choice["finish_reason"] == "stop" else "cut"] += 1
+        if choice["finish_reason"] == "stop":
+            content = choice["message"]["content"]
+            lines.append(json.dumps({"schema": one.schema, "reply": content}))
+            counts["valid"] += valid(one.schema, content)
+    if kept is not None:
+        with kept.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    result = f"{counts['valid']} valid of {counts['stopped']} that ended, {counts['cut']} cut"
+    return {"part": part, "schemas": len(asked), **counts, "result": result}
+
+
+def valid(schema: dict[str, Any], content: str) -> bool:
+    """Whether a reply is JSON that fits."""
+    try:
+        reply = json.loads(content, parse_float=within_range)
+        fits = jsonschema_rs.is_valid(schema, reply)
+    except ValueError:
+        fits = False
+    if not fits:
+        say(f"not valid: {content[:300]} by {json.dumps(schema)[:900]}")
+    return fits
+
+
+def within_range(number: str) -> float:
+    """A number of any size as a double."""
+    return max(-sys.float_info.max, min(float(number), sys.float_info.max))
+
+
+async def same(asked: Sequence[Asked]) -> dict[str, Any]:
+    """The row of replies under several set-ups."""
+    drawn: list[list[Any]] = []
+    for name, settings in SET_UPS.items():
+        with Served(**settings) as served:
+            more = {"n": 3, "logprobs": True, "top_logprobs": 2, "max_tokens": 80}
+            answers = await each(Place(served.url, MODEL), asked, lambda more=more: more)
+        drawn.append([answer.raise_for_status().json()["choices"] for answer in answers])
+        say(f"set-up {name}")
+    first, *others = drawn
+    equal = sum(all(other[i] == first[i] for other in others) for i in range(len(asked)))
+    row = {"part": "same", "schemas": len(asked), "set_ups": [*SET_UPS], "equal": equal}
+    return row | {"result": f"{equal} of {len(asked)} equal under {len(SET_UPS)} set-ups"}
+
+
+async def cost(place: Place, asked: Sequence[Asked], turns: int, tokens: int) -> dict[str, Any]:
+    """The row of what it costs."""
+    free = {"response_format": None, "ignore_eos": True}
+    sides = {"without": free, "with": {}}
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(turns + 1):  # the first one warms up
+        for side in sides if turn % 2 else reversed(sides):
+            seed = iter(range(10_000 * turn, 10_000 * (turn + 1)))
+            more = sides[side] | {"max_tokens": tokens}
+            begun = time.perf_counter()
+            answers = await each(
+                place, asked, lambda more=more, seed=seed: more | {"seed": next(seed)}
+            )
+            seconds = time.perf_counter() - begun
+            drawn = sum(a.raise_for_status().json()["usage"]["completion_tokens"] for a in answers)
+            if turn:
+                speeds[side].append(drawn / seconds)
+    pairs = zip(speeds["with"], speeds["without"], strict=True)
+    ratio = statistics.median(a / b for a, b in pairs)
+    medians = {side: statistics.median(values) for side, values in speeds.items()}
+    row = {"part": "cost", "schemas": len(asked), "tokens": tokens, "tokens_a_second": medians}
+    return row | {"ratio": ratio, "result": f"{ratio:.2f} of the tokens a second"}
+
+
+async def measure(
+    model: str, asked: Sequence[Asked], quick: bool, kept: Path | None
+) -> list[dict[str, Any]]:
+    """A row a part."""
+    first, good = compiled(asked)
+    plain, searched, few = (30, 5, 5) if quick else (400, 50, 40)
+    parts: list[Callable[[Place], Awaitable[dict[str, Any]]]] = [
+        lambda at: held_to("plain", at, spread(good, plain), {}, kept),
+        lambda at: held_to("searched", at, spread(good, searched), {"search": SEARCH}, kept),
+        lambda at: cost(at, spread(good, 16), 2 if quick else 9, 64),
+    ]
+    rows = [first]
+    with Served(*([] if model == MODEL else [model])) as served:
+        for part in parts:
+            rows.append(await part(Place(served.url, model)))
+            say(json.dumps(rows[-1]))
+    return [*rows, await same(spread(good, few))]
+
+
+def main() -> None:
+    """Print a table, or one JSON document with ``--json``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.structured_output", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--suite", type=Path, default=SUITE, help="the wheel of bfcl-eval")
+    parser.add_argument(
+        "--replies", type=Path, help="append what ended, a line each with its schema"
+    )
+    parser.add_argument("--model", default=MODEL, help="what `hedgerow serve` serves by this name")
+    parser.add_argument("--quick", action="store_true", help="30 schemas, 5 searched, 5 compared")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args()
+    asked = suite(options.suite)
+    rows = asyncio.run(measure(options.model, asked, options.quick, options.replies))
+    publish({"rows": rows}, options.json, "replies under the schemas of BFCL", COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The suite of schemas: read from a package's wheel, and what of a reply counts as valid."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+from loadtest.structured_output import Asked, compiled, spread, suite, valid
+
+DICT = {"type": "dict", "properties": {"sizes": {"type": "tuple", "items": {"type": "float"}}}}
+OBJECT = {"type": "object", "properties": {"sizes": {"type": "array", "items": {"type": "number"}}}}
+
+
+def test_each_schema_is_read_once(tmp_path: Path) -> None:
+    """In JSON Schema's names of types, with its question; answers and other files ask nothing."""
+    lines = [{"question": "How?", "function": [{"name": "f", "parameters": DICT}] * 2}, {"id": 1}]
+    text = "\n".join(map(json.dumps, lines))
+    wheel = tmp_path / "package.whl"
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("data/simple.json", text + "\n}")
+        files.writestr("data/possible_answer/simple.json", text.replace("sizes", "other"))
+        files.writestr("data/readme.md", text.replace("sizes", "third"))
+    [asked] = suite(wheel)
+    assert asked.schema == OBJECT
+    assert "How?" in asked.question
+
+
+def test_what_is_refused_is_counted_by_its_reason() -> None:
+    """And only what compiles is asked for."""
+    good, bad = Asked(OBJECT, "?"), Asked({"uniqueItems": True}, "?")
+    row, kept = compiled([good, bad])
+    assert kept == [good]
+    assert (row["schemas"], row["compiled"], row["share"]) == (2, 1, 0.5)
+    assert [*row["refused"]] == ['Unimplemented keys: ["uniqueItems"]']
+
+
+def test_a_number_of_any_size_is_a_number() -> None:
+    """JSON has no largest one; what is cut or of another type is not valid."""
+    assert valid(OBJECT, '{"sizes": [1e999, -2]}')
+    assert not valid(OBJECT, '{"sizes": ["1"]}')
+    assert not valid(OBJECT, '{"sizes": [')
+
+
+def test_a_part_of_the_suite_is_from_all_over_it() -> None:
+    """Its files go from one kind of function to another."""
+    asked = [Asked({"const": i}, "?") for i in range(10)]
+    assert [one.schema["const"] for one in spread(asked, 3)] == [0, 3, 6]
+    assert spread(asked, 99) == asked
