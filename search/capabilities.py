@@ -20,7 +20,7 @@ class Capabilities:
     ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
     ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by name.
     ``logprobs``: whether it tells those that ``Sampling.logprobs`` asks for; ``grammar``: whether
-    it holds to ``Sampling.grammar``.
+    it holds to ``Sampling.grammar``; ``grammar_at_once``: in one call from the prompt on alone.
     ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
     seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
     ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
@@ -49,6 +49,7 @@ class Capabilities:
     logprobs: bool = False
     most_temperature: float = math.inf
     grammar: bool = False
+    grammar_at_once: bool = False
 
     @property
     def reproducible(self) -> Reproducible:

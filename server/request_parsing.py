@@ -242,6 +242,7 @@ def _completion(
     seed = seed_of(request) if spec is None else spec.seed
     stop = stop_strings(request.stop, settings.max_stop_strings)
     if spec is None or more["grammar"] is not None:
+        able = service.runner.engine.capabilities
         tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
         if choices * tokens > key.tree_tokens:
             allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are"
@@ -249,7 +250,7 @@ def _completion(
         first = PlainCompletion(
             prompt=problem.prompt,
             limit=tokens,
-            piece=settings.step_tokens,
+            piece=tokens if able.grammar_at_once and more["grammar"] else settings.step_tokens,
             seed=seed or 0,
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,

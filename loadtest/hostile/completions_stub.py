@@ -14,12 +14,14 @@ LOGPROB = math.log(0.5)
 
 class CompletionsStub(Stub):
     """Answers ``/v1/completions``, and names one model. ``without``: fields that its answers lack;
-    ``seeds``: whether it heeds them; ``trims``: what stops it is not in its text."""
+    ``seeds``: whether it heeds them; ``trims``: what stops it is not in its text; ``grammar``: the
+    field by which it holds to a schema that allows one thing, None: by none."""
 
     work = "/v1/completions"
     without: tuple[str, ...] = ()
     seeds = True
     trims = False
+    grammar: str | None = None
     models: tuple[str, ...] = (NAME,)
     _draws = 0
 
@@ -46,10 +48,18 @@ class CompletionsStub(Stub):
         usage["completion_tokens"] = sum(choice.pop("drawn") for choice in choices)
         return {"choices": choices, "usage": usage}
 
+    def _only(self, held: dict[str, Any]) -> list[int]:
+        """The one thing that a schema allows, a byte a token, and the end."""
+        schema = held["json"] if "json" in held else held["json_schema"]["schema"]
+        said = json.dumps(schema["const"]).encode()
+        return [*(self._pieces.index(bytes([byte])) for byte in said), self._end]
+
     def _choice(self, asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         self._draws += 1
         seed = asked.get("seed", 0) if self.seeds else self._draws
         drawn, stopped = self.draw(ids, seed, asked["max_tokens"], asked.get("stop", ()))
+        if self.grammar is not None and self.grammar in asked:
+            drawn, stopped = self._only(asked[self.grammar]), True
         tops = [{f"token_id:{token}": LOGPROB} for token in drawn]
         if verdicts := asked.get("logprob_token_ids"):
             good = min(max(share(ids), 1e-6), 1 - 1e-6)

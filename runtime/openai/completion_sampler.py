@@ -9,6 +9,7 @@ from runtime.openai.completion_server import COMPLETIONS, CompletionServer, Json
 from runtime.openai.openai_search import OpenaiSearch
 from runtime.openai.server_dialect import Dialect, cached_tokens
 from runtime.openai.step_completion import StepCompletion
+from runtime.servers.drawn_step import must_begin_at_the_prompt
 from runtime.servers.fleet import Fleet
 from runtime.servers.request_costs import Path
 from runtime.stop_strings import StopStringTables
@@ -58,6 +59,7 @@ class CompletionSampler:
             return []
         for branch in branches:
             self._must_fit(branch)
+        must_begin_at_the_prompt(branches, sampling)
         try:
             stops = self._stops.of(sampling.stop)
         except ValueError as error:

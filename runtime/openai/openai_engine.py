@@ -259,6 +259,8 @@ class OpenaiEngine:
             step_logprobs=logprobs,
             most_temperature=MOST_TEMPERATURE,
             logits_params=HONOURED if all(server.vllm for server in self._policy.replicas) else (),
+            grammar=all(dialect.grammar for dialect in self._dialects.values()),
+            grammar_at_once=True,
         )
 
     def _make_scorer(self) -> Scorer:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
+from search.engine import EngineError
 
 Json = Mapping[str, Any]
 NAMED_ID = "token_id:"
@@ -22,6 +24,8 @@ EXTRAS: Json = {
     "skip_special_tokens": False,
 }
 """Asked of every server that does not refuse them: token ids back, nothing cut off."""
+GRAMMAR_FIELDS = ("structured_outputs", "response_format")
+"""vLLM's, and OpenAI's, which some take for completions too."""
 SEEDS = (3, 3, 4)
 """Of the draws that tell whether seeds are heeded: the first two are to be equal."""
 
@@ -31,7 +35,7 @@ class Dialect:
     """``extras``: it does not refuse what is not OpenAI's; ``ids``: it tells token ids, not text
     alone; ``logprobs``: and their log-probabilities; ``seeds``: the same seed drew the same;
     ``cached``: it tells how many tokens of a prompt were cached; ``stops``: what stopped it is at
-    the end of what it tells."""
+    the end of what it tells; ``grammar``: the field by which it holds to a JSON schema."""
 
     extras: bool
     ids: bool
@@ -39,6 +43,7 @@ class Dialect:
     seeds: bool
     cached: bool
     stops: bool = True
+    grammar: str | None = None
 
     @classmethod
     def of(cls, url: str, answers: Sequence[Json], text: Text, *, extras: bool) -> Dialect:
@@ -105,6 +110,18 @@ def stop_trial(prompt: Sequence[int], stop: str | None, *, extras: bool) -> dict
     """As ``trial``, the likeliest tokens; with ``stop`` they are to end with it."""
     body = trial(prompt, 0, extras=extras) | {"temperature": 0.0}
     return body if stop is None else body | {"stop": [stop]}
+
+
+def grammar_fields(name: str | None, grammar: str) -> dict[str, Any]:
+    """The field of a body that asks for a JSON schema. Raises EngineError where none does."""
+    schema = json.loads(grammar)
+    match name:
+        case "structured_outputs":
+            return {name: {"json": schema}}
+        case "response_format":
+            named = {"name": "reply", "schema": schema, "strict": True}
+            return {name: {"type": "json_schema", "json_schema": named}}
+    raise EngineError("grammar: the server holds to no schema")
 
 
 def token_ids(choice: Json) -> list[int] | None:

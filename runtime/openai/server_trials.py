@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.openai.completion_server import COMPLETIONS, CompletionServer, Json
-from runtime.openai.server_dialect import SEEDS, Dialect, stop_trial, trial
+from runtime.openai.server_dialect import (
+    GRAMMAR_FIELDS,
+    SEEDS,
+    Dialect,
+    grammar_fields,
+    stop_trial,
+    trial,
+)
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
 from search.engine import EngineDown, EngineError
@@ -16,6 +23,8 @@ log = logging.getLogger(__name__)
 
 TRIED = "Three and four are"
 """What a policy server goes on from, to show how it speaks."""
+CONSTANT = 7193
+"""What nobody says who is not held to it."""
 
 
 async def dialect_of(server: CompletionServer, text: Text) -> Dialect:
@@ -33,6 +42,7 @@ async def dialect_of(server: CompletionServer, text: Text) -> Dialect:
     bodies = [trial(prompt, seed, extras=extras) for seed in SEEDS[1:]]
     more = [await tried(server, COMPLETIONS, body) for body in bodies]
     found = Dialect.of(server.url, [first, *more], text, extras=extras)
+    found = replace(found, grammar=await _grammar_field(server, prompt, extras=extras))
     if found.ids:
         return found
     return replace(found, stops=await _keeps_stops(server, prompt, extras=extras))
@@ -56,6 +66,21 @@ async def tried(server: CompletionServer, path: str, body: Any) -> Json:
         raise
     except EngineError as error:
         raise WrongServer(f"{server.url}{path}: {error}") from error
+
+
+async def _grammar_field(
+    server: CompletionServer, prompt: list[int], *, extras: bool
+) -> str | None:
+    """By which field a server says the one thing that a schema allows; None: by none known."""
+    for name in GRAMMAR_FIELDS:
+        held = grammar_fields(name, f'{{"const":{CONSTANT}}}')
+        try:
+            said = await _said(server, stop_trial(prompt, None, extras=extras) | held)
+        except WrongServer:
+            continue
+        if said.lstrip().startswith(str(CONSTANT)):  # the end may be spelt out after it
+            return name
+    return None
 
 
 async def _keeps_stops(server: CompletionServer, prompt: list[int], *, extras: bool) -> bool:

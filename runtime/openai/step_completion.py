@@ -10,6 +10,7 @@ from runtime.openai.sampling_fields import sampling_fields
 from runtime.openai.server_dialect import (
     EXTRAS,
     Dialect,
+    grammar_fields,
     ids_of_text,
     token_ids,
     token_logprobs,
@@ -49,6 +50,8 @@ class StepCompletion(DrawnStep):
             body |= {"stop": list(sampling.stop)}
         if dialect.extras:
             body |= {"stop_token_ids": sorted(self.eos), "logprobs": top, **EXTRAS}
+        if sampling.grammar is not None:
+            body |= grammar_fields(dialect.grammar, sampling.grammar)
         return body
 
     def take(self, answer: Mapping[str, Any], top: int, dialect: Dialect, text: Text) -> int:

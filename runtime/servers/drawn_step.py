@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runtime.stop_strings import StopStrings
 from runtime.text import Text
-from search.engine import Branch, Sampling, Step, TokenLogprob
+from search.engine import Branch, EngineError, Sampling, Step, TokenLogprob
 from search.tree import Finish
 
 
@@ -48,7 +48,8 @@ class DrawnStep:
     def add(self, drawn: Iterable[tuple[int, float]]) -> int:
         """Add ids and log-probabilities up to where the step ends; how many were taken.
 
-        ``finish`` says so if it ends.
+        ``finish`` says so if it ends. Raises EngineError for one under a grammar that does not: the
+        server would begin the grammar anew.
         """
         taken = 0
         for token, logprob in drawn:
@@ -58,6 +59,8 @@ class DrawnStep:
             self.finish = self._finish()
             if self.finish is not None:
                 break
+        if self.finish is None and self.sampling.grammar is not None:
+            raise EngineError(f"grammar: the server ended a reply early, after {taken} tokens")
         return taken
 
     def step(self, text: Text) -> Step:
@@ -74,6 +77,14 @@ class DrawnStep:
         if self.stops.ended(self.tokens):
             return Finish.STEP
         return Finish.LENGTH if len(self.tokens) == self.branch.limit else None
+
+
+def must_begin_at_the_prompt(branches: Iterable[Branch], sampling: Sampling) -> None:
+    """Raises EngineError for a reply under a grammar that has begun: servers look for it from where
+    a request begins."""
+    begun = (len(branch.tokens) != sampling.prompt_tokens for branch in branches)
+    if sampling.grammar is not None and any(begun):
+        raise EngineError("grammar: a reply under one is drawn in one call on this engine")
 
 
 def entropy(logprobs: Sequence[float]) -> float:

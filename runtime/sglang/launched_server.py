@@ -57,6 +57,8 @@ ON_CPU = (
 An idle server sleeps until a request comes: awake it would take a core from those at work.
 """
 
+COMPACT_JSON = "--constrained-json-disable-any-whitespace"
+"""Under a schema no reply goes on in blanks for good."""
 BY_PREFIX = ("--schedule-policy", "dfs-weight")
 """What begins alike is let in together: a small pool reads less again than in the order of arrival.
 (``lpm`` gives that up where more than 128 requests wait.) SGLang has no priorities beside it."""
@@ -113,7 +115,7 @@ class LaunchOptions:
             *(ON_CPU if self.device == "cpu" else ()),
             *(("--sampling-backend", "pytorch") if self.seeds else ()),
             *(("--radix-cache-backend", NAME) if self.evicts else ()),
-            *(("--is-embedding",) if self.classifies else ()),
+            *(("--is-embedding",) if self.classifies else (COMPACT_JSON,)),
             *(BY_PRIORITY if self.schedules else BY_PREFIX),
             *self.args,
         ]

@@ -70,6 +70,11 @@ class Replica(RemoteServer):
         self.routed = routed
         self.sent_again = SentAgain()
 
+    @property
+    def has_grammars(self) -> bool:
+        """Whether it was started with what holds replies to schemas."""
+        return self.details.get("grammar_backend") not in (None, "none")
+
     def learn(self, info: Json) -> None:
         """Take what ``/server_info`` says."""
         self.details = info

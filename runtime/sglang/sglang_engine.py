@@ -305,6 +305,8 @@ class SglangEngine:
         self._scorer = self._make_scorer()
         self._capabilities = Capabilities(
             logprobs=True,
+            grammar=all(replica.has_grammars for replica in self._policy.replicas),
+            grammar_at_once=True,
             engine="sglang",
             models={"policy": str(options.policy)}
             | ({"prm": str(options.prm)} if options.prm else {}),

@@ -39,7 +39,9 @@ class StepRequest(DrawnStep):
     def body(self, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``note``: more sampling parameters."""
         sampling, left = self.sampling, self.left
-        most = left if self.tokens or not self.at_once else min(left, self.at_once)
+        whole = self.tokens or not self.at_once or sampling.grammar is not None
+        most = left if whole else min(left, self.at_once)
+        held = {} if sampling.grammar is None else {"json_schema": sampling.grammar}
         return {
             "input_ids": list(self.path),
             "return_logprob": True,
@@ -55,6 +57,7 @@ class StepRequest(DrawnStep):
                 "stream_interval": WHOLE,
                 "skip_special_tokens": False,
                 "sampling_seed": sampling_seed(self.branch.seed),
+                **held,
                 **note,
                 **logits_fields(sampling, len(self.path), most, note.get("custom_params", {})),
             },

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hedgerow_sglang.step_chain import StepEnds
+from runtime.servers.drawn_step import must_begin_at_the_prompt
 from runtime.servers.fleet import Fleet
 from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
 from runtime.sglang.replica import Json, Replica
@@ -90,6 +91,7 @@ class StepSampler:
             return []
         for branch in branches:
             self._must_fit(branch)
+        must_begin_at_the_prompt(branches, sampling)
         stops = self._stops_of(sampling.stop)
         requests = [
             StepRequest(branch, sampling, stops, self._text.eos, at_once=at_once)

@@ -6,11 +6,13 @@ pass's.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 import pytest_asyncio
 
@@ -39,6 +41,12 @@ POLICY = SPRIG_FOLDER / "policy"
 TEXT = Text(POLICY)
 QUESTION = "Use 4 9 10 13 to make 24."
 PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
+SCHEMA = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
 GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 FORMAT = "qwen2.5-math-prm"
 
@@ -175,3 +183,17 @@ async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:
     costs = await engine.release("elm")
     assert costs.expected_tokens == (len(path) - 1) // 32 * 32
     assert costs.rehydrated_tokens == 0
+
+
+async def test_a_reply_under_a_schema_fits_it(engine: OpenaiEngine) -> None:
+    """By vLLM's own ``structured_outputs``, drawn in one call."""
+    assert engine.capabilities.grammar
+    sampling = Sampling(
+        stop=(), max_step_tokens=120, prompt_tokens=len(PROMPT), grammar=json.dumps(SCHEMA)
+    )
+    branches = [Branch(0, i, PROMPT, 7 + i, 120, i + 1) for i in range(6)]
+    steps = await engine.expand("ash", branches, sampling)
+    ended = [step for step in steps if step.finish is Finish.END]
+    assert ended
+    for step in ended:
+        jsonschema_rs.validate(SCHEMA, json.loads(step.text))
