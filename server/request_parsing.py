@@ -133,7 +133,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     messages = plain_messages(request.messages, service.settings.max_messages)
     rest = goes_on(request, messages, searched=spec is not None)
     searched = spec is not None
-    tools = await tools_of(request, service, searched=searched)
+    tools = await tools_of(request, service)
     shown = tools.tools if tools else ()
     problem = await build_prompt(messages, service, key, searched=searched, rest=rest, tools=shown)
     return _completion(

@@ -11,6 +11,7 @@ from server.reply_logprobs import ReplyToken, chat_logprobs
 from server.request_parsing import ParsedRequest
 from server.responses_request import ResponsesRequest
 from server.streams import Parts
+from server.tool_calls import Call, CallDelta
 
 Json = dict[str, Any]
 
@@ -37,9 +38,9 @@ class ResponseFormat:
             "top_logprobs": request.top_logprobs or 0,
             "reasoning": {"effort": effort, "summary": None},
             "text": {"format": (request.text or {}).get("format") or {"type": "text"}},
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
+            "tools": request.tools or [],
+            "tool_choice": request.tool_choice or "auto",
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "truncation": "disabled",
             "store": False,
             "background": False,
@@ -61,7 +62,10 @@ class ResponseFormat:
         reasoning = reply.rounds + thought
         tokens = reply.logprobs[0] if reply.logprobs else ()
         output = [self.reasoning_item(reasoning)] if reasoning else []
-        output.append(self.message_item(content, tokens, ended))
+        read = self._parsed.read_calls(content)
+        if read.text or not read.calls:
+            output.append(self.message_item(read.text, tokens, ended))
+        output += [self.call_item(i, call, ended) for i, call in enumerate(read.calls)]
         cut = {"reason": "max_output_tokens"} if ended == "length" else None
         body = self._head | {"status": status_of(ended), "error": None, "incomplete_details": cut}
         body |= {"output": output, "usage": _usage(reply.usage)}
@@ -83,10 +87,22 @@ class ResponseFormat:
         item = {"type": "message", "id": f"msg_{self._number}", "role": "assistant"}
         return item | {"content": content, "status": status}
 
+    def call_item(self, place: int, call: Call, ended: str | None = None) -> Json:
+        """The item that holds a call; ``ended`` None: it has begun."""
+        named = {"call_id": self._parsed.call_id(0, place), "name": call.name}
+        status = "in_progress" if ended is None else status_of(ended)
+        item = {"type": "function_call", "id": f"fc_{self._number}_{place}", **named}
+        return item | {"arguments": call.arguments, "status": status}
+
     def text_part(self, text: str, tokens: Sequence[ReplyToken] = ()) -> Json:
         """A reply's text."""
         logprobs = self.logprobs(tokens)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    @property
+    def forced(self) -> bool:
+        """Whether the reply is a call whatever the model would say."""
+        return self._parsed.calls is not None and self._parsed.calls.forced
 
     def logprobs(self, tokens: Sequence[ReplyToken]) -> list[Json]:
         """Of these tokens."""
@@ -102,6 +118,8 @@ class ResponseEvents:
         self._sent = 0
         self._thought: str | None = None
         self._replied = False
+        self._calls: list[Call] = []
+        """Those that were begun, as far as they were told."""
 
     def opening(self) -> list[Json]:
         """Before anything is drawn."""
@@ -110,25 +128,62 @@ class ResponseEvents:
         return [self._event(kind, response=begun) for kind in kinds]
 
     def more(self, parts: Parts, tokens: Sequence[ReplyToken] | None = None) -> list[Json]:
-        """New parts of a thought and of the reply, either of which may be empty; ``tokens``: whose
-        log-probabilities go with the text."""
+        """New parts of a thought, of the reply and of its calls, any of which may be empty; calls
+        amid text wait for its end. ``tokens``: whose log-probabilities go with the text."""
         events = self._thinking(parts.thought) if parts.thought else []
-        return [*events, *self._replying(parts.text, tokens or ())] if parts.text else events
+        if parts.text:
+            events += self._replying(parts.text, tokens or ())
+        if self._written.forced:
+            for delta in parts.calls:
+                events += self._calling(delta)
+        return events
 
     def ending(self, reply: CompletedReply) -> list[Json]:
         """What is left, once all text was told."""
-        whole = self._written.whole(reply)
+        whole, events = self._written.whole(reply), []
+        for item in whole["output"]:
+            if item["type"] == "message":
+                events += self._end_reply(item)
+            if item["type"] == "function_call":
+                events += self._end_call(item)
+        ended = "completed" if whole["status"] == "completed" else "incomplete"
+        return [*events, self._event(f"response.{ended}", response=whole)]
+
+    def _end_reply(self, item: Json) -> list[Json]:
         events = [] if self._replied else self._begin_reply()
-        item = whole["output"][-1]
         [part] = item["content"]
         place = self._place(item)
         text, logprobs = part["text"], part["logprobs"]
         done = self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
         events.append(done)
         events.append(self._event("response.content_part.done", **place, part=part))
-        events.append(self._item_event("done", item))
-        ended = "completed" if whole["status"] == "completed" else "incomplete"
-        return [*events, self._event(f"response.{ended}", response=whole)]
+        return [*events, self._item_event("done", item)]
+
+    def _calling(self, delta: CallDelta) -> list[Json]:
+        events = []
+        if delta.name is not None:
+            call = Call(delta.name, "")
+            events += [] if self._calls else self._end_thought()
+            self._calls.append(call)
+            events.append(self._item_event("added", self._written.call_item(delta.place, call)))
+        call = self._calls[delta.place]
+        self._calls[delta.place] = Call(call.name, call.arguments + delta.arguments)
+        if not delta.arguments:
+            return events
+        item = self._written.call_item(delta.place, call)
+        place = {"item_id": item["id"], "output_index": self._index(item)}
+        kind = "response.function_call_arguments.delta"
+        return [*events, self._event(kind, **place, delta=delta.arguments)]
+
+    def _end_call(self, item: Json) -> list[Json]:
+        """The end of one that was told, or the whole of one that was not."""
+        number, events = int(item["id"].rpartition("_")[2]), []
+        if number == len(self._calls):
+            events = self._calling(CallDelta(number, item["name"], item["arguments"]))
+        more = {"arguments": item["arguments"], "name": item["name"]}
+        place = {"item_id": item["id"], "output_index": self._index(item)}
+        done = self._event("response.function_call_arguments.done", **place, **more)
+        return [*events, done, self._item_event("done", item)]
 
     def error(self, error: Json) -> Json:
         """The stream fails."""
@@ -174,8 +229,11 @@ class ResponseEvents:
         return {"item_id": item["id"], "output_index": self._index(item), "content_index": 0}
 
     def _index(self, item: Json) -> int:
-        """A thought comes before the reply."""
-        return 1 if item["type"] == "message" and self._thought is not None else 0
+        """A thought comes before the reply, and its calls after that."""
+        before = 0 if item["type"] == "reasoning" else int(self._thought is not None)
+        if item["type"] != "function_call":
+            return before
+        return before + int(self._replied) + int(item["id"].rpartition("_")[2])
 
     def _item_event(self, kind: str, item: Json) -> Json:
         name = f"response.output_item.{kind}"

@@ -22,7 +22,16 @@ from server.request_models import (
     TopP,
     only_names_of_unread,
 )
+from server.responses_tools import (
+    call_of,
+    chat_choice,
+    chat_tools,
+    renamed_tools,
+    result_of,
+    with_calls_joined,
+)
 from server.sampling_parameters import SamplingParameters
+from server.tool_requests import FUNCTION_SCHEMA, MOST_TOOLS
 from server.unsupported_parameters import RESPONSES
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -52,10 +61,45 @@ _MESSAGE_SCHEMA = {
     },
     "required": ["role", "content"],
 }
+_CALL_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "function_call"}}
+    | {name: {"type": "string"} for name in ("call_id", "name", "arguments")},
+    "required": ["type", "call_id", "name", "arguments"],
+}
+_RESULT_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function_call_output"},
+        "call_id": {"type": "string"},
+        "output": _CONTENT_SCHEMA,
+    },
+    "required": ["type", "call_id", "output"],
+}
+_ITEM_SCHEMA = {"anyOf": [_MESSAGE_SCHEMA, _CALL_SCHEMA, _RESULT_SCHEMA]}
 _INPUT_SCHEMA = {
     "anyOf": [
         {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "maxItems": MOST_MESSAGES, "items": _MESSAGE_SCHEMA},
+        {"type": "array", "minItems": 1, "maxItems": MOST_MESSAGES, "items": _ITEM_SCHEMA},
+    ]
+}
+TOOLS_SCHEMA = {
+    "type": ["array", "null"],
+    "maxItems": MOST_TOOLS,
+    "items": {
+        **FUNCTION_SCHEMA,
+        "properties": {"type": {"const": "function"}, **FUNCTION_SCHEMA["properties"]},
+        "required": ["type", "name"],
+    },
+}
+CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+            "required": ["type", "name"],
+        },
     ]
 }
 _TEXT_SCHEMA = {
@@ -84,6 +128,9 @@ class ResponsesRequest(SamplingParameters):
     top_logprobs: TopLogprobs | None = None
     include: list[Included] | None = Field(default=None, max_length=16)
     reasoning: ReasoningAsked | None = None
+    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = None
+    parallel_tool_calls: StrictBool | None = None
     text: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = None
     seed: Seed | None = Field(default=None, description="taken modulo 2**63")
     stream: StrictBool | None = None
@@ -108,11 +155,14 @@ class ResponsesRequest(SamplingParameters):
             logprobs=logprobs,
             top_logprobs=self.top_logprobs if logprobs else None,
             response_format=_format_of(self.text),
+            tools=chat_tools(self.tools),
+            tool_choice=chat_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
             **more,
         )
 
 
-def messages_of(instructions: str | None, sent: Any) -> list[dict[str, str]]:
+def messages_of(instructions: str | None, sent: Any) -> list[dict[str, Any]]:
     """A conversation as a chat has it: the instructions first. Raises ApiError naming an item."""
     first = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(sent, str):
@@ -127,28 +177,35 @@ def messages_of(instructions: str | None, sent: Any) -> list[dict[str, str]]:
     messages = [item for item in items if item is not None]
     if not messages:
         raise bad_value("input", "at least one message is needed")
-    return [*first, *messages]
+    return [*first, *with_calls_joined(messages)]
 
 
-def _message(item: Any, name: str) -> dict[str, str] | None:
+def _message(item: Any, name: str) -> dict[str, Any] | None:
     """An item as a message; None for an earlier thought, which no chat template reads again."""
     if not isinstance(item, Mapping):
         raise bad_value(name, f"must be an object, got {echo(item)}")
     kind = item.get("type", "message")
     if kind == "reasoning":
         return None
+    if kind == "function_call":
+        return call_of(item, name)
+    if kind == "function_call_output":
+        return result_of(item, name, _content(item.get("output"), f"{name}.output"))
     if kind != "message":
-        raise unsupported(f"{name}.type", "messages and reasoning items are read")
+        allowed = "messages, reasoning items, calls of functions and their outputs are read"
+        raise unsupported(f"{name}.type", allowed)
     role = item.get("role")
     if role not in ROLES:
         raise bad_value(f"{name}.role", f"must be one of {', '.join(ROLES)}, got {echo(role)}")
-    content = item.get("content")
+    return {"role": role, "content": _content(item.get("content"), f"{name}.content")}
+
+
+def _content(content: Any, name: str) -> str:
     if isinstance(content, str):
-        return {"role": role, "content": content}
+        return content
     if not isinstance(content, list):
-        raise bad_value(f"{name}.content", f"must be text or a list of parts, got {echo(content)}")
-    parts = [_part(part, f"{name}.content[{i}]") for i, part in enumerate(content)]
-    return {"role": role, "content": "".join(parts)}
+        raise bad_value(name, f"must be text or a list of parts, got {echo(content)}")
+    return "".join(_part(part, f"{name}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: Any, name: str) -> str:
@@ -181,7 +238,7 @@ def renamed(error: ApiError) -> ApiError:
         (own for own in NAMES if name == own or name.startswith((f"{own}[", f"{own}."))), None
     )
     if stem is None:
-        return error
+        return renamed_tools(error)
     param = NAMES[stem] + name.removeprefix(stem)
     message = str(error.detail).replace(name, param, 1)
     return ApiError(error.status_code, error.code, message, param=param, headers=error.headers)

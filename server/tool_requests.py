@@ -19,33 +19,26 @@ if TYPE_CHECKING:
 
 MOST_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-TOOLS_SCHEMA = {
-    "anyOf": [
-        {
-            "type": "array",
-            "maxItems": MOST_TOOLS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"const": "function"},
-                    "function": {
-                        "type": "object",
-                        "properties": {
-                            "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-                            "description": {"type": ["string", "null"]},
-                            "parameters": {
-                                "type": ["object", "null"],
-                                "properties": {"type": {"const": "object"}},
-                            },
-                        },
-                        "required": ["name"],
-                    },
-                },
-                "required": ["type", "function"],
-            },
+FUNCTION_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {
+            "type": ["object", "null"],
+            "properties": {"type": {"const": "object"}},
         },
-        {"type": "null"},
-    ]
+    },
+    "required": ["name"],
+}
+TOOLS_SCHEMA = {
+    "type": ["array", "null"],
+    "maxItems": MOST_TOOLS,
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
+        "required": ["type", "function"],
+    },
 }
 CHOICE_SCHEMA = {
     "anyOf": [
@@ -85,7 +78,7 @@ class AskedTools:
         return self.schema
 
 
-async def tools_of(request: ChatRequest, service: Service, *, searched: bool) -> AskedTools | None:
+async def tools_of(request: ChatRequest, service: Service) -> AskedTools | None:
     """What a chat's tools ask for; None where no call may be made. Raises ApiError naming what is
     wrong, and what neither the model's chat template nor its engine can do."""
     template = await tool_template(service) if request.tools else ToolTemplate()
@@ -97,8 +90,6 @@ async def tools_of(request: ChatRequest, service: Service, *, searched: bool) ->
     if not able.grammar:
         why = f"the {able.engine} engine's replies are not held to a schema"
         raise unsupported("tool_choice", f"{why}; send 'auto' or 'none'")
-    if searched:
-        raise unsupported("tool_choice", "send 'auto' or 'none' with a search")
     if request.ignore_eos:
         raise bad_value("ignore_eos", "leave it out with a call that must be made")
     return asked

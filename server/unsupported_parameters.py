@@ -64,11 +64,9 @@ TEXT: Neutral = {
 
 RESPONSES: Neutral = {
     **_only(0, "max_tool_calls"),
-    **_only([], "tools"),
     **_only(False, "store background"),
     **_only("disabled", "truncation"),
     **_only(None, "previous_response_id conversation prompt"),
-    "tool_choice": (None, "none", "auto"),
 }
 """For responses."""
 

@@ -213,7 +213,7 @@ async def test_what_is_not_offered_is_refused_by_name(http: httpx2.AsyncClient, 
         ({"store": True}, "store", "False"),
         ({"input": ""}, "input", "not be empty"),
         ({"input": []}, "input", "a list of messages"),
-        ({"input": [{"type": "function_call_output"}]}, "input[0].type", "messages and reasoning"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type", "messages, reasoning"),
         ({"input": [{"role": "tool", "content": ""}]}, "input[0].role", "one of user"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

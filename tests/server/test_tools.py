@@ -15,6 +15,7 @@ from search.engine import Branch
 from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
+from server.written_reply import CONNECTION
 from tests.search.scripted_engine import ScriptedEngine, decode
 from tests.server.conftest import BASE, PlainText, question, saying
 from tests.server.test_tool_calls import tagged
@@ -197,6 +198,32 @@ async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -
     assert (choice.finish_reason, call.function.arguments) == ("length", '{"a": ')
 
 
+def reasoned_and_called(branch: Branch) -> str:
+    """Trajectories of one step, and after them the call, the rest of it at a time."""
+    _, mark, written = decode(branch.tokens).partition(CONNECTION)
+    return '{"a": 2, "b": 3}'[len(written) :] if mark else "The answer is 5."
+
+
+async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """The tree reasons without the tools' schema; the call is written from what was chosen."""
+    engine.grammar, engine.say = True, reasoned_and_called
+    tools: Any = [ADD]
+    done = await openai.chat.completions.create(
+        **ASKED | {"tools": tools},
+        tool_choice="required",
+        extra_body={"search": {"policy": "rebase", "width": 2, "seed": 1}},
+    )
+    [choice] = done.choices
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert call.function.arguments == '{"a": 2, "b": 3}'
+    assert (choice.message.model_extra or {})["reasoning_content"] == "The answer is 5."
+    assert (done.model_extra or {})["search"]["answer"] == "5"
+    assert engine.samplings[0].grammar is None
+    assert engine.samplings[-1].grammar is not None
+
+
 FORCED = {"tool_choice": "required"}
 
 
@@ -204,7 +231,6 @@ FORCED = {"tool_choice": "required"}
     ("grammar", "change", "param", "told"),
     [
         (False, {}, "tool_choice", "not held to a schema"),
-        (True, {"search": {"width": 2}}, "tool_choice", "with a search"),
         (True, {"ignore_eos": True}, "ignore_eos", "leave it out"),
         (True, {"response_format": {"type": "json_object"}}, "response_format", "leave it out"),
         (

@@ -1,0 +1,152 @@
+"""``tools`` of ``/v1/responses`` through the real ``openai`` client; tokens are characters here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from server.app import create_app
+from server.service import create_service
+from server.settings import Settings
+from tests.search.scripted_engine import ScriptedEngine, decode
+from tests.server.conftest import saying
+from tests.server.test_tools import ADD, REPLY, QwenText, reasoned_and_called
+
+TOOL: Any = {"type": "function", "strict": True, **ADD["function"]}
+WEATHER: Any = {"type": "function", "name": "weather"}
+ASKED: Any = {"model": "sprig", "input": "2 and 3?", "tools": [TOOL, WEATHER]}
+ARGUMENTS = '{"a": 2, "b": 3}'
+
+
+@pytest.fixture
+def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
+    """The app of a model whose chat template has tools."""
+    return create_app(create_service(settings, engine, QwenText()))  # type: ignore[arg-type]
+
+
+async def told(openai: AsyncOpenAI, **asked: Any) -> tuple[Any, list[Any]]:
+    """The response that a stream ends with, which is the whole one's, and its events."""
+    whole = await openai.responses.create(**asked)
+    async with openai.responses.stream(**asked) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    kinds = [(item.type, getattr(item, "arguments", None)) for item in whole.output]
+    assert [(item.type, getattr(item, "arguments", None)) for item in final.output] == kinds
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        if event.type == "response.output_item.done":
+            assert final.output[event.output_index].id == event.item.id
+    return whole, events
+
+
+async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Text and calls are items; what was sent is echoed."""
+    engine.say = saying(REPLY)
+    done, _ = await told(openai, **ASKED)
+    assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
+    message, first, second = done.output
+    assert done.output_text == "Let me add."
+    assert message.type == "message"
+    assert (first.type, first.name, first.status) == ("function_call", "add", "completed")
+    assert json.loads(first.arguments) == {"a": 2, "b": 3}
+    assert (second.name, second.arguments) == ("weather", "{}")
+    assert first.call_id != second.call_id
+    assert [tool.name for tool in done.tools] == ["add", "weather"]
+    assert (done.tool_choice, done.parallel_tool_calls, done.status) == ("auto", True, "completed")
+
+
+async def test_a_tool_that_must_be_called(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Its arguments are streamed as they come, and no message is beside them."""
+    engine.grammar, engine.say = True, saying(ARGUMENTS)
+    done, events = await told(openai, **ASKED, tool_choice={"type": "function", "name": "add"})
+    [call] = done.output
+    assert (call.type, call.name, call.arguments) == ("function_call", "add", ARGUMENTS)
+    kinds = [event.type for event in events if not event.type.endswith("delta")]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """The trajectory is a reasoning item before the call."""
+    engine.grammar, engine.say = True, reasoned_and_called
+    search = {"policy": "rebase", "width": 2, "seed": 1}
+    done, _ = await told(
+        openai, **ASKED | {"tools": [TOOL]}, tool_choice="required", extra_body={"search": search}
+    )
+    assert [item.type for item in done.output] == ["reasoning", "function_call"]
+    assert done.output[1].arguments == ARGUMENTS
+
+
+async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """Is incomplete, as its response is."""
+    engine.grammar, engine.say = True, saying(ARGUMENTS)
+    asked = ASKED | {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 6}
+    done = await openai.responses.create(**asked)
+    [call] = done.output
+    assert call.type == "function_call"
+    assert (call.arguments, call.status, done.status) == ('{"a": ', "incomplete", "incomplete")
+
+
+async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """What a response put out, and what the tools told then."""
+    engine.say = saying(REPLY)
+    first = await openai.responses.create(**ASKED)
+    calls = [item for item in first.output if item.type == "function_call"]
+    items: Any = [
+        {"role": "user", "content": "2 and 3?"},
+        *[item.model_dump() for item in first.output],
+        {"type": "function_call_output", "call_id": calls[0].call_id, "output": "5"},
+        {
+            "type": "function_call_output",
+            "call_id": calls[1].call_id,
+            "output": [{"type": "input_text", "text": "Sun"}],
+        },
+    ]
+    engine.say = saying("Five.")
+    await openai.responses.create(**ASKED | {"input": items})
+    expected = [
+        "tool: add",
+        "tool: weather",
+        "user: 2 and 3?",
+        "assistant: Let me add.",
+        'call: {"name": "add", "arguments": {"a": 2, "b": 3}}',
+        'call: {"name": "weather", "arguments": {}}',
+        "tool: 5",
+        "tool: Sun\n",
+    ]
+    assert decode(engine.expanded[-1][0].tokens) == "\n".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"parameters": 5}]}, "tools[0].parameters"),
+        ({"tool_choice": {"type": "function", "name": "sing"}}, "tool_choice.name"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "a"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
+        ({"input": [{"type": "function_call_output", "output": "5"}]}, "input[0].call_id"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    http: httpx2.AsyncClient, change: dict[str, Any], param: str
+) -> None:
+    """By the names that it has here."""
+    sent = await http.post("/v1/responses", json=ASKED | change)
+    assert sent.status_code == 400
+    error = sent.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
