@@ -65,7 +65,7 @@ SET_UPS: dict[str, dict[str, Any]] = {
 COLUMNS = ("part", "schemas", "result")
 
 
-class Asked(NamedTuple):
+class Conversation(NamedTuple):
     """A schema of the suite and a question that it belongs to."""
 
     schema: dict[str, Any]
@@ -80,9 +80,9 @@ class Asked(NamedTuple):
         return body | {"response_format": wanted} | more
 
 
-def suite(wheel: Path) -> list[Asked]:
+def suite(wheel: Path) -> list[Conversation]:
     """Every distinct schema of the package's functions, in the files' order."""
-    distinct: dict[str, Asked] = {}
+    distinct: dict[str, Conversation] = {}
     with zipfile.ZipFile(wheel) as files:
         for name in sorted(files.namelist()):
             if name.endswith(".json") and not any(word in name for word in NO_FUNCTIONS):
@@ -92,7 +92,7 @@ def suite(wheel: Path) -> list[Asked]:
     return [*distinct.values()]
 
 
-def asked_in(line: str) -> Iterator[Asked]:
+def asked_in(line: str) -> Iterator[Conversation]:
     """What a line of a file asks for; a part of a document on several lines asks for nothing."""
     try:
         entry = json.loads(line)
@@ -104,7 +104,7 @@ def asked_in(line: str) -> Iterator[Asked]:
     for function in functions if isinstance(functions, list) else [functions]:
         if isinstance(function, dict) and isinstance(function.get("parameters"), dict):
             turns = json.dumps(entry.get("question", function["name"]))
-            yield Asked(renamed(function["parameters"]), turns)
+            yield Conversation(renamed(function["parameters"]), turns)
 
 
 def renamed(part: Any) -> Any:
@@ -119,7 +119,7 @@ def renamed(part: Any) -> Any:
     }
 
 
-def compiled(asked: Sequence[Asked]) -> tuple[dict[str, Any], list[Asked]]:
+def compiled(asked: Sequence[Conversation]) -> tuple[dict[str, Any], list[Conversation]]:
     """The row, and those that compile."""
     good, refused, times = [], Counter[str](), []
     for one in asked:
@@ -137,13 +137,13 @@ def compiled(asked: Sequence[Asked]) -> tuple[dict[str, Any], list[Asked]]:
     return row | more | {"result": result}, good
 
 
-def spread(asked: Sequence[Asked], count: int) -> list[Asked]:
+def spread(asked: Sequence[Conversation], count: int) -> list[Conversation]:
     """So many of them, from all over the suite."""
     count = min(count, len(asked))
     return [asked[i * len(asked) // count] for i in range(count)]
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """A server and the model that it is asked for."""
 
     url: str
@@ -151,17 +151,17 @@ class Place(NamedTuple):
 
 
 async def each(
-    place: Place, asked: Sequence[Asked], more: Callable[[], dict[str, Any]]
+    target: Target, asked: Sequence[Conversation], more: Callable[[], dict[str, Any]]
 ) -> list[httpx.Response]:
     """The answers, some at a time."""
     gate, left = asyncio.Semaphore(AT_ONCE), len(asked)
-    async with httpx.AsyncClient(base_url=place.url, timeout=SECONDS) as client:
+    async with httpx.AsyncClient(base_url=target.url, timeout=SECONDS) as client:
 
-        async def one(ask: Asked) -> httpx.Response:
+        async def one(ask: Conversation) -> httpx.Response:
             nonlocal left
             async with gate:
                 answer = await client.post(
-                    "/v1/chat/completions", json=ask.body(place.model, **more())
+                    "/v1/chat/completions", json=ask.body(target.model, **more())
                 )
             left -= 1
             if left % 50 == 0:
@@ -172,10 +172,14 @@ async def each(
 
 
 async def held_to(
-    part: str, place: Place, asked: Sequence[Asked], more: dict[str, Any], kept: Path | None
+    part: str,
+    target: Target,
+    asked: Sequence[Conversation],
+    more: dict[str, Any],
+    kept: Path | None,
 ) -> dict[str, Any]:
     """The row of replies that are to fit their schemas."""
-    answers = await each(place, asked, lambda: more)
+    answers = await each(target, asked, lambda: more)
     counts: Counter[str] = Counter(dict.fromkeys(("stopped", "cut", "valid", "failed"), 0))
     lines = []
     for one, answer in zip(asked, answers, strict=True):
@@ -213,13 +217,13 @@ def within_range(number: str) -> float:
     return max(-sys.float_info.max, min(float(number), sys.float_info.max))
 
 
-async def same(asked: Sequence[Asked]) -> dict[str, Any]:
+async def same(asked: Sequence[Conversation]) -> dict[str, Any]:
     """The row of replies under several set-ups."""
     drawn: list[list[Any]] = []
     for name, settings in SET_UPS.items():
         with Served(**settings) as served:
             more = {"n": 3, "logprobs": True, "top_logprobs": 2, "max_tokens": 80}
-            answers = await each(Place(served.url, MODEL), asked, lambda more=more: more)
+            answers = await each(Target(served.url, MODEL), asked, lambda more=more: more)
         drawn.append([answer.raise_for_status().json()["choices"] for answer in answers])
         say(f"set-up {name}")
     first, *others = drawn
@@ -228,7 +232,9 @@ async def same(asked: Sequence[Asked]) -> dict[str, Any]:
     return row | {"result": f"{equal} of {len(asked)} equal under {len(SET_UPS)} set-ups"}
 
 
-async def cost(place: Place, asked: Sequence[Asked], turns: int, tokens: int) -> dict[str, Any]:
+async def cost(
+    target: Target, asked: Sequence[Conversation], turns: int, tokens: int
+) -> dict[str, Any]:
     """The row of what it costs."""
     free = {"response_format": None, "ignore_eos": True}
     sides = {"without": free, "with": {}}
@@ -239,7 +245,7 @@ async def cost(place: Place, asked: Sequence[Asked], turns: int, tokens: int) ->
             more = sides[side] | {"max_tokens": tokens}
             begun = time.perf_counter()
             answers = await each(
-                place, asked, lambda more=more, seed=seed: more | {"seed": next(seed)}
+                target, asked, lambda more=more, seed=seed: more | {"seed": next(seed)}
             )
             seconds = time.perf_counter() - begun
             drawn = sum(a.raise_for_status().json()["usage"]["completion_tokens"] for a in answers)
@@ -253,12 +259,12 @@ async def cost(place: Place, asked: Sequence[Asked], turns: int, tokens: int) ->
 
 
 async def measure(
-    model: str, asked: Sequence[Asked], quick: bool, kept: Path | None
+    model: str, asked: Sequence[Conversation], quick: bool, kept: Path | None
 ) -> list[dict[str, Any]]:
     """A row a part."""
     first, good = compiled(asked)
     plain, searched, few = (30, 5, 5) if quick else (400, 50, 40)
-    parts: list[Callable[[Place], Awaitable[dict[str, Any]]]] = [
+    parts: list[Callable[[Target], Awaitable[dict[str, Any]]]] = [
         lambda at: held_to("plain", at, spread(good, plain), {}, kept),
         lambda at: held_to("searched", at, spread(good, searched), {"search": SEARCH}, kept),
         lambda at: cost(at, spread(good, 16), 2 if quick else 9, 64),
@@ -266,7 +272,7 @@ async def measure(
     rows = [first]
     with Served(*([] if model == MODEL else [model])) as served:
         for part in parts:
-            rows.append(await part(Place(served.url, model)))
+            rows.append(await part(Target(served.url, model)))
             say(json.dumps(rows[-1]))
     return [*rows, await same(spread(good, few))]
 

@@ -45,7 +45,7 @@ class SchemaRefused(ValueError):
 class JsonSchemas:
     """Compiles schemas for one vocabulary."""
 
-    def __init__(self, tokens: Vocabulary, size: int, ends: Sequence[int]) -> None:
+    def __init__(self, tokens: SpelledTokens, size: int, ends: Sequence[int]) -> None:
         """``size``: ids are below it; ``ends``: those that end a reply."""
         self.vocab = size
         self._lacking = lacking(tokens.tokens)
@@ -58,7 +58,7 @@ class JsonSchemas:
         if not spells_json(text):
             needed = "one that ends a reply and every ASCII character are needed"
             raise ValueError(f"{text.checkpoint}: lacks tokens; {needed}")
-        return cls(_TextVocabulary(text), text.vocab_size, sorted(text.eos))
+        return cls(_CheckpointTokens(text), text.vocab_size, sorted(text.eos))
 
     def compile(self, schema: str) -> LLMatcher:
         """What follows a reply's text and says what may come next. Takes up to some tenths of a
@@ -96,10 +96,10 @@ def must_compile(schema: str) -> None:
 
 @cache
 def _single_bytes() -> JsonSchemas:
-    return JsonSchemas(_ByteVocabulary(), _ByteVocabulary.eos_token_id + 1, [256])
+    return JsonSchemas(_SingleBytes(), _SingleBytes.eos_token_id + 1, [256])
 
 
-class Vocabulary(Protocol):
+class SpelledTokens(Protocol):
     """A model's tokens as llguidance asks for them."""
 
     @property
@@ -127,7 +127,7 @@ class Vocabulary(Protocol):
         ...
 
 
-class _ByteVocabulary:
+class _SingleBytes:
     """A token a byte, and an end."""
 
     eos_token_id, bos_token_id = 256, None
@@ -147,7 +147,7 @@ def lacking(pieces: Sequence[bytes]) -> frozenset[int]:
     return frozenset(range(256)) - {piece[0] for piece in pieces if len(piece) == 1}
 
 
-class _TextVocabulary:
+class _CheckpointTokens:
     """A checkpoint's."""
 
     def __init__(self, text: Text) -> None:

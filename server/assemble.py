@@ -23,7 +23,7 @@ from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.reward_format import reward_format
 from runtime.servers.server_options import ServerOptions
-from runtime.servers.step_embedder import EmbedderName
+from runtime.servers.text_embedder import EmbedderName
 from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
 from runtime.sglang.sglang_options import SglangOptions

@@ -64,7 +64,7 @@ class RewardPhase(NamedTuple):
     replies: int = 64
 
 
-class Answers(NamedTuple):
+class LabelIds(NamedTuple):
     """The ids of what is said: `+` and `-` (2,), and the numbers of moves; of where: the tag."""
 
     signs: Tensor
@@ -72,10 +72,10 @@ class Answers(NamedTuple):
     tag: int
 
 
-def answers(tokenizer: PreTrainedTokenizerBase) -> Answers:
+def label_ids(tokenizer: PreTrainedTokenizerBase) -> LabelIds:
     """Those of a tokenizer."""
     (tag,) = tokenizer.encode(TAG)
-    return Answers(torch.tensor(sign_ids(tokenizer)), torch.tensor(number_ids(tokenizer)), tag)
+    return LabelIds(torch.tensor(sign_ids(tokenizer)), torch.tensor(number_ids(tokenizer)), tag)
 
 
 PHASES = {
@@ -128,7 +128,7 @@ def epochs(
 
 
 def label_losses(
-    model: LlamaForCausalLM, answers: Answers, phase: RewardPhase, batch: MicroBatch
+    model: LlamaForCausalLM, ids: LabelIds, phase: RewardPhase, batch: MicroBatch
 ) -> Tensor:
     """The loss wherever there is a label, weighted by where it stands: of `+` against `-`, or of
     the number of moves to go.
@@ -136,14 +136,14 @@ def label_losses(
     Words are read out before the last layer, so that it can tell the tags what it found at them.
     """
     where = batch.labels != IGNORED
-    labels, at_tag = batch.labels[where], batch.ids[where] == answers.tag
+    labels, at_tag = batch.labels[where], batch.ids[where] == ids.tag
     *_, before, last = streams(model, batch.ids)
     stream = torch.where(at_tag[:, None], last[where], before[where])
     logits, counted = read_out(model, stream), labels >= MOVES_TO_GO
     losses = logits.new_zeros(len(labels))
-    losses[~counted] = _cross_entropy(logits[~counted][:, answers.signs], labels[~counted])
+    losses[~counted] = _cross_entropy(logits[~counted][:, ids.signs], labels[~counted])
     moves = labels[counted] - MOVES_TO_GO
-    losses[counted] = _cross_entropy(logits[counted][:, answers.numbers], moves)
+    losses[counted] = _cross_entropy(logits[counted][:, ids.numbers], moves)
     replies = torch.tensor([kind in TASKS for kind in batch.kinds])[:, None].expand_as(where)[where]
     weights = torch.where(at_tag, phase.tag, torch.where(replies, 1.0, phase.drill))
     weights[replies & ~at_tag & (labels == 1)] = FAULT
@@ -173,7 +173,7 @@ def main() -> None:
     model = checkpoint.load_model(phase.start)
     if phase.start == "policy":
         model = with_layers_above(model, LAYERS_ABOVE)
-    ids = answers(tokenizer)
+    ids = label_ids(tokenizer)
     derived = phase.taught // options.world
     known = load_samples()
     samples = [row for name in phase.tasks for row in known if row.task == name]

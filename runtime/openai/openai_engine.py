@@ -29,7 +29,7 @@ from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
 from runtime.servers.routing import Routing
 from runtime.servers.server_errors import WrongServer
-from runtime.servers.step_embedder import StepEmbedder
+from runtime.servers.text_embedder import TextEmbedder
 from runtime.text import Text
 from search.capabilities import Capabilities
 from search.counters import Counters, EngineCounters, combined
@@ -74,7 +74,7 @@ class OpenaiEngine:
         self._past = Counters()
         self._peak = 0
         self._watching: asyncio.Task[None] | None = None
-        self._embedder = StepEmbedder(options.embedder, options.encoder, options.endpoint)
+        self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
 
     @classmethod
     async def start(cls, options: OpenaiOptions) -> OpenaiEngine:

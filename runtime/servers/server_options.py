@@ -8,7 +8,7 @@ from typing import get_args
 
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.servers.remote_server import ServerTimes
-from runtime.servers.step_embedder import EmbedderName
+from runtime.servers.text_embedder import EmbedderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
 from runtime.servers.routing import Routing
-from runtime.servers.step_embedder import StepEmbedder
+from runtime.servers.text_embedder import TextEmbedder
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
@@ -79,7 +79,7 @@ class SglangEngine:
         self._peak = self._prm_peak = 0
         self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
-        self._embedder = StepEmbedder(options.embedder, options.encoder, options.endpoint)
+        self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
 
     @classmethod
     async def start(cls, options: SglangOptions) -> SglangEngine:

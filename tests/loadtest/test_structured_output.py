@@ -6,7 +6,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from loadtest.structured_output import Asked, compiled, spread, suite, valid
+from loadtest.structured_output import Conversation, compiled, spread, suite, valid
 
 DICT = {"type": "dict", "properties": {"sizes": {"type": "tuple", "items": {"type": "float"}}}}
 OBJECT = {"type": "object", "properties": {"sizes": {"type": "array", "items": {"type": "number"}}}}
@@ -28,7 +28,7 @@ def test_each_schema_is_read_once(tmp_path: Path) -> None:
 
 def test_what_is_refused_is_counted_by_its_reason() -> None:
     """And only what compiles is asked for."""
-    good, bad = Asked(OBJECT, "?"), Asked({"uniqueItems": True}, "?")
+    good, bad = Conversation(OBJECT, "?"), Conversation({"uniqueItems": True}, "?")
     row, kept = compiled([good, bad])
     assert kept == [good]
     assert (row["schemas"], row["compiled"], row["share"]) == (2, 1, 0.5)
@@ -44,6 +44,6 @@ def test_a_number_of_any_size_is_a_number() -> None:
 
 def test_a_part_of_the_suite_is_from_all_over_it() -> None:
     """Its files go from one kind of function to another."""
-    asked = [Asked({"const": i}, "?") for i in range(10)]
+    asked = [Conversation({"const": i}, "?") for i in range(10)]
     assert [one.schema["const"] for one in spread(asked, 3)] == [0, 3, 6]
     assert spread(asked, 99) == asked

@@ -10,8 +10,8 @@ from models.train.prm import (
     COUNTED,
     FAULT,
     PHASES,
-    answers,
     epochs,
+    label_ids,
     label_losses,
     with_layers_above,
 )
@@ -50,7 +50,7 @@ def test_words_are_read_before_the_last_layer_and_tags_behind_it(
     policy: LlamaForCausalLM, at_tag: bool
 ) -> None:
     """By hand: cross entropy of the two signs; a wrong word of a reply weighs FAULT times one."""
-    asked = answers(load_tokenizer())
+    asked = label_ids(load_tokenizer())
     model = outspoken(policy)
     ids, labels = IDS.clone(), torch.full_like(IDS, IGNORED)
     ids[0, 3] = asked.tag if at_tag else 8
@@ -64,7 +64,7 @@ def test_words_are_read_before_the_last_layer_and_tags_behind_it(
 
 def test_moves_to_go_are_told_apart_by_numbers(policy: LlamaForCausalLM) -> None:
     """By hand: cross entropy of the numbers 0 to 15 before the last layer, beside that of signs."""
-    asked, model = answers(load_tokenizer()), outspoken(policy)
+    asked, model = label_ids(load_tokenizer()), outspoken(policy)
     labels = torch.full_like(IDS, IGNORED)
     labels[0, 1:3] = torch.tensor([MOVES_TO_GO + 7, 0])
     batch = MicroBatch(IDS, labels, ["blocksworld"])

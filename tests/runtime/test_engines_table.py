@@ -20,7 +20,7 @@ from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.openai.reward_requests import reward_request
 from runtime.reward_format import REWARD_FORMATS, format_read_here, reward_format
-from runtime.servers import step_embedder
+from runtime.servers import text_embedder
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import RewardRequest
@@ -106,7 +106,7 @@ def test_embedders() -> None:
     cells = rows()["embedders"]
     assert spans(cells["embedded"]) == set(get_args(choices.EmbedderName))
     for engine in ("sglang", "openai"):
-        assert spans(cells[engine]) == set(get_args(step_embedder.EmbedderName))
+        assert spans(cells[engine]) == set(get_args(text_embedder.EmbedderName))
 
 
 @pytest.mark.parametrize("name", REWARD_FORMATS)

@@ -14,7 +14,7 @@ from search.engine import Trajectory
 EmbedderName = Literal["lexical", "encoder", "endpoint"]
 
 
-class StepEmbedder:
+class TextEmbedder:
     """By letters alone, by a sentence encoder, or by an embeddings server."""
 
     def __init__(
