@@ -88,7 +88,7 @@ async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> No
     """``--launch`` on a CPU: both servers, our plug-in at work. That nothing is left of them
     afterwards is seen where the yard ends."""
     parts = await yard.launched()
-    for server in (await yard.supervised()).servers:
+    for server in await yard.have("policy", "reward"):  # other files' tests may have ended them
         await server.health()
     assert parts.engine.capabilities.reproducible == "seeded"
     outcome = await grown(parts.engine, QUESTIONS[0], policy="ets")
