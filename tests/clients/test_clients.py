@@ -52,6 +52,45 @@ def test_ai_sdk(url: str, expected: dict[str, str]) -> None:
     assert "The answer is" in found["aliased"]
 
 
+def is_answer(value: Any) -> bool:
+    """Whether something has the two fields that the programs ask for, and no other."""
+    return isinstance(value, dict) and {k: type(v) for k, v in value.items()} == ANSWER
+
+
+ANSWER = {"first": int, "last": bool}
+
+
+def test_typed_replies_and_calls_by_openai(url: str) -> None:
+    """``.parse`` and tools by name, plain and searched, chat and responses: all fit the type."""
+    found = told("typed_with_openai.py", url, QUESTIONS[0])
+    assert found.pop("finish_reason") == "tool_calls"
+    assert found["streamed"] == found["called"]
+    assert [name for name, value in found.items() if not is_answer(value)] == []
+
+
+def test_typed_replies_and_calls_by_langchain(url: str) -> None:
+    """Its three methods of structured output, and a bound tool, streamed too."""
+    found = told("typed_with_langchain.py", url, QUESTIONS[0])
+    assert found.pop("json_mode")
+    assert found["streamed"] == found["bound"]
+    assert [name for name, value in found.items() if not is_answer(value)] == []
+
+
+def test_typed_replies_and_calls_by_ai_sdk(url: str) -> None:
+    """``generateObject``, ``streamObject`` and required tools by each of its three ways to ask."""
+    for one in told("typed_with_ai_sdk.mjs", url, QUESTIONS[0]).values():
+        assert one.pop("reason") == "tool-calls"
+        assert [name for name, value in one.items() if not is_answer(value)] == []
+
+
+def test_typed_replies_and_calls_by_litellm(url: str) -> None:
+    """A pydantic model as ``response_format``, and a tool that must be called."""
+    found = told("typed_with_litellm.py", url, QUESTIONS[0])
+    assert found["finish_reason"] == "tool_calls"
+    assert is_answer(found["typed"])
+    assert is_answer(found["called"])
+
+
 async def test_openai(url: str, expected: dict[str, str]) -> None:
     """Sync, async and streamed they say the same; ids, unknown keys and usage come through."""
     asked: Any = {"model": "sprig", "messages": ASKED, "seed": 3, "max_tokens": 24}

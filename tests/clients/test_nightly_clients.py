@@ -6,6 +6,7 @@ import pytest
 
 from tests.clients.conftest import QUESTIONS
 from tests.clients.environment import told
+from tests.clients.test_clients import is_answer
 
 pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(1800)]
 
@@ -22,12 +23,15 @@ def test_replies(url: str, expected: dict[str, str], client: str) -> None:
         assert found["response"] == expected["plain"]
         assert found["second_turn"]
         assert found["parts"] == ["thinking", "text"]
+        assert all(map(is_answer, found["typed"].values()))
 
 
 def test_instructor(url: str, expected: dict[str, str]) -> None:
-    """Without a schema it says what the server says."""
+    """Typed by tools and by a schema; without one it says what the server says."""
     found = told("with_instructor.py", url, QUESTIONS[0], "instructor")
     assert found["whole"] == expected["plain"]
+    assert is_answer(found["TOOLS"])
+    assert is_answer(found["JSON_SCHEMA"])
 
 
 def test_inspect_ai(url: str) -> None:

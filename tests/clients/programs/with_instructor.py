@@ -1,21 +1,27 @@
-"""instructor: what it sends without a schema, and its mode that only asks in words. Prints JSON."""
+"""instructor: a reply without a schema, and typed ones by tools and by JSON. Prints JSON."""
 
 import json
 import sys
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
-    """An answer of one number."""
+    """An answer, and nothing else."""
 
-    value: int
+    model_config = ConfigDict(extra="forbid")
+
+    first: int
+    last: bool
 
 
 url, question = sys.argv[1:]
-client = instructor.from_openai(OpenAI(base_url=url, api_key="any"), mode=instructor.Mode.MD_JSON)
 asked = {"model": "sprig", "messages": [{"role": "user", "content": question}], "seed": 3}
+found = {}
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    client = instructor.from_openai(OpenAI(base_url=url, api_key="any"), mode=mode)
+    found[mode.name] = client.create(response_model=Answer, max_retries=0, **asked).model_dump()
 whole = client.create(response_model=None, max_tokens=24, **asked)
-print(json.dumps({"whole": whole.choices[0].message.content}))
+print(json.dumps(found | {"whole": whole.choices[0].message.content}))

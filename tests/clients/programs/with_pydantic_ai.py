@@ -1,13 +1,24 @@
-"""pydantic-ai: an agent's run, stream and second turn, and a search with its thoughts. Prints
-JSON."""
+"""pydantic-ai: an agent's run, stream and second turn, a search with its thoughts, and typed
+output by tools and by a schema. Prints JSON."""
 
 import asyncio
 import json
 import sys
 
-from pydantic_ai import Agent
+from pydantic import BaseModel, ConfigDict
+from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class Answer(BaseModel):
+    """An answer, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    first: int
+    last: bool
+
 
 url, question = sys.argv[1:]
 provider = OpenAIProvider(base_url=url, api_key="any")
@@ -28,6 +39,10 @@ async def main() -> None:
     response = await responses.run(
         question, model_settings={"max_tokens": 24, "extra_body": {"seed": 3}}
     )
+    typed = {}
+    for way in (ToolOutput, NativeOutput):
+        done = await agent.run(question, output_type=way(Answer), model_settings={"seed": 3})
+        typed[way.__name__] = done.output.model_dump()
     print(
         json.dumps(
             {
@@ -37,6 +52,7 @@ async def main() -> None:
                 "search": found,
                 "parts": kinds,
                 "response": response.output,
+                "typed": typed,
             }
         )
     )
