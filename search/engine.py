@@ -54,9 +54,8 @@ class Sampling:
     ``max_step_tokens`` tokens; an empty ``stop`` makes steps of exactly that many tokens.
     ``logits``: what else changes the odds; ``prompt_tokens``: so many tokens of every prefix are
     the prompt, the others are output. ``logprobs``: of each token drawn tell its log-probability
-    and those of so many likeliest ones; None: of none. ``grammar``: a JSON schema, as canonical
-    JSON text, that the output is to fit: no token is drawn after which it could not, and the end
-    only where it does; None: anything is well.
+    and those of so many likeliest ones; None: of none. ``grammar``: a JSON schema's canonical
+    text, which the output fits: no token after which it could not, no end before it does.
     """
 
     temperature: float = 1.0

@@ -90,7 +90,8 @@ async def _chain(
     on_text: Callable[[str], None],
 ) -> PlainReply:
     seed = node_seed(wanted.seed, "step", (wanted.draw,))
-    start, least = len(wanted.prompt), wanted.logits.min_tokens
+    start = len(wanted.prompt)
+    least = 0 if wanted.grammar is not None else wanted.logits.min_tokens  # JSON is not cut for it
     heat, mass, logits = wanted.temperature, wanted.top_p, wanted.logits
     sampling = Sampling(
         heat, mass, wanted.stop, wanted.piece, logits, start, grammar=wanted.grammar
