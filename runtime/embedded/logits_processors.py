@@ -54,7 +54,10 @@ class LogitsProcessors:
         tokens = self.kept(scores)
         seeds, places = np.array([seed], np.uint64), np.array([len(path)], np.int64)
         noise = gumbel_of(hashes_of(seeds, places, tokens))
-        return tokens[np.argsort(-(scores[tokens] + noise), kind="stable")[:count]].tolist()
+        values = scores[tokens] + noise
+        if count == 1:
+            return [int(tokens[values.argmax()])]
+        return tokens[np.argsort(-values, kind="stable")[:count]].tolist()
 
     def may_end(self, path: Ids, seed: int) -> None:
         """Raises EngineError for a reply that ends after ``path`` and does not fit its grammar."""
