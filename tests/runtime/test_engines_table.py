@@ -94,7 +94,8 @@ async def test_what_the_engines_say_of_themselves() -> None:
         assert honoured == set(own.logits_params)
         assert (table["`logprobs` of a reply"][engine] == "yes") == own.logprobs
         cell = table["[structured output](api.md#structured-output)"][engine]
-        assert (cell == "yes") == own.grammar
+        assert (cell == "yes") == own.grammar  # these stubs have no backend
+        assert cell == "yes" or cell.startswith("where")
         assert own.step_logprobs
         most = min(own.most_temperature, MOST_TEMPERATURE)
         assert table["the highest `search.temperature`"][engine] == f"{most:g}"
