@@ -180,6 +180,22 @@ def messages_of(instructions: str | None, sent: Any) -> list[dict[str, Any]]:
     return [*first, *with_calls_joined(messages)]
 
 
+def _items_of_messages(request: ResponsesRequest) -> list[str]:
+    """The field that each message of the conversation begins with."""
+    names = ["instructions"] if request.instructions else []
+    if not isinstance(request.input, list):
+        return [*names, "input"]
+    assistant = False
+    for i, item in enumerate(request.input):
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            continue
+        if kind != "function_call" or not assistant:  # else it is a part of the one before
+            names.append(f"input[{i}]")
+        assistant = kind == "function_call" or item.get("role") == "assistant"
+    return names
+
+
 def _message(item: Any, name: str) -> dict[str, Any] | None:
     """An item as a message; None for an earlier thought, which no chat template reads again."""
     if not isinstance(item, Mapping):
@@ -231,14 +247,16 @@ def _format_of(text: Any) -> Any:
     return {"type": "json_schema", "json_schema": {k: v for k, v in sent.items() if k != "type"}}
 
 
-def renamed(error: ApiError) -> ApiError:
-    """A chat's error, its field called as it is here."""
+def renamed(error: ApiError, request: ResponsesRequest) -> ApiError:
+    """A chat's error, its field called as it is in this request."""
     name = error.param or ""
+    items = _items_of_messages(request) if name.startswith("messages[") else []
+    own = {f"messages[{i}]": item for i, item in enumerate(items)} | NAMES
     stem = next(
-        (own for own in NAMES if name == own or name.startswith((f"{own}[", f"{own}."))), None
+        (one for one in own if name == one or name.startswith((f"{one}[", f"{one}."))), None
     )
     if stem is None:
         return renamed_tools(error)
-    param = NAMES[stem] + name.removeprefix(stem)
+    param = own[stem] + name.removeprefix(stem)
     message = str(error.detail).replace(name, param, 1)
     return ApiError(error.status_code, error.code, message, param=param, headers=error.headers)

@@ -39,7 +39,7 @@ def responses_routes(service: Service) -> APIRouter:
         try:
             parsed = await parse_chat(body.chat(), own, request.state.key)
         except ApiError as error:
-            raise renamed(error) from None
+            raise renamed(error, body) from None
         forget_body(request)
         slot = request.state.slot
         written = ResponseFormat(body, parsed, own.fingerprint, own.text)

@@ -222,6 +222,17 @@ async def test_what_is_not_offered_is_refused_by_name(http: httpx2.AsyncClient, 
         ),
         ({"input": [{"type": "reasoning"}]}, "input", "at least one message"),
         ({"input": "x" * 5000}, "input", "maximum context length"),
+        (
+            {
+                "instructions": "Be brief.",
+                "input": [
+                    {"type": "reasoning"},
+                    {"type": "function_call", "call_id": "1", "name": "a", "arguments": "5"},
+                ],
+            },
+            "input[1].tool_calls[0].function.arguments",
+            "object",
+        ),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "leave it out"),
         ({"include": ["file_search_call.results"]}, "include[0]", "message.output_text.logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
