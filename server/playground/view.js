@@ -28,6 +28,7 @@ export class TreeView {
     this.frames = 0;
     this.high = 0; // of the canvas, in pixels
     this.layout = layOut(this.tree);
+    this.highlighted = new Set();
     this.rows = Float64Array.from(this.layout.rows);
     this.waiting = false;
     this.canvas = h("canvas", {
@@ -259,7 +260,8 @@ export class TreeView {
 
   /** The child on the highlighted path, or else the first one. */
   favourite(node) {
-    const bold = node.children.find((id) => this.highlighted.has(id));
+    const highlighted = this.tree.highlighted();
+    const bold = node.children.find((id) => highlighted.has(id));
     return bold ?? node.children[0] ?? node.id;
   }
 

@@ -74,7 +74,8 @@ def test_nobody_is_left_without_an_end(twice: bool) -> None:
     long, the stream ends with an error event and a cut body."""
     server = Server(drain_seconds="120" if twice else "1")
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    body = WIDE | {"search": {"width": 1024, "seed": 1, "trajectory_tokens": 300}}
+    blocks = {"role": "user", "content": "Blocks c d a b. Reach b d c a in 10 moves."}
+    body = WIDE | {"messages": [blocks], "search": {"width": 1024, "seed": 1}}
     said: list[str] = []
     cut = False
     with (
