@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from runtime.schema_size import MOST_OF_PATTERNS, patterns_size
 from runtime.text import Text
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class JsonSchemas:
         second, in which other threads go on. Raises SchemaRefused."""
         if len(schema) > MOST_CHARACTERS:
             raise SchemaRefused(f"{len(schema)} characters; at most {MOST_CHARACTERS} are allowed")
+        _must_be_small(schema)
         self._must_be_spelt(schema)
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
@@ -87,6 +89,17 @@ class JsonSchemas:
             return  # which what compiles it says better
         if strange := self._lacking & {*spelt}:
             raise SchemaRefused(f"holds byte {min(strange):#x}, for which the model has no token")
+
+
+def _must_be_small(schema: str) -> None:
+    """Raises SchemaRefused for patterns that would take long, which no limit of llguidance sees."""
+    try:
+        size = patterns_size(json.loads(schema))
+    except (ValueError, RecursionError):
+        return  # which what compiles it says better
+    if size > MOST_OF_PATTERNS:
+        written = f"patterns of {size} characters with their repeats written out"
+        raise SchemaRefused(f"{written}; at most {MOST_OF_PATTERNS} are allowed")
 
 
 def must_compile(schema: str) -> None:

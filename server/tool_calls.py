@@ -96,14 +96,14 @@ class CallReader:
         """A call's JSON read; None for what is none."""
         try:
             call = json.loads(body)
-        except ValueError:
+            if not isinstance(call, dict) or call.get("name") not in self.names:
+                return None
+            arguments = call.get("arguments", call.get("parameters", {}))
+            if not isinstance(arguments, dict):
+                return None
+            return Call(call["name"], json.dumps(arguments, ensure_ascii=False))
+        except (ValueError, RecursionError):
             return None
-        if not isinstance(call, dict) or call.get("name") not in self.names:
-            return None
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if not isinstance(arguments, dict):
-            return None
-        return Call(call["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def _chosen(text: str, *, whole: bool) -> tuple[Call, ...]:
@@ -120,7 +120,7 @@ def _chosen(text: str, *, whole: bool) -> tuple[Call, ...]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -247,7 +247,7 @@ def _call_in(call: Any, name: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
         allowed = "must be an object as JSON text"

@@ -114,3 +114,14 @@ def test_odd_replies_are_streamed_whole(text: str, cuts: list[int]) -> None:
         reader = CallReader(form, NAMES)  # type: ignore[arg-type]
         read = reader.read(text)
         assert streamed(reader, text, cuts) == (read.text, list(read.calls))
+
+
+@pytest.mark.parametrize("depth", [400, 990, 5_000, 100_000])
+def test_a_model_may_open_brackets_for_ever(depth: int) -> None:
+    """What is too deep to be read is text, or a call as any other."""
+    reader = CallReader("tagged", NAMES)
+    nested = '{"a": ' * depth + "1" + "}" * depth
+    text = f'{OPENS}{{"name": "add", "arguments": {nested}}}{CLOSES}'
+    found = reader.read(text, whole=True)
+    assert [call.name for call in found.calls] in ([], ["add"])
+    assert found.text == ("" if found.calls else text)

@@ -147,6 +147,18 @@ async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedE
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize("depth", [1, 900, 5_000, 100_000])
+async def test_arguments_that_only_open_are_refused_by_name(
+    http: httpx2.AsyncClient, depth: int
+) -> None:
+    """However many brackets there are."""
+    call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "[" * depth}}
+    messages = [*question(), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    refused = await http.post("/v1/chat/completions", json={"model": "sprig", "messages": messages})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+
+
 @pytest.mark.promise("A call that must be made has arguments that fit the tool's schema")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_tool_that_must_be_called(

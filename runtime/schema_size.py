@@ -1,0 +1,81 @@
+"""What of a JSON schema would take long to compile: regular expressions whose repeats multiply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+MOST_OF_PATTERNS = 50_000
+"""Characters and classes of all patterns of a schema, their repeats written out."""
+FLOOR_COST = 4
+"""What a character of ``minLength`` beside a pattern comes to: the two are intersected."""
+_REPEAT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]?", re.DOTALL)
+
+
+def patterns_size(schema: Any) -> int:
+    """The characters and classes of a schema's patterns, their repeats written out."""
+    return sum(map(_own_size, _objects(schema)))
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object in it, without recursion."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _own_size(part: dict[str, Any]) -> int:
+    pattern, named = part.get("pattern"), part.get("patternProperties")
+    size = sum(map(written_out, named)) if isinstance(named, dict) else 0
+    if isinstance(pattern, str):
+        size += written_out(pattern)
+    floor = part.get("minLength")
+    if isinstance(floor, int) and (isinstance(pattern, str) or "format" in part):
+        size += FLOOR_COST * floor
+    return size
+
+
+def written_out(pattern: str) -> int:
+    """How many characters and classes a regular expression has with its repeats written out; a
+    repeat without an end counts as its beginning."""
+    totals, atoms, at = [0], [0], 0
+    while at < len(pattern):
+        letter, repeat = pattern[at], _REPEAT.match(pattern, at)
+        if letter == "(":
+            totals.append(0)
+            atoms.append(0)
+            at += 1
+            continue
+        if letter in "*+?|":
+            at += 1
+            continue
+        if repeat is not None:
+            least, most = repeat.groups()
+            times = max(1, int(most or least))
+            totals[-1] += atoms[-1] * (times - 1)
+            atoms[-1] *= times
+            at = repeat.end()
+            continue
+        size = 1
+        if letter == ")" and len(totals) > 1:
+            size = totals.pop()
+            atoms.pop()
+        totals[-1] += size
+        atoms[-1] = size
+        at = _end_of_atom(pattern, at)
+    return sum(totals)
+
+
+def _end_of_atom(pattern: str, at: int) -> int:
+    """Behind an escape, a class or a character."""
+    if pattern[at] == "\\":
+        return at + 2
+    matched = _CLASS.match(pattern, at)
+    return at + 1 if matched is None else matched.end()

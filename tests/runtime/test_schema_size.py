@@ -1,0 +1,85 @@
+"""Patterns whose repeats multiply are refused before anything compiles them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.json_schemas import SchemaRefused, must_compile
+from runtime.schema_size import MOST_OF_PATTERNS, patterns_size, written_out
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("abc", 3),
+        (r"^\d{4}-\d{2}$", 9),
+        ("[a-z{5}]{3}", 3),
+        ("[]]{2}(ab){3}", 8),
+        ("(a{10}b){10}", 110),
+        ("((a{100}){100}){100}", 1_000_000),
+        ("a{2,5}b{3,}", 8),
+        (r"\({4}a{}", 7),
+        ("a+(b*|c?){2}", 5),
+    ],
+)
+def test_by_hand(pattern: str, size: int) -> None:
+    """Escapes and classes are one each; a repeat counts as often as it may be there."""
+    assert written_out(pattern) == size
+
+
+Pattern = tuple[str, int]
+atoms = st.sampled_from([("a", 1), (r"\w", 1), ("[^)}]", 1)])
+
+
+def _joined(parts: list[Pattern]) -> Pattern:
+    return "".join(text for text, _ in parts), sum(size for _, size in parts)
+
+
+def _repeated(drawn: tuple[Pattern, int]) -> Pattern:
+    (text, size), times = drawn
+    return f"({text}){{{times}}}", size * times
+
+
+patterns = st.recursive(
+    atoms,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=4).map(_joined)
+        | st.tuples(inner, st.integers(1, 30)).map(_repeated)
+    ),
+    max_leaves=12,
+)
+
+
+@given(patterns)
+def test_repeats_multiply(drawn: Pattern) -> None:
+    """However they are nested."""
+    pattern, size = drawn
+    assert written_out(pattern) == size
+    assert (
+        patterns_size({"anyOf": [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]})
+        == 2 * size
+    )
+
+
+@given(st.text(alphabet="()[]{}\\^$|*+?,a1", max_size=30))
+def test_nonsense_has_a_size(pattern: str) -> None:
+    """What is no regular expression is for others to refuse."""
+    assert written_out(pattern) >= 0
+
+
+@pytest.mark.promise("A schema that would take long to compile is refused before it is tried")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^((((a{100}){100}){100}){100}){100}$"},
+        {"type": "string", "pattern": "^a*$", "minLength": 100_000},
+        {"patternProperties": {"^(ab{1000}){1000}$": {"type": "string"}}},
+    ],
+)
+def test_it_is_refused_by_its_size(schema: dict) -> None:
+    with pytest.raises(SchemaRefused, match=f"at most {MOST_OF_PATTERNS}"):
+        must_compile(json.dumps(schema))
