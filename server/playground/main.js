@@ -193,12 +193,13 @@ async function offerRecordings() {
   at("empty").hidden = false;
 }
 
-function replay({ title, question, events }) {
+/** Show it as it grew; its question goes into the form, unless one is being typed there. */
+function replay({ title, question, events }, typed = false) {
   stopAll();
   const [pane] = laidOut(1);
   at("empty").hidden = false;
   page.race.show([]);
-  at("question").value = question;
+  if (!typed) at("question").value = question;
   return pane.replay(new Run({ title: `Recorded: ${title}`, question }), events, stillness());
 }
 
@@ -263,9 +264,11 @@ async function begin() {
     return;
   }
   fillForm();
+  const offered = at("question").value;
   await Promise.all([offerRecordings(), tellModel()]);
   const [first] = page.recordings;
-  if (first && !page.running && !page.panes.length) await replay(first);
+  const typed = at("question").value !== offered;
+  if (first && !page.running && !page.panes.length) await replay(first, typed);
 }
 
 begin();

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from models.bundled import SPRIG_FOLDER
 from tests.server.browser import (
@@ -261,6 +261,27 @@ def test_a_recording_is_there_before_anything_is_asked(
         assert not page.locator("#hint").is_visible()
         parsed(page, "Hello, who are you?", **DIALS)
         page.locator("#hint").get_by_text("sprig was taught").wait_for()
+
+
+def test_a_question_being_typed_is_left_alone(
+    browser: Browser, engine: HeldEngine, url: str
+) -> None:
+    """The recording that the page begins with comes late."""
+    page = browser.new_page(reduced_motion="reduce")
+    late: list[Route] = []
+
+    def hold(route: Route) -> None:
+        late.append(route)
+
+    page.route("**/recorded.json", hold)
+    with page.expect_request("**/recorded.json"):
+        page.goto(url)
+    page.locator("#policy option").first.wait_for(state="attached")
+    page.fill("#question", "What?")
+    late[0].continue_()
+    done(page)
+    assert page.locator(".pane h2").inner_text().startswith("Recorded")
+    assert page.input_value("#question") == "What?"
 
 
 def test_steps_of_the_way_here_take_the_focus_along(
