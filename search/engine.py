@@ -67,6 +67,11 @@ class Sampling:
     logprobs: int | None = None
     grammar: str | None = None
 
+    def min_tokens_left(self, path: int, most: int) -> int:
+        """How many of the at most ``most`` tokens after ``path`` others may not end the output, by
+        ``logits.min_tokens``."""
+        return max(0, min(self.logits.min_tokens + self.prompt_tokens - path, most))
+
 
 @dataclass(frozen=True, slots=True)
 class Ahead:

@@ -20,7 +20,7 @@ def sampling_fields(sampling: Sampling, path: int, most: int) -> dict[str, Any]:
     params = sampling.logits
     asked = {name: getattr(params, name) for name in params.asked() if name in HONOURED}
     if "min_tokens" in asked:
-        asked["min_tokens"] = max(0, min(params.min_tokens + sampling.prompt_tokens - path, most))
+        asked["min_tokens"] = sampling.min_tokens_left(path, most)
     if "logit_bias" in asked:
         asked["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
     return asked

@@ -111,12 +111,11 @@ def logits_fields(
     params = sampling.logits
     if not params.asked():
         return {}
-    least = params.min_tokens - (path - sampling.prompt_tokens)
     return {
         "top_k": params.top_k if params.top_k > 0 else -1,
         "min_p": params.min_p,
         "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
-        "min_new_tokens": max(0, min(least, most)),
+        "min_new_tokens": sampling.min_tokens_left(path, most),
         "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,

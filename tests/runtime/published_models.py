@@ -205,3 +205,17 @@ def published_tensors(name: str, variant: int = 0) -> set[str]:
     if published.spare or not (tied or published.head):
         whole.add("lm_head.weight")
     return whole | {f"model.layers.{number}.{part}" for number in (0, 1) for part in layer}
+
+
+def qwen_prm_for_vllm(folder: Path) -> Path:
+    """A tiny Qwen2.5-Math-PRM, by its published name: heads of 32, as vLLM's CPU attention has none
+    of 16; weights are random."""
+    return make_reward_model(
+        folder / "Qwen2.5-Math-PRM-7B",
+        dict(TWO_CLASSES),
+        "Qwen2ForProcessRewardModel",
+        specials=QWEN_SPECIALS,
+        template=QWEN,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )

@@ -23,9 +23,8 @@ from search.policies.policy import Scores
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec
 from tests.runtime.openai.vllm_server import VLLM, serving
-from tests.runtime.published_models import QWEN, QWEN_SPECIALS, TWO_CLASSES
+from tests.runtime.published_models import qwen_prm_for_vllm
 from tests.runtime.test_reward_models import QUESTION, STEPS, qwen
-from tests.runtime.tiny_models import make_reward_model
 from tests.server.test_process import Server, metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -64,17 +63,8 @@ def bundled(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="module")
 def prm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 32, as vLLM's CPU attention has none of 16; weights are random."""
-    folder = tmp_path_factory.mktemp("models") / "Qwen2.5-Math-PRM-7B"
-    return make_reward_model(
-        folder,
-        dict(TWO_CLASSES),
-        "Qwen2ForProcessRewardModel",
-        specials=QWEN_SPECIALS,
-        template=QWEN,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
+    """A tiny Qwen2.5-Math-PRM."""
+    return qwen_prm_for_vllm(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,7 @@ from search.engine import Branch, LogitsParams, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 from search.tree import Finish
 from tests.runtime.openai.vllm_server import VLLM, serving
-from tests.runtime.published_models import QWEN, QWEN_SPECIALS, TWO_CLASSES
-from tests.runtime.tiny_models import make_reward_model
+from tests.runtime.published_models import qwen_prm_for_vllm
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,17 +52,8 @@ FORMAT = "qwen2.5-math-prm"
 
 @pytest.fixture(scope="module")
 def prm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 32, as vLLM's CPU attention has none of 16."""
-    folder = tmp_path_factory.mktemp("models") / "Qwen2.5-Math-PRM-7B"
-    return make_reward_model(
-        folder,
-        dict(TWO_CLASSES),
-        "Qwen2ForProcessRewardModel",
-        specials=QWEN_SPECIALS,
-        template=QWEN,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
+    """A tiny Qwen2.5-Math-PRM."""
+    return qwen_prm_for_vllm(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
