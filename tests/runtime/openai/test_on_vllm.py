@@ -46,6 +46,11 @@ SCHEMA = {
     "required": ["sum"],
     "additionalProperties": False,
 }
+OPTIONS = (
+    "--enable-prompt-tokens-details",
+    '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
+)
+"""Under a schema no reply goes on in blanks for good."""
 GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 FORMAT = "qwen2.5-math-prm"
 
@@ -64,7 +69,7 @@ def servers(prm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     tag = Text(prm).token("<extra_0>")
     pooling = ["--runner", "pooling", "--pooler-config", f'{{"step_tag_id": {tag}}}']
     with (
-        serving(POLICY, logs / "policy", ["--enable-prompt-tokens-details"]) as policy,
+        serving(POLICY, logs / "policy", OPTIONS) as policy,
         serving(prm, logs / "prm", pooling) as reward,
     ):
         yield policy, reward
