@@ -6,6 +6,7 @@ right.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from models.tasks import blocksworld, number_puzzle
 from models.tasks import story as english
@@ -61,20 +62,35 @@ def _of_blocks(puzzle: blocksworld.Puzzle, before: list[str]) -> Iterator[str]:
     yield from blocksworld.step_texts(state)
 
 
-def moves_to_go(question: str, steps: list[str]) -> list[int]:
-    """Of a blocks world: the moves from the state after each step to the goal, up to the first
-    step that is no legal move."""
+class Shown(NamedTuple):
+    """What a step of a plan leads to: the moves from there to the goal, and block by block, as
+    the step shows them, whether it stands where it stays."""
+
+    moves_to_go: int
+    in_place: list[bool]
+
+
+def plan(question: str, steps: list[str]) -> list[Shown]:
+    """Of a blocks world: what its steps lead to, up to the first that is no legal move."""
     puzzle = blocksworld.parse_question(question)
     if puzzle is None:
         raise ValueError(f"not a blocks world: {question!r}")
-    state, distances = puzzle.start, []
+    state, shown = puzzle.start, []
     for step in steps:
         after = blocksworld.step_texts(state).get(step)
         if after is None:
             break
         state = after
-        distances.append(blocksworld.distance(state, puzzle.goal))
-    return distances
+        moves = blocksworld.distance(state, puzzle.goal)
+        shown.append(Shown(moves, _in_place(state, puzzle.goal)))
+    return shown
+
+
+def _in_place(state: blocksworld.State, goal: blocksworld.State) -> list[bool]:
+    """Whether each block and all below it stand as in the goal; what the hand holds does not."""
+    stays = {stack[:height] for stack in goal.stacks for height in range(1, len(stack) + 1)}
+    heights = [(stack, h) for stack in state.stacks for h in range(1, len(stack) + 1)]
+    return [stack[:h] in stays for stack, h in heights] + [False] * bool(state.hand)
 
 
 def _shared(first: str, second: str) -> int:

@@ -26,7 +26,7 @@ from models.train.labelled import Labelled, label
 from models.train.network import decoder_layers, read_out, streams
 from models.train.prm_data import load_samples
 from models.train.renaming import renamed
-from models.train.rows import MOVES_TO_GO, learnt_row, number_ids, sign_ids
+from models.train.rows import IN_PLACE, MOVES_TO_GO, learnt_row, number_ids, sign_ids
 from models.train.run import TrainingRun, arguments
 from models.train.slips import slipped_drill
 from models.train.taught import lesson
@@ -130,20 +130,25 @@ def epochs(
 def label_losses(
     model: LlamaForCausalLM, ids: LabelIds, phase: RewardPhase, batch: MicroBatch
 ) -> Tensor:
-    """The loss wherever there is a label, weighted by where it stands: of `+` against `-`, or of
-    the number of moves to go.
+    """The loss wherever there is a label, weighted by where it stands: of `+` against `-`, of the
+    number of moves to go, or of whether a block has to move.
 
-    Words are read out before the last layer, so that it can tell the tags what it found at them.
+    Words are read out before the last layer, so that it can tell the tags what it found at them;
+    blocks two layers earlier, so that moves can be counted from them.
     """
     where = batch.labels != IGNORED
     labels, at_tag = batch.labels[where], batch.ids[where] == ids.tag
-    *_, before, last = streams(model, batch.ids)
-    stream = torch.where(at_tag[:, None], last[where], before[where])
-    logits, counted = read_out(model, stream), labels >= MOVES_TO_GO
+    *_, early, _, before, last = (stream[where] for stream in streams(model, batch.ids))
+    placed = labels >= IN_PLACE
+    stream = torch.where(at_tag[:, None], last, torch.where(placed[:, None], early, before))
+    logits, counted = read_out(model, stream), (labels >= MOVES_TO_GO) & ~placed
+    sign = ~(counted | placed)
     losses = logits.new_zeros(len(labels))
-    losses[~counted] = _cross_entropy(logits[~counted][:, ids.signs], labels[~counted])
+    losses[sign] = _cross_entropy(logits[sign][:, ids.signs], labels[sign])
     moves = labels[counted] - MOVES_TO_GO
     losses[counted] = _cross_entropy(logits[counted][:, ids.numbers], moves)
+    staying = labels[placed] - IN_PLACE
+    losses[placed] = _cross_entropy(logits[placed][:, ids.numbers[:2]], staying)
     replies = torch.tensor([kind in TASKS for kind in batch.kinds])[:, None].expand_as(where)[where]
     weights = torch.where(at_tag, phase.tag, torch.where(replies, 1.0, phase.drill))
     weights[replies & ~at_tag & (labels == 1)] = FAULT

@@ -2,14 +2,17 @@
 
 from transformers import PreTrainedTokenizerBase
 
+from models.tasks.blocksworld import LETTERS
 from models.tasks.task import STEP_BREAK
 from models.train.batches import IGNORED, Row, prompt_ids, text_of
-from models.train.faults import moves_to_go, right_letters
+from models.train.faults import plan, right_letters
 from models.train.labelled import Labelled
 from models.train.tokenizer import TAG
 
 MOVES_TO_GO, MOST_MOVES = 2, 15
 """Labels from here on are numbers of moves, none above the most."""
+IN_PLACE = MOVES_TO_GO + MOST_MOVES + 1
+"""Labels from here on: of a block that need not move any more, and of one that has to."""
 
 
 def number_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -48,8 +51,9 @@ def labels_within(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> list[lis
     """For the tokens of a reply's steps: 0 while all is right up to there, 1 at the fault.
 
     Nothing (IGNORED) behind the fault: labels there only teach that long replies tend to be wrong.
-    Nothing for a step that is legal in itself but leads nowhere. At the end of a blocks world's
-    legal steps: MOVES_TO_GO and the moves from there to the goal.
+    Nothing for a step that is legal in itself but leads nowhere. In a blocks world MOVES_TO_GO and
+    the moves to the goal at the end of legal steps; at the blocks that they show IN_PLACE or the
+    label after it, in every second step of the right ones and all behind.
     """
     labels = [[IGNORED] * len(step) for step in row.steps]
     texts = [text_of(tokenizer, step).removesuffix(STEP_BREAK) for step in row.steps]
@@ -60,9 +64,23 @@ def labels_within(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> list[lis
         letters = right_letters(row.question, texts[: good + 1])
         labels[good] = _up_to(tokenizer, row.steps[good], letters)
     if row.task == "blocksworld":
-        for inner, moves in zip(labels, moves_to_go(row.question, texts), strict=False):
-            inner[-1] = MOVES_TO_GO + min(moves, MOST_MOVES)
+        for i, shown in enumerate(plan(row.question, texts)):
+            labels[i][-1] = MOVES_TO_GO + min(shown.moves_to_go, MOST_MOVES)
+            if i >= good or i % 2 == 0:
+                _label_blocks(tokenizer, row.steps[i], shown.in_place, labels[i])
     return labels
+
+
+def _label_blocks(
+    tokenizer: PreTrainedTokenizerBase, step: list[int], in_place: list[bool], labels: list[int]
+) -> None:
+    """Label the blocks behind a step's colon, where each is one token."""
+    words = [text_of(tokenizer, [token]).strip() for token in step]
+    colon = words.index(":") if ":" in words else len(words)
+    places = [i for i, word in enumerate(words) if i > colon and word in set(LETTERS)]
+    if len(places) == len(in_place):
+        for i, placed in zip(places, in_place, strict=True):
+            labels[i] = IN_PLACE + int(not placed)
 
 
 def _up_to(tokenizer: PreTrainedTokenizerBase, step: list[int], letters: int) -> list[int]:

@@ -4,9 +4,9 @@ import pytest
 
 from models.tasks import TASKS
 from models.train.batches import IGNORED, load_tokenizer
-from models.train.faults import moves_to_go, right_letters
+from models.train.faults import plan, right_letters
 from models.train.labelled import Labelled, label_steps, step_ids
-from models.train.rows import labels_within, scored_row
+from models.train.rows import IN_PLACE, MOVES_TO_GO, labels_within, scored_row
 from models.train.tokenizer import TAG
 
 QUESTION = (
@@ -62,25 +62,25 @@ def test_a_move_is_right_up_to_where_the_state_is_not_so(step: str, right: str) 
     assert right_letters(BLOCKS, [step]) == len(right)
 
 
-def test_moves_to_go_are_counted_up_to_the_first_illegal_one() -> None:
-    """The shortest plan's length from each state."""
+def test_a_plan_is_followed_up_to_the_first_illegal_move() -> None:
+    """The shortest plan's length from each state; a block stands where it stays if all below do."""
     steps = ["pick up c: a b, hand c", "put down c: a b / c", "unstack a from b: a, hand b"]
-    assert moves_to_go(BLOCKS, steps) == [3, 2]
+    assert plan(BLOCKS, steps) == [(3, [True, False, False]), (2, [True, False, True])]
 
 
 def test_another_question_is_named() -> None:
     with pytest.raises(ValueError, match="no task: 'Use 4'"):
         right_letters("Use 4", ["4 + 4 = 8"])
     with pytest.raises(ValueError, match="not a blocks world: 'Use 4'"):
-        moves_to_go("Use 4", [])
+        plan("Use 4", [])
 
 
-def labelled(*steps: str) -> Labelled:
+def labelled(*steps: str, task: str = "wordproblem", question: str = QUESTION) -> Labelled:
     """A reply as the reward model's samples hold it."""
     tokenizer = load_tokenizer()
     (step_break,) = tokenizer.encode("\n\n")
     ids = tokenizer.encode("\n\n".join(steps))
-    return label_steps(tokenizer, TASKS["wordproblem"], QUESTION, step_ids(ids, step_break))
+    return label_steps(tokenizer, TASKS[task], question, step_ids(ids, step_break))
 
 
 def test_the_label_is_at_the_word_that_is_wrong() -> None:
@@ -105,3 +105,17 @@ def test_a_sound_step_that_leads_nowhere_has_labels_at_its_tag_alone() -> None:
     """Nothing in its wording is wrong."""
     row = labelled(FIRST)._replace(labels=[False])
     assert set(labels_within(load_tokenizer(), row)[0]) == {IGNORED}
+
+
+def test_blocks_are_labelled_where_a_step_shows_them() -> None:
+    """Of the right steps in every second one, so that the others hear of wrong words there; behind
+    a wasted move in all."""
+    steps = ["unstack b from a: a / c, hand b", "put down b: a / b / c", "pick up a: b / c, hand a"]
+    row = labelled(*steps, "The answer is 3 moves.", task="blocksworld", question=BLOCKS)
+    assert row.labels == [True, False, False, False]
+    first, second, third, _ = labels_within(load_tokenizer(), row)
+    stays, goes = IN_PLACE, IN_PLACE + 1
+    assert [label for label in first if label] == [stays, stays, goes, MOVES_TO_GO + 1]
+    assert [label for label in second if label != IGNORED] == [stays, goes, stays, MOVES_TO_GO + 2]
+    seen = [label for label in third if label != IGNORED]
+    assert seen == [goes, stays, goes, MOVES_TO_GO + 3]

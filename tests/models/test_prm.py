@@ -15,7 +15,7 @@ from models.train.prm import (
     label_losses,
     with_layers_above,
 )
-from models.train.rows import MOVES_TO_GO
+from models.train.rows import IN_PLACE, MOVES_TO_GO
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
@@ -39,8 +39,8 @@ def test_layers_above_say_nothing_at_first(policy: LlamaForCausalLM) -> None:
 
 
 def outspoken(policy: LlamaForCausalLM) -> LlamaForCausalLM:
-    """With a layer on top that says something too."""
-    model = with_layers_above(policy, 1)
+    """With two layers on top that say something too."""
+    model = with_layers_above(policy, 2)
     torch.nn.init.normal_(decoder_layers(model)[-1].mlp.down_proj.weight, std=0.05)
     return model
 
@@ -73,6 +73,16 @@ def test_moves_to_go_are_told_apart_by_numbers(policy: LlamaForCausalLM) -> None
     expected = -logits[0, asked.numbers].log_softmax(-1)[7]
     assert moves == pytest.approx(COUNTED * expected.item(), rel=1e-5)
     assert word == pytest.approx(-logits[1, asked.signs].log_softmax(-1)[0].item(), rel=1e-5)
+
+
+def test_blocks_that_stay_are_read_early(policy: LlamaForCausalLM) -> None:
+    """By hand: cross entropy of 0 and 1 three layers before the last."""
+    asked, model = label_ids(load_tokenizer()), outspoken(policy)
+    labels = torch.full_like(IDS, IGNORED)
+    labels[0, 1] = IN_PLACE + 1
+    (loss,) = label_losses(model, asked, PHASES["walk"], MicroBatch(IDS, labels, ["blocksworld"]))
+    logits = read_out(model, streams(model, IDS)[-4][0, 1])[asked.numbers[:2]]
+    assert loss.item() == pytest.approx(-logits.log_softmax(-1)[1].item(), rel=1e-5)
 
 
 def test_an_epoch_is_every_row_once_shared_by_the_processes() -> None:
