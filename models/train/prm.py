@@ -36,6 +36,9 @@ SEED = 31
 KEEP = 0.99
 FAULT = 15.0
 """The weight of a step's wrong word beside a right one: there is one in two hundred."""
+TAIL, CUT_SHARE = range(1, 4), 0.75
+"""Replies of which only so many wrong steps are learnt, and the share of these: that what was
+wrong once stays so is soon known, and makes half of all tokens."""
 COUNTED = 4.0
 """The weight of a number of moves to go beside a right word."""
 LAYERS_ABOVE = 2
@@ -168,6 +171,14 @@ def walked(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Labelled:
     return label(tokenizer, task, question, tokenizer.encode(reply))
 
 
+def shortened(row: Labelled, rng: random.Random) -> Labelled:
+    """The reply, most often without what follows soon after its first wrong step."""
+    if rng.random() >= CUT_SHARE:
+        return row
+    kept = sum(row.labels) + rng.choice(TAIL)
+    return row._replace(steps=row.steps[:kept], labels=row.labels[:kept])
+
+
 def main() -> None:
     """Train or resume a phase."""
     parser = arguments(__doc__, 0)
@@ -188,7 +199,7 @@ def main() -> None:
         told = replies(step)
         told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
         told += [walked(tokenizer, rng) for _ in range(phase.walks // options.world)]
-        rows = [learnt_row(tokenizer, row) for row in told]
+        rows = [learnt_row(tokenizer, shortened(row, rng)) for row in told]
         rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
         return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]
 

@@ -1,10 +1,13 @@
 """How the reward model is made of the policy, and where its labels are read."""
 
+import random
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from models.train.batches import IGNORED, MicroBatch, Row, load_tokenizer
+from models.train.labelled import Labelled
 from models.train.network import decoder_layers, new_model, read_out, streams
 from models.train.prm import (
     COUNTED,
@@ -13,6 +16,7 @@ from models.train.prm import (
     epochs,
     label_ids,
     label_losses,
+    shortened,
     with_layers_above,
 )
 from models.train.rows import IN_PLACE, MOVES_TO_GO
@@ -83,6 +87,17 @@ def test_blocks_that_stay_are_read_early(policy: LlamaForCausalLM) -> None:
     (loss,) = label_losses(model, asked, PHASES["walk"], MicroBatch(IDS, labels, ["blocksworld"]))
     logits = read_out(model, streams(model, IDS)[-4][0, 1])[asked.numbers[:2]]
     assert loss.item() == pytest.approx(-logits.log_softmax(-1)[1].item(), rel=1e-5)
+
+
+def test_a_reply_is_cut_soon_behind_its_first_wrong_step() -> None:
+    """One to three wrong steps are kept of three in four; right replies are whole."""
+    spoilt = Labelled("game24", "", [[i] for i in range(8)], [True] * 2 + [False] * 6)
+    rng = random.Random(1)
+    lengths = [len(shortened(spoilt, rng).steps) for _ in range(400)]
+    assert {*lengths} == {3, 4, 5, 8}
+    assert lengths.count(8) == pytest.approx(100, abs=30)
+    right = spoilt._replace(labels=[True] * 8)
+    assert all(shortened(right, rng) == right for _ in range(20))
 
 
 def test_an_epoch_is_every_row_once_shared_by_the_processes() -> None:
