@@ -143,9 +143,12 @@ def most_accurate(cells: Sequence[Cell], tokens: float = math.inf) -> Cell:
 
 def worth_it(cells: Sequence[Cell]) -> Cell:
     """The cheapest cell of the front that the most accurate one is ahead of by no more than one
-    standard error of their paired difference (the one-standard-error rule of Breiman et al.)."""
-    best = most_accurate(cells)
-    within = [cell for cell in front(cells) if _within_error(best, cell)]
+    standard error of their paired difference (the one-standard-error rule of Breiman et al.).
+
+    Of several most accurate ones that cost the same, any."""
+    most = most_accurate(cells)
+    best = [c for c in cells if (c.accuracy, c.tokens) == (most.accuracy, most.tokens)]
+    within = [c for c in front(cells) if any(_within_error(one, c) for one in best)]
     return min(within, key=lambda cell: (cell.tokens, -cell.accuracy))
 
 

@@ -166,6 +166,17 @@ def test_equal_trees_have_one_key() -> None:
     assert tree_key(one) != tree_key(other)
 
 
+def test_any_of_the_most_accurate_is_compared_with() -> None:
+    """Two cells of five right and four tokens; a third of three right and one token is within the
+    error of the one whose right replies it shares little with, and not of the other's."""
+    cheap = Cell(spec(width=1), (True, True, True, False, False, False), 6, 1.0)
+    near = Cell(spec(width=2), (True, True, True, True, True, False), 6, 4.0)
+    far = Cell(spec(width=3), (False, True, True, True, True, True), 6, 4.0)
+    assert worth_it([cheap, far]) == cheap
+    assert worth_it([cheap, near]) == near
+    assert worth_it([cheap, near, far]) == worth_it([cheap, far, near]) == cheap
+
+
 @given(CELLS)
 def test_the_front_goes_on_and_half_of_the_others_at_most(cells: list[Cell]) -> None:
     """What is on the front is never dropped, so that no rung ends without a cell."""

@@ -143,6 +143,7 @@ FLOORS = st.builds(
     left=st.sampled_from([0.0, 0.3, 1.0]),
 )
 @example([(0.0, 2, False), (0.011067186764683214, 3, False)], Floors(0.0, 0, 0), 1.0, "ratio", 1.0)
+@example([(0.0, 14, False), (1.0, 7, False), (0.5, 4, False)], Floors(0.0, 1, 0), 1.0, "ratio", 0.3)
 def test_a_budget_is_respected_and_no_larger_alpha_would_respect_it(
     blocks: list[tuple[float, int, bool]],
     floors: Floors,
@@ -167,7 +168,7 @@ def test_a_budget_is_respected_and_no_larger_alpha_would_respect_it(
     assert found.counts.sum() <= budget
     assert np.all(found.counts[whole] == most[whole])
     assert np.all((found.counts >= least) & (found.counts <= most))
-    rising = (found.ratios * tokens < most - 1e-9) & (weight > 1e-200)
+    rising = (np.maximum(found.ratios * tokens, least) < most - 1e-9) & (weight > 1e-200)
     if np.any(rising & (found.ratios > floors.ratio)):
         assert found.counts.sum() > min(budget, most.sum()) - len(blocks)
     more = allocate(weight, tokens, whole, budget + 5, floors, variant, most)
