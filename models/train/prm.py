@@ -51,8 +51,8 @@ class RewardPhase(NamedTuple):
 
     `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
     step has and `drill` the weight of a label there, `taught` how many derivations of its own,
-    `tasks` whose replies are learnt, each time that they are named; `walks` how many walks of
-    number puzzles and blocks worlds, `replies` how many replies, in all processes together.
+    `tasks` whose replies are learnt, each time that they are named; `walks` how many walks, of the
+    tasks `walked`, `replies` how many replies, in all processes together.
     """
 
     minutes: float
@@ -65,6 +65,7 @@ class RewardPhase(NamedTuple):
     tasks: tuple[str, ...]
     walks: int = 0
     replies: int = 64
+    walked: tuple[str, ...] = ("blocksworld", "countdown", "game24")
 
 
 class LabelIds(NamedTuple):
@@ -81,6 +82,8 @@ def label_ids(tokenizer: PreTrainedTokenizerBase) -> LabelIds:
     return LabelIds(torch.tensor(sign_ids(tokenizer)), torch.tensor(number_ids(tokenizer)), tag)
 
 
+PLANS = "blocksworld"
+WALKED_PLANS = ("countdown", "game24", *[PLANS] * 4)
 PHASES = {
     "compare": RewardPhase(10, "policy", 0.6, 1.0, 48, 1.0, 0, ("wordproblem",)),
     "judge": RewardPhase(19, "prm", 0.6, 10.0, 8, 1.0, 0, tuple(TASKS)),
@@ -88,7 +91,8 @@ PHASES = {
     "settle": RewardPhase(25, "prm", 0.6, 10.0, 40, 5.0, 20, tuple(TASKS)),
     "number": RewardPhase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
     "follow": RewardPhase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
-    "walk": RewardPhase(60, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 32, 32),
+    "walk": RewardPhase(55, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 32, 32),
+    "plan": RewardPhase(45, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, PLANS), 32, 32, WALKED_PLANS),
 }
 WALKS = {
     "game24": number_walks.walk,
@@ -163,9 +167,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
-def walked(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Labelled:
-    """A walk on a new train question."""
-    task = TASKS[rng.choice(sorted(WALKS))]
+def walked(
+    tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], rng: random.Random
+) -> Labelled:
+    """A walk on a new train question of one of the tasks."""
+    task = TASKS[rng.choice(names)]
     question = task.lesson(rng)[0]
     reply = STEP_BREAK.join(WALKS[task.name](question, rng)) + END
     return label(tokenizer, task, question, tokenizer.encode(reply))
@@ -198,7 +204,8 @@ def main() -> None:
     def draw(rng: random.Random, step: int) -> list[Row]:
         told = replies(step)
         told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
-        told += [walked(tokenizer, rng) for _ in range(phase.walks // options.world)]
+        walks = phase.walks // options.world
+        told += [walked(tokenizer, phase.walked, rng) for _ in range(walks)]
         rows = [learnt_row(tokenizer, shortened(row, rng)) for row in told]
         rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
         return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]

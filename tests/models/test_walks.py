@@ -78,7 +78,8 @@ def test_a_walk_of_best_moves_is_a_plan() -> None:
 def test_a_walked_row_has_a_label_a_step() -> None:
     """As sampled replies have: ids that end each step, and the checker's word."""
     tokenizer, rng = load_tokenizer(), random.Random(3)
-    row = walked(tokenizer, rng)
+    row = walked(tokenizer, ("blocksworld",), rng)
+    assert row.task == "blocksworld"
     assert len(row.steps) == len(row.labels)
     assert row.steps[-1][-1] == tokenizer.eos_token_id
 
