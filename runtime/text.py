@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from runtime.checkpoint import read_config
 from runtime.token_bytes import most_bytes_a_token, spell_byte_level, spell_sentencepiece
-from runtime.tool_template import Messages, Tools, ToolTemplate, read_tool_template, with_words
+from runtime.tool_template import Messages, Tools, ToolTemplate, read_tool_template
 from search.engine import PrefixTooLong
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Text:
         for message in messages:
             self._must_fit(message["content"])
         messages = [
-            {k: v if k == "role" else with_words(v, self.plain) for k, v in m.items()}
+            {k: v if k == "role" else _with_words(v, self.plain) for k, v in m.items()}
             for m in messages
         ]
         if self.tokenizer.chat_template is None:
@@ -213,7 +213,7 @@ class Text:
             return self._framed(asked[:-1] if open_reply else asked)
         rendered = self.tokenizer.apply_chat_template(
             messages,
-            tools=with_words(tools, self.plain),
+            tools=_with_words(tools, self.plain),
             tokenize=False,
             add_generation_prompt=not open_reply,
             continue_final_message=open_reply,
@@ -344,3 +344,14 @@ class Text:
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON file's content; empty for a file that is not there."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _with_words(value: Any, change: Callable[[str], str]) -> Any:
+    """A message or a tool with all texts in it changed, but for the names of fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _with_words(one, change) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_words(one, change) for one in value]
+    return value

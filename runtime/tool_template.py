@@ -77,14 +77,3 @@ def _form(called: str) -> CallForm | None:
         return "tagged"
     bare = re.search(_BARE, called)
     return "bare" if bare is not None and bare[1] == "parameters" else None
-
-
-def with_words(value: Any, change: Callable[[str], str]) -> Any:
-    """A message or a tool with all texts in it changed, but for the names of fields."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: with_words(one, change) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [with_words(one, change) for one in value]
-    return value
