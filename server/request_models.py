@@ -19,10 +19,20 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from search.spec import RequestedSearch
+from search.engine import LOGITS_PARAMS, LogitsParams
+from search.spec import (
+    LogitBias,
+    MinP,
+    MinTokens,
+    Penalty,
+    RepetitionPenalty,
+    RequestedSearch,
+    SearchSpec,
+    TopK,
+    logits_params_of,
+)
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.reply_schema import GuidedJson, ResponseFormat, StructuredOutputs
-from server.sampling_parameters import SamplingParameters
 from server.tool_requests import CHOICE_SCHEMA, TOOLS_SCHEMA
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
@@ -143,6 +153,36 @@ class Reasoning(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     effort: Effort | None = None
+
+
+class SamplingParameters(BaseModel):
+    """vLLM's beside temperature and top-p: of a plain reply, and of a search's draws where
+    ``search`` does not say otherwise."""
+
+    top_k: TopK | None = Field(default=None, description="below 1: of all tokens")
+    min_p: MinP | None = None
+    logit_bias: LogitBias | None = None
+    min_tokens: MinTokens | None = Field(
+        default=None, description="before the model or a stop string ends a reply"
+    )
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """Those that are given, by name."""
+        values = {name: getattr(self, name) for name in LOGITS_PARAMS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def logits_params(self) -> LogitsParams:
+        """What a plain reply is drawn by."""
+        return logits_params_of(self.asked())
+
+    def joined(self, spec: SearchSpec) -> SearchSpec:
+        """The search, with these where it says nothing itself."""
+        asked = self.asked().items()
+        fresh = {name: value for name, value in asked if name not in spec.model_fields_set}
+        return spec.model_copy(update=fresh) if fresh else spec
 
 
 class GenerationRequest(SamplingParameters):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from search.capabilities import Capabilities
 from search.engine import LogitsParams
 from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
 from search.spec import RequestedSearch, SearchSpec
@@ -13,7 +14,6 @@ from server.api_errors import bad_value, unsupported
 from server.api_keys import ApiKey
 from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
 from server.request_models import GenerationRequest
-from server.sampling_parameters import must_be_honoured
 from server.search_names import auto_fields, resolve_model, without_auto
 from server.service import Service
 
@@ -92,6 +92,24 @@ def plain_params(request: GenerationRequest, tokens: int, service: Service) -> L
     params = request.logits_params()
     must_be_honoured(params, able, vocab=vocab, most=tokens)
     return params
+
+
+def must_be_honoured(
+    params: LogitsParams, able: Capabilities, *, vocab: int, most: int, prefix: str = ""
+) -> None:
+    """Raise ApiError for what this engine does not honour over a whole reply, and for what cannot
+    be: a token id from ``vocab`` on, more than ``most`` tokens. ``prefix``: of the fields' names.
+    """
+    for name in params.asked():
+        if name not in able.logits_params:
+            why = f"the {able.engine} engine does not honour it over a whole reply; leave it out"
+            raise unsupported(prefix + name, why)
+    for token, _ in params.logit_bias:
+        if token >= vocab:
+            raise bad_value(f"{prefix}logit_bias", f"ids are from 0 to {vocab - 1}, got {token}")
+    if params.min_tokens > most:
+        allowed = f"at most {most}, as a reply has no more tokens"
+        raise bad_value(f"{prefix}min_tokens", f"{allowed}, got {params.min_tokens}")
 
 
 def seed_of(request: GenerationRequest) -> int:

@@ -15,6 +15,7 @@ from server.request_models import (
     ChatRequest,
     Count,
     Reasoning,
+    SamplingParameters,
     Seed,
     Spec,
     Temperature,
@@ -30,7 +31,6 @@ from server.responses_tools import (
     result_of,
     with_calls_joined,
 )
-from server.sampling_parameters import SamplingParameters
 from server.tool_requests import FUNCTION_SCHEMA, MOST_TOOLS
 from server.unsupported_parameters import RESPONSES
 
