@@ -1,14 +1,14 @@
 """A published row as a file that can be run again, the paper's figures beside one's own.
 
 `python -m loadtest.recipe loadtest/recipes/ets-llama-1b-math500.toml --data math500.jsonl [--json]`
-runs a recipe of the kind `eval` on a machine that holds its models. A file in `recipes/` has
+runs a recipe as `hedgerow eval` would, where its models fit. A file in `recipes/` has
 
-    title, bench    what it is, and what runs it: eval, loadtest.kv or loadtest.goodput
+    title           what it is
     [source]        paper, place (table, section), notes
-    [models]        engine, model, profile, reward_model, reward_format, gpu_memory_share
+    [models]        engine, model, profile, reward_model, reward_format
     [data]          name, origin, questions
     [search]        fields of a search, for every row
-    [[row]]         further fields and switches of one row; paper: what was published;
+    [[row]]         further fields of one row; paper: what was published;
                     measured: the columns to be filled
 """
 
@@ -33,22 +33,11 @@ from search.spec import SearchSpec
 from server.settings import Settings, SettingsError, load_settings
 from server.tree_log import TreeLog
 
-BENCHES = ("eval", "loadtest.kv", "loadtest.goodput")
 SECTIONS = {
     "source": {"paper", "place", "notes"},
-    "models": {
-        "engine",
-        "model",
-        "profile",
-        "reward_model",
-        "reward_format",
-        "gpu_memory_share",
-    },
+    "models": {"engine", "model", "profile", "reward_model", "reward_format"},
     "data": {"name", "origin", "questions"},
 }
-SWITCHES = {"eval": set(), "loadtest.kv": {"kv_policy", "rho"}, "loadtest.goodput": {"variant"}}
-"""What a row may name besides fields of a search, by bench."""
-
 COLUMNS = ("policy", "width", "paper", "measured")
 
 
@@ -62,7 +51,6 @@ class Recipe:
 
     path: Path
     title: str
-    bench: str
     source: Mapping[str, str]
     models: Mapping[str, Any]
     data: Mapping[str, Any]
@@ -71,8 +59,7 @@ class Recipe:
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row's fields of a search, those of all rows included."""
-        beside = SWITCHES[self.bench] | {"paper", "measured"}
-        own = {name: value for name, value in row.items() if name not in beside}
+        own = {name: value for name, value in row.items() if name not in ("paper", "measured")}
         return {**self.search, **own}
 
     def unknown(self) -> set[str]:
@@ -99,11 +86,9 @@ def read_recipe(path: Path) -> Recipe:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
-    missing = {"title", "bench", "search", "row", *SECTIONS} - found.keys()
+    missing = {"title", "search", "row", *SECTIONS} - found.keys()
     if missing:
         raise RecipeError(f"{path}: missing: {', '.join(sorted(missing))}")
-    if found["bench"] not in BENCHES:
-        raise RecipeError(f"{path}: bench = {found['bench']!r}: must be of {', '.join(BENCHES)}")
     for name, allowed in SECTIONS.items():
         extra = found[name].keys() - allowed
         if extra:
@@ -114,7 +99,6 @@ def read_recipe(path: Path) -> Recipe:
     return Recipe(
         path,
         found["title"],
-        found["bench"],
         found["source"],
         found["models"],
         found["data"],
@@ -124,12 +108,10 @@ def read_recipe(path: Path) -> Recipe:
 
 
 async def run(recipe: Recipe, data: Path) -> list[dict[str, Any]]:
-    """Run the rows of a recipe of the kind ``eval``: what was published beside what came out.
+    """Run the rows of a recipe: what was published beside what came out.
 
     Raises RecipeError, SettingsError and DatasetError.
     """
-    if recipe.bench != "eval":
-        raise RecipeError(f"{recipe.path}: for python -m {recipe.bench}, not for this command")
     unknown = recipe.unknown()
     if unknown:
         raise RecipeError(f"{recipe.path}: not in this version: {', '.join(sorted(unknown))}")

@@ -1,4 +1,4 @@
-"""The recipes: all of them can be read, and what they name exists or is known to be coming."""
+"""The recipes: all of them can be read, and what they name exists."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 import loadtest
-from loadtest.kv_plan import EXACT
-from loadtest.recipe import Recipe, RecipeError, beside, read_recipe, run
-from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
+from loadtest.recipe import Recipe, RecipeError, beside, read_recipe
 
 FOLDER = Path(loadtest.__file__ or ".").parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
-
-KV_POLICIES = {*EXACT, *TOKEN_EVICTION}
-VARIANTS = {"paper_baseline", "baseline", "P", "MP", "SMP"}
 
 
 @pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
@@ -25,18 +20,13 @@ def recipe(request: pytest.FixtureRequest) -> Recipe:
 
 
 def test_every_published_table_has_its_recipes() -> None:
-    """ETS: three models on two sets; FlashTTS: three pairs on two; ArborKV: S eightfold and L."""
-    kinds = [path.stem.split("-")[0] for path in RECIPES]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"ets": 6, "flashtts": 6, "arborkv": 9}
+    """ETS: three models on two sets."""
+    assert [path.stem.split("-")[0] for path in RECIPES] == ["ets"] * 6
 
 
-def test_a_recipe_names_what_exists_or_is_coming(recipe: Recipe) -> None:
-    """Policies, fields of a search, formats, profiles, engines, switches."""
+def test_a_recipe_names_what_exists(recipe: Recipe) -> None:
+    """Policies, fields of a search, formats, profiles, engines."""
     assert not recipe.unknown()
-    for row in recipe.rows:
-        assert row.get("kv_policy", "full") in KV_POLICIES
-        assert row.get("variant", "baseline") in VARIANTS
-        assert 0 < row.get("rho", 1.0) <= 1
 
 
 def test_a_recipe_says_where_its_figures_stand(recipe: Recipe) -> None:
@@ -63,19 +53,14 @@ def test_the_headline_row() -> None:
 
 
 WRONG = {
-    "title": ('title = "t"', "missing: bench, data, models, row, search, source"),
+    "title": ('title = "t"', "missing: data, models, row, search, source"),
     "no toml": ("=", "Invalid"),
-    "bench": (
-        'title="t"\nbench="x"\n[source]\n[models]\n[data]\n[search]\n[[row]]\n',
-        "bench = 'x': must be of eval",
-    ),
     "key": (
-        'title="t"\nbench="eval"\n[source]\n[models]\nmodle=1\n[data]\n[search]\n[[row]]\n',
+        'title="t"\n[source]\n[models]\nmodle=1\n[data]\n[search]\n[[row]]\n',
         "models: no such key: modle",
     ),
     "row": (
-        'title="t"\nbench="eval"\n[source]\n[models]\n[data]\n[search]\n[[row]]\npaper={a=1}\n'
-        "measured={}\n",
+        'title="t"\n[source]\n[models]\n[data]\n[search]\n[[row]]\npaper={a=1}\nmeasured={}\n',
         "row 1: each figure of paper needs its measured",
     ),
 }
@@ -90,13 +75,6 @@ def test_a_wrong_recipe_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"r\.toml") as error:
         read_recipe(path)
     assert said in str(error.value)
-
-
-async def test_a_recipe_for_another_bench_says_which() -> None:
-    """ArborKV's rows are not for this command."""
-    found = read_recipe(FOLDER / "arborkv-l-llama-8b-math500.toml")
-    with pytest.raises(RecipeError, match=r"for python -m loadtest\.kv"):
-        await run(found, Path("nowhere.jsonl"))
 
 
 def test_measured_rows_stand_beside_the_published_ones() -> None:
