@@ -2,10 +2,9 @@
 
 `python -m loadtest.capacity [--gpu NAME] [--policy NAME] [--reward NAME] [--width N] ... [--json]`.
 A roofline of two models on one GPU a replica: datasheet numbers, a stated efficiency, a stated
-share of its throughput that is planned with, searches that come by chance and share it
-(`loadtest/company.py`). `--check` measures on this machine's CPU, with the bundled models, what the
-model says of KV and of time as a search grows wider (`loadtest/capacity_check.py`) and as searches
-come more often (`loadtest/capacity_load.py`).
+share of its throughput that is planned with, searches that come by chance and share it. `--check`
+measures on this machine's CPU, with the bundled models, what the model says of KV and of time as a
+search grows wider (`loadtest/capacity_check.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.company import company
 from loadtest.report import publish, say
 from server.gpus import GPUS as GPUS_BY_NAME
 from server.gpus import Gpu
@@ -179,8 +178,44 @@ class ReplicaModel:
         return at_once / self.seconds(at_once)
 
 
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Means over time: searches ``at_once`` under way, those ``waiting`` for a place, and the share
+    of the time that a replica is ``busy`` with at least one.
+    """
+
+    at_once: float
+    waiting: float
+    busy: float
+
+
+def company(rate: Callable[[int], float], most: int, arrivals: float) -> Company:
+    """The company on a replica that ends ``rate(n)`` searches a second with ``n`` under way, of
+    which there are ``most`` while others wait; ``arrivals`` a second.
+
+    Processor sharing whose speed depends on the number: ``P(n) = P(0) * product over k <= n of
+    arrivals / rate(min(k, most))``, whatever the spread of the searches' sizes while none waits
+    (F. P. Kelly, Reversibility and Stochastic Networks, 1979, section 3.3). Time follows by
+    Little's law. Where ``seconds(n) = a + b * n`` and none waits this is, with ``load = arrivals *
+    b``: ``at_once = arrivals * seconds(1) / (1 - load)``, ``busy = 1 - (1 - load) ** (seconds(1) /
+    b)``. Raises ValueError if the replica cannot keep up.
+    """
+    load = arrivals / rate(most)
+    if load >= 1:
+        raise ValueError(f"{arrivals:.3g} a second arrive, {rate(most):.3g} are the most that end")
+    logs = [0.0]
+    for under_way in range(1, most + 1):
+        logs.append(logs[-1] + math.log(arrivals / rate(under_way)))
+    top = max(logs)
+    chances = [math.exp(value - top) for value in logs]  # a product may not fit a float
+    queued = chances[-1] * load / (1 - load)
+    total = sum(chances) + queued
+    growing = sum(n * chance for n, chance in enumerate(chances)) + most * queued
+    return Company(growing / total, queued / (1 - load) / total, 1 - chances[0] / total)
+
+
 def row(users: int, asks_an_hour: float, one: ReplicaModel) -> dict[str, Any]:
-    """Replicas for so many users, and what each of these is like (``loadtest/company.py``).
+    """Replicas for so many users, and what each of these is like.
 
     ``searches_at_once``: on a replica, on average; ``busy``: the share of its time with any;
     ``seconds`` to the answer: what waits and what is under way over the rate at which it comes
@@ -234,19 +269,13 @@ def main() -> None:
     document: dict[str, Any] = {"rows": rows}
     if args.check:
         from loadtest.capacity_check import check
-        from loadtest.capacity_load import load_check
 
         say("measuring searches of three widths on the bundled models")
         document["check"] = asyncio.run(check(args.quick))
-        say("measuring a server with searches that arrive by chance")
-        document["load"] = asyncio.run(load_check(args.quick))
     title = f"{args.policy} and {args.reward} on {args.gpu}, width {args.width}"
     publish(document, args.json, title, tuple(rows[0]))
     if args.check and not args.json:
         publish({"rows": document["check"]}, False, "measured here", tuple(document["check"][0]))
-        load = document["load"]
-        publish({"rows": [load["fitted"]]}, False, "fitted here", tuple(load["fitted"]))
-        publish(load, False, "arrivals, measured here", tuple(load["rows"][0]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ tokens, exact and plain forward and their floor interleaved in one run; medians,
 threads that is fastest for the forward. Then whole searches against the loop that scripts run on
 transformers, a question by turns, with one thread and with all, of which the faster counts. Then
 the flip rate: the share of tokens that `--exact off` draws differently when only the batch limit
-changes. Where an iteration's time goes: `python -m loadtest.decode_parts`.
+changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What do search policies cost, and what does saving KV buy? Tables 1 and 2 and figure 2 of ETS.
+"""What do search policies cost, and what does saving KV buy? Tables 1 and 2 of ETS.
 
 `python -m loadtest.policies [--quick] [--json]`. First every policy on the same test questions:
 accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak: problems a second
@@ -26,11 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli.accuracy_plot import check_path
 from loadtest import budget_weight, cluster_threshold
 from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
-from loadtest.figure2 import draw, normalised
 from loadtest.on_sglang import SglangEngines, to_its_end
 from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.report import publish, say, shown
@@ -240,14 +238,11 @@ def main() -> None:
     rows = to_its_end(measure(plan))
     document = {
         "rows": rows,
-        "figure_2": normalised(rows) if plan.timed else [],
         "engine": plan.engine,
         "threads": (plan.threads or os.cpu_count()) if plan.engine == "embedded" else None,
         "seconds": time.monotonic() - start,
     }
     publish(document, options.json, "ETS, tables 1 and 2", COLUMNS)
-    if options.plot is not None:
-        draw(document["figure_2"], options.plot)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -262,7 +257,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--choose", choices=("weight", "threshold"), help="choose this number of ETS on dev"
     )
-    parser.add_argument("--plot", type=Path, help="draw figure 2 to this file")
     parser.add_argument("--task", help="tasks, separated by commas")
     parser.add_argument("--policy", help="policies, separated by commas; rebase is added")
     parser.add_argument("--width", help="widths, separated by commas")
@@ -287,10 +281,6 @@ def _plan(options: argparse.Namespace) -> PolicyPlan:
         plan = replace(plan, **QUICK_ON_SGLANG)
     try:
         plan = replace(plan, **_changes(options))
-        if options.plot is not None:
-            check_path(options.plot)
-            if not plan.timed:
-                raise ValueError(f"--plot {options.plot}: draws times; --timed must be at least 1")
         if options.keep is not None and not options.keep.parent.is_dir():
             raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
         if options.threads is not None and options.engine == "sglang":

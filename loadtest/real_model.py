@@ -3,9 +3,9 @@
 `python -m loadtest.real_model [--json]`. Tokens a second of 1, 8 and 32 branches of one prompt,
 deduplicated and not, against transformers' `generate` in float32, by turns in one run on as many
 threads, and SGLang's on the CPU (`--sglang`), whose arithmetic has one thread here: `--threads 1`
-gives all of them one. The draw's share of a decode step (`loadtest.draw_cost`). Searches in a
-quarter of the KV that they hold at most: equal trees, what was computed again, the time. Seconds
-from `hedgerow serve smollm2` to its first answer, with nothing made before and once more.
+gives all of them one. Searches in a quarter of the KV that they hold at most: equal trees, what was
+computed again, the time. Seconds from `hedgerow serve smollm2` to its first answer, with nothing
+made before and once more.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
-from loadtest.draw_cost import embedded_rows, plugin_rows
 from loadtest.on_sglang import PYTHON, engine_on, policy_server, started, to_its_end
 from loadtest.report import publish, say
 from loadtest.served import Served
@@ -54,7 +51,7 @@ SPECS = (
     SearchSpec(policy="best_first", width=16, **LONG),
     SearchSpec(policy="mcts", width=16, **LONG),
 )
-ONLY = ("rates", "draws", "kv", "start")
+ONLY = ("rates", "kv", "start")
 
 
 class Generating:
@@ -229,10 +226,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder, threads, repeats = smollm2_folder(), options.threads, options.repeats
     wanted = ONLY if options.only is None else (options.only,)
     found: dict[str, list[dict[str, Any]]] = {}
-    if "draws" in wanted:
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            found["draws"] = process.submit(embedded_rows, folder, threads, 3 * repeats).result()
-            found["plug-in draws"] = process.submit(plugin_rows, repeats).result()
     if "rates" in wanted:
         found["rates"] = to_its_end(rate_rows(folder, repeats, threads, options.sglang))
     if "kv" in wanted:

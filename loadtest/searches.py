@@ -18,7 +18,6 @@ from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
 from search.engine import Engine
-from search.events import Event
 from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
@@ -90,22 +89,16 @@ async def grow(
     policy_of: PolicyOf | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
-    run: Callable[..., Awaitable[Outcome]] = search,
-    listen: Callable[[Event], None] | None = None,
 ) -> Outcome:
-    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once.
-
-    ``run``: what searches, such as ``search`` traced; ``listen`` hears its events.
-    """
+    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once."""
     prompt = tuple(text.encode_chat([{"role": "user", "content": item.question}]))
-    return await run(
+    return await search(
         Problem(prompt=prompt, question=item.question),
         method.spec.model_copy(update={"seed": item.seed}),
         engine,
         tree_id=f"{method.name}-{method.spec.width}-{item_seed(item.seed, item.question)}",
         answer_of=TASKS[item.task].answer,
         clock=clock,
-        listen=listen,
         context_tokens=context_for(method.spec, engine.capabilities),
         policy_of=policy_of or method.policy_of,
     )

@@ -20,12 +20,12 @@ from loadtest.capacity import (
     Model,
     ReplicaModel,
     Search,
+    company,
     decode_seconds,
     prefill_seconds,
     row,
 )
 from loadtest.capacity_check import JUDGED, NARROW, WIDE, fitted, line
-from loadtest.company import company
 from server.gpus import Gpu
 
 TINY = Model(parameters=1e6, layers=2, kv_heads=1, head_dim=4)

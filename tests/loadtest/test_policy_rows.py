@@ -1,9 +1,8 @@
-"""Rows, figure 2 and the choice of a budget weight, from numbers that can be checked by hand."""
+"""Rows and the choice of a budget weight, from numbers that can be checked by hand."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from loadtest.budget_weight import chosen, largest_harmless, record, spec_for
 from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.decisions import Decisions
-from loadtest.figure2 import draw, normalised
 from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.searches import Method, items_of
 from loadtest.throughput import LIVE, REPLAY, Timing
@@ -107,42 +105,6 @@ async def test_rounds_are_kept_for_the_first_items_alone() -> None:
     found = await compared()
     kept = [bool(result.rounds) for result in found["rebase"].results]
     assert kept == [True, False, False]
-
-
-def rows_for_figure() -> list[dict[str, Any]]:
-    """Two policies at two widths and pools."""
-    return [
-        {
-            "task": "t",
-            "policy": policy,
-            "width": width,
-            "pool": pool,
-            "flops": 10 * factor,
-            "model_calls": 7,
-            "kv_tokens_total": 100 * factor * width,
-            "problems_per_second": 1 / factor,
-        }
-        for width in (16, 64)
-        for pool in (0.5, 1.0)
-        for policy, factor in (("beam", 1.0), ("rebase", 2.0))
-    ]
-
-
-def test_figure_2_is_relative_to_beam_at_the_widest_width(tmp_path: Path) -> None:
-    """Twice the FLOPs, KV and time with as many calls; without beam the first policy is one."""
-    rows = rows_for_figure()
-    beam, rebase = normalised(rows)
-    assert (beam["width"], beam["relative_to"]) == (64, "beam")
-    assert {k: rebase[k] for k in ("flops", "model_calls", "kv_size", "time")} == {
-        "flops": 2.0,
-        "model_calls": 1.0,
-        "kv_size": 2.0,
-        "time": 2.0,
-    }
-    (alone,) = normalised([r for r in rows if r["policy"] == "rebase"])
-    assert (alone["relative_to"], alone["time"]) == ("rebase", 1.0)
-    draw([beam, rebase], tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
 
 
 def test_the_largest_weight_that_loses_at_most_a_fifth_of_a_point() -> None:
