@@ -12,20 +12,17 @@ with `--keep FILE` a run, which takes hours, goes on where an earlier one ended.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from cli.evaluation import item_seed
 from cli.intervals import clustered95
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
-from loadtest.paired import RESAMPLES, bootstrap95
+from loadtest.options import BenchmarkParser, listed, planned
+from loadtest.paired import bootstrap95, loss_p
 from loadtest.report import publish, say
 from loadtest.searches import Engines, Item, Method
 from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL
@@ -167,13 +164,6 @@ def gains(mine: Results, other: Results, seeds: int) -> list[float]:
     return [sum(per_item[i::n]) / seeds for i in range(n)]
 
 
-def loss_p(differences: Sequence[float], seed: int = 0) -> float:
-    """One-sided p of a loss: the share of bootstrap means that are no loss, of at least 1e-4."""
-    values, rng = np.asarray(differences), np.random.default_rng(seed)
-    means = values[rng.integers(0, values.size, (RESAMPLES, values.size))].mean(axis=1)
-    return max(float((means >= 0).mean()), 1 / RESAMPLES)
-
-
 def holm(ps: Sequence[float | None], level: float = LEVEL) -> list[bool | None]:
     """Which hypotheses Holm's step-down procedure rejects; None where there is none to test."""
     order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
@@ -213,55 +203,24 @@ def _share(
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
     options = _parser().parse_args()
-    plan = _plan(options)
+    plan = planned(QUICK if options.quick else FULL, options)
     rows = to_its_end(measure(plan))
     publish({"rows": rows, "split": plan.split}, options.json, "allocation", COLUMNS)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.allocation", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--quick", action="store_true", help="one task, few questions, a minute")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--task", help="tasks, separated by commas")
-    parser.add_argument("--method", help="methods, separated by commas")
-    parser.add_argument("--width", help="widths, separated by commas")
+def _parser() -> BenchmarkParser:
+    parser = BenchmarkParser("allocation", __doc__, "quick", "limit", "keep")
+    parser.add_argument("--task", type=listed(str, TASKS), dest="tasks", help="by commas")
+    parser.add_argument("--method", type=listed(str, DIALS), dest="methods", help="by commas")
+    parser.add_argument("--width", type=listed(int), dest="widths", help="by commas")
     parser.add_argument("--split", choices=("dev", "test"), help="whose questions")
-    parser.add_argument("--limit", type=int, help="questions")
-    parser.add_argument("--seed", help="seeds, separated by commas")
-    parser.add_argument("--keep", type=Path, help="take results from this file and add to it")
+    parser.add_argument("--seed", type=seeds, dest="seeds", help="by commas")
     return parser
 
 
-def _plan(options: argparse.Namespace) -> AllocationPlan:
-    """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = QUICK if options.quick else FULL
-    changes: dict[str, Any] = {"kept_in": options.keep}
-    for field, given, known in (
-        ("tasks", options.task, TASKS),
-        ("methods", options.method, DIALS),
-    ):
-        if given is not None:
-            changes[field] = [part.strip() for part in given.split(",")]
-            for name in changes[field]:
-                if name not in known:
-                    sys.exit(f"loadtest.allocation: {name}: known are {', '.join(known)}")
-    for field, flag, given in (
-        ("widths", "--width", options.width),
-        ("seeds", "--seed", options.seed),
-    ):
-        if given is not None:
-            if not all(part.strip().isdecimal() for part in given.split(",")):
-                sys.exit(f"loadtest.allocation: {flag} {given}: must be numbers, by commas")
-            changes[field] = [int(part) for part in given.split(",")]
-    if options.limit is not None:
-        if options.limit < 1:
-            sys.exit(f"loadtest.allocation: --limit {options.limit}: must be at least 1")
-        changes["questions"] = options.limit
-    if options.split is not None:
-        changes["split"] = options.split
-    return replace(plan, **changes)
+def seeds(text: str) -> list[int]:
+    """A reader of seeds, of which 0 is one."""
+    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from loadtest.compare import compare
 from loadtest.report import say
 from loadtest.searches import Item, Method, items_of
 from search.engine import Engine
-from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 
 SWEEP = (1.0, 1.25, 1.5, 1.75, 2.0)
@@ -37,11 +36,6 @@ def largest_harmless(accuracy: Mapping[float, float], baseline: float) -> float 
     """
     harmless = [w for w, share in accuracy.items() if share >= baseline - MOST_LOST - 1e-9]
     return max(harmless, default=None)
-
-
-def registered() -> bool:
-    """Whether there is an ETS to choose for."""
-    return "ets" in POLICIES
 
 
 def chosen(task: str, width: int, path: Path = FILE) -> float | None:

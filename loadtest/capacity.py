@@ -9,13 +9,13 @@ search grows wider (`loadtest/capacity_check.py`).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
 from server.gpus import GPUS as GPUS_BY_NAME
 from server.gpus import Gpu
@@ -246,7 +246,7 @@ def row(users: int, asks_an_hour: float, one: ReplicaModel) -> dict[str, Any]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="loadtest.capacity", description=__doc__)
+    parser = BenchmarkParser("capacity", __doc__, quick="a shorter --check")
     parser.add_argument("--gpu", choices=sorted(GPUS), default="h100")
     parser.add_argument("--policy", choices=sorted(MODELS), default="qwen2.5-1.5b")
     parser.add_argument("--reward", choices=sorted(MODELS), default="qwen2.5-7b")
@@ -257,8 +257,6 @@ def main() -> None:
     parser.add_argument("--users", default="1,10,1000,100000", help="by commas")
     parser.add_argument("--asks-an-hour", type=float, default=6.0, help="of one user")
     parser.add_argument("--check", action="store_true", help="measure on this machine, too")
-    parser.add_argument("--quick", action="store_true", help="a shorter --check")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     search = Search(args.width, args.depth, args.step_tokens, args.prompt_tokens)
     one = ReplicaModel(GPUS[args.gpu], MODELS[args.policy], MODELS[args.reward], search)

@@ -12,8 +12,7 @@ from pathlib import Path
 from cli.evaluation import judge
 from cli.shared_samples import SharedSamples
 from loadtest.decisions import Decisions, noting
-from loadtest.kept import KeptResults
-from loadtest.result import Result
+from loadtest.kept import KeptResults, Result
 from loadtest.searches import SPRIG, Item, Method, grow
 from models.tasks import TASKS
 from runtime.embedded.model.config import ModelConfig

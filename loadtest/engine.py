@@ -10,14 +10,10 @@ changes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -26,7 +22,10 @@ import numpy as np
 import torch
 
 from loadtest.generate_loop import GenerateLoop
+from loadtest.options import BenchmarkParser
+from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
+from loadtest.turns import in_turns
 from runtime.embedded.embedded_engine import let_threads_rest
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
@@ -49,16 +48,13 @@ WIDTH = 64
 class Decoding:
     """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
 
-    def __init__(self, forward: Forward, sequences: int, text: Sequence[int] = ()) -> None:
-        """``text``: the contexts' tokens, one after the other; without them random ones."""
+    def __init__(self, forward: Forward, sequences: int) -> None:
         own = OWN
         self.forward = forward
         self.store = forward.new_store(SHARED + sequences * own)
         rng = np.random.default_rng(0)
         shared = np.arange(SHARED)
         ids = rng.integers(0, forward.config.vocab, (sequences, CONTEXT))
-        if len(text):
-            ids = np.resize(np.asarray(text), (sequences, CONTEXT))
         ids[:, :SHARED] = ids[0, :SHARED]
         tables = [
             np.concatenate([shared, SHARED + i * own + np.arange(own)]) for i in range(sequences)
@@ -124,17 +120,6 @@ class Floor:
             product(self.head[0], self.pieces, self.head[1].times)
 
 
-def interleaved(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median milliseconds of each call, taken in turn within one run."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(repeats + 1):
-        for call, taken in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            taken.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(taken[1:]) for taken in times]
-
-
 def decode_rows(most: int, repeats: int) -> list[dict]:
     """One row for each number of sequences; with ``most`` threads, 0: as many as are fastest."""
     counts = (most,) if most else thread_counts(os.cpu_count() or 1)
@@ -144,8 +129,14 @@ def decode_rows(most: int, repeats: int) -> list[dict]:
     for n in SEQUENCES:
         threads = fastest_threads(exact, counts, n)
         exact.threads = plain.threads = ThreadTuner((threads,))
-        calls = [Decoding(exact, n).step, Decoding(plain, n).step, Floor(exact, n).step]
-        decode, without, floor = interleaved(calls, repeats)
+        calls = {
+            "exact": Decoding(exact, n).step,
+            "plain": Decoding(plain, n).step,
+            "floor": Floor(exact, n).step,
+        }
+        asyncio.run(in_turns(calls, 1))  # warms up
+        times = asyncio.run(in_turns(calls, repeats))
+        decode, without, floor = (1e3 * times.median(what) for what in calls)
         rows.append(
             {
                 "sequences": n,
@@ -157,7 +148,7 @@ def decode_rows(most: int, repeats: int) -> list[dict]:
                 "exact_cost": round(decode / without - 1, 3),
             }
         )
-        print(f"{n} sequences: {decode:.2f} ms, plain {without:.2f} ms", file=sys.stderr)
+        say(f"{n} sequences: {decode:.2f} ms, plain {without:.2f} ms")
     return rows
 
 
@@ -186,7 +177,7 @@ async def against_the_loop(threads: int, questions: int, width: int) -> dict:
                 seconds.append(time.perf_counter() - start)
                 digests.append(outcome.digest)
             rows.append((task, seconds[0], min(seconds[1:]), digests[0], digests[1]))
-            print(f"{task}: {seconds[0]:.2f} s, loop {seconds[1:]} s", file=sys.stderr)
+            say(f"{task}: {seconds[0]:.2f} s, loop {seconds[1:]} s")
         used = engine.capabilities.threads
     names, ours, theirs, grown, twins = zip(*rows, strict=True)
     return {
@@ -247,10 +238,13 @@ async def flip_rate(exact: bool, questions: int, width: int) -> dict:
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer repeats and trajectories")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--threads", type=int, default=0, help="0: the fastest, on both sides")
+    parser = BenchmarkParser(
+        "engine",
+        __doc__,
+        quick="fewer repeats and trajectories",
+        threads="0: the fastest, on both sides",
+    )
+    parser.set_defaults(threads=0)
     options = parser.parse_args()
     let_threads_rest()  # for the process below, as in the engine's
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
@@ -261,12 +255,11 @@ def main() -> None:
     report |= asyncio.run(against_the_loop(options.threads, 4 if options.quick else 12, WIDTH))
     questions = {True: 2, False: 6} if options.quick else {True: 12, False: 40}
     report["flip_rate"] = [asyncio.run(flip_rate(x, n, WIDTH)) for x, n in questions.items()]
-    if options.json:
-        print(json.dumps(report, indent=2))
-        return
-    for row in (*report["rows"], report["generate_loop"], *report["flip_rate"]):
-        print("  ".join(f"{key} {value}" for key, value in row.items() if key != "tree_digest"))
-    print(f"speedup_vs_generate_loop {report['speedup_vs_generate_loop']}")
+    publish(report, options.json, "A decode step", tuple(report["rows"][0]))
+    if not options.json:
+        for row in (report["generate_loop"], *report["flip_rate"]):
+            print("  ".join(f"{key} {value}" for key, value in row.items()))
+        print(f"speedup_vs_generate_loop {report['speedup_vs_generate_loop']}")
 
 
 if __name__ == "__main__":

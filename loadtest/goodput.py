@@ -26,7 +26,6 @@ import argparse
 import itertools
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,11 +40,11 @@ from loadtest.goodput_rows import BASELINE, COLUMNS, GoodputRun, rows
 from loadtest.goodput_sglang import SglangBench
 from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
 from loadtest.goodput_summary import joined, summary
-from loadtest.listed import at_least_1, listed
 from loadtest.on_sglang import to_its_end
-from loadtest.report import publish, say, shown
+from loadtest.options import BenchmarkParser, at_least, listed, planned
+from loadtest.report import publish, say_row, shown
 from loadtest.searches import items_of
-from loadtest.speculative import CLOCKS
+from loadtest.turns import CLOCKS
 from models.bundled import SPRIG_FOLDER
 from models.deepen import deepen
 from search.policies.registry import POLICIES
@@ -195,7 +194,7 @@ async def _cell(
     }
     found = [about | row for row in rows(runs, whole)]
     for row in found:
-        say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
+        say_row(row, COLUMNS)
     return found
 
 
@@ -264,17 +263,19 @@ def _plan(options: argparse.Namespace) -> GoodputPlan:
         plan = QUICK_ON_SGLANG if options.quick else plan
         plan = replace(plan, variants=tuple(SglangBench.variants))
         if options.clock == "cpu":
-            sys.exit("loadtest.goodput: --clock cpu: SGLang computes in processes of its own")
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    return replace(plan, **{name: given[name] for name in GoodputPlan.__slots__ if name in given})
+            _parser().error("--clock cpu: SGLang computes in processes of its own")
+    return planned(plan, options)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.goodput", description=(__doc__ or "").splitlines()[0]
+def _parser() -> BenchmarkParser:
+    parser = BenchmarkParser(
+        "goodput",
+        __doc__,
+        *("seed", "threads", "clock"),
+        quick="four cells, two questions each",
+        limit="questions a cell",
+        repeats="of every search by every variant",
     )
-    parser.add_argument("--quick", action="store_true", help="four cells, two questions each")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     policies = listed(str, (*POLICIES, STEPS))
     of = "no run: means over the cells in what --json wrote, each file some of them"
     parser.add_argument("--of", type=Path, nargs="+", metavar="FILE", help=of)
@@ -286,16 +287,11 @@ def _parser() -> argparse.ArgumentParser:
         "--pool", type=listed(float), dest="pools", help="shares of the working set, by commas"
     )
     parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
-    parser.add_argument("--batch-limit", type=at_least_1, help="places in a batch")
-    parser.add_argument("--sample", type=at_least_1, help="so many of the cells, at random")
-    parser.add_argument("--limit", type=at_least_1, dest="questions", help="questions a cell")
-    parser.add_argument("--repeats", type=at_least_1, help="of every search by every variant")
+    parser.add_argument("--batch-limit", type=at_least(1), help="places in a batch")
+    parser.add_argument("--sample", type=at_least(1), help="so many of the cells, at random")
     parser.add_argument(
         "--temperature", type=float, help="the bundled policy's steps are of one length at 1"
     )
-    parser.add_argument("--seed", type=int, help="of questions and searches")
-    parser.add_argument("--threads", type=at_least_1, help="of the arithmetic")
-    parser.add_argument("--clock", choices=CLOCKS, help="cpu: on a machine with other work to do")
     parser.add_argument(
         "--model", type=Path, default=SPRIG_FOLDER / "policy", help="policy's folder"
     )

@@ -13,12 +13,10 @@ shares by the tree) and with the same key (first come, first served).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import ssl
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -31,8 +29,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from loadtest.arrivals import paced, poisson
-from loadtest.served import Served
+from loadtest.options import BenchmarkParser
+from loadtest.report import publish
+from loadtest.served import Served, paced, poisson, quantile
 from models.tasks import TASKS
 from server.app import create_app
 from server.assemble import RunningModel, running
@@ -246,11 +245,6 @@ async def behind_wide_ones() -> dict[str, float]:
     return found
 
 
-def quantile(ordered: list[float], share: float) -> float:
-    """A quantile of sorted numbers; 0 of none."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
 async def measure(quick: bool) -> dict[str, Any]:
     """The whole document."""
     bounds: dict[str, Any] = {"max_running": 64, "max_queued": 64, "deadline_seconds": DEADLINE}
@@ -307,18 +301,14 @@ async def _serve(
 
 
 def main() -> None:
-    """Print a table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    wanted = parser.parse_args()
+    """Print tables, or one JSON document."""
+    wanted = BenchmarkParser("http", __doc__, quick="seconds a part, not a minute").parse_args()
     found = asyncio.run(measure(wanted.quick))
-    if wanted.json:
-        print(json.dumps(found))
-        return
-    for row in found.pop("rows"):
-        print(*(f"{key}={value}" for key, value in row.items()), file=sys.stdout)
-    print(json.dumps(found, indent=2))
+    publish(found, wanted.json, "HTTP", tuple(found["rows"][0]))
+    if not wanted.json:
+        print(
+            json.dumps({name: value for name, value in found.items() if name != "rows"}, indent=2)
+        )
 
 
 if __name__ == "__main__":

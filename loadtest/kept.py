@@ -7,6 +7,7 @@ models, engine options and search code is taken back: whatever else stands in th
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +15,25 @@ from pydantic import TypeAdapter
 
 import search
 from cli.kept_lines import KeptLines
-from loadtest.result import Result
 from loadtest.searches import Item, Method
+from search.policies.policy import Round
+from search.stats import SearchStats
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a method made of one item: right or not, the numbers and the digest; the tree itself is
+    let go.
+
+    ``rounds``: its decisions, for who wants to repeat them.
+    """
+
+    correct: bool
+    any_correct: bool
+    stats: SearchStats
+    digest: str
+    rounds: tuple[Round, ...]
+
 
 RESULT = TypeAdapter(Result)
 

@@ -6,10 +6,11 @@ Every benchmark starts its servers here, so that they end with it: also by SIGTE
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from hedgerow_sglang.plugin_protocol import plugin_counts
+from loadtest.options import PYTHON
 from loadtest.searches import SPRIG
 from runtime.sglang.launched_server import LaunchedServer, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine
@@ -27,8 +29,6 @@ from search.spec import SearchSpec
 T = TypeVar("T")
 Device = Literal["cuda", "cpu"]
 
-PYTHON = Path(".venv-sglang/bin/python")
-"""Of the environment that ``make sglang-env`` makes."""
 KV_POLICIES = {
     "lru": (),
     "priority": ("--radix-eviction-policy", "priority"),
@@ -42,6 +42,8 @@ MEMORY = 0.5
 """SGLang's own bound, which others' memory counts towards; pools are given in tokens."""
 SPARE_TOKENS = 8
 """SGLang takes no request that would fill its pool to the last few tokens."""
+SESSION, USER, SYSTEM = 3, 11, 12
+"""Fields of ``/proc/PID/stat`` behind the command's name."""
 
 
 def policy_server(
@@ -178,6 +180,18 @@ async def remembered(server: LaunchedServer) -> int:
     async with _client(server) as client:
         told = plugin_counts((await client.get("/server_info")).raise_for_status().json())
     return 0 if told is None else told["searches"]
+
+
+def cpu_seconds(server: LaunchedServer) -> float:
+    """Since its start: a launched server leads a session of its own. 0 where there is no /proc."""
+    assert server.process is not None, "it runs"
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[SESSION]) == server.process.pid:
+                ticks += int(fields[USER]) + int(fields[SYSTEM])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _client(server: LaunchedServer) -> httpx.AsyncClient:

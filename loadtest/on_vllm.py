@@ -1,21 +1,26 @@
-"""vLLM servers on this machine's CPU, for the length of a benchmark or of tests."""
+"""vLLM servers on this machine's CPU, for as long as a benchmark or tests last; engines on them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
+
+from loadtest.on_sglang import PATIENCE_SECONDS
+from loadtest.searches import SPRIG
+from runtime.openai.openai_engine import OpenaiEngine
+from runtime.openai.openai_options import OpenaiOptions, ServedModel
+from runtime.sglang.launched_server import free_port
 
 VLLM = Path(".venv-vllm/bin/vllm")
 """Of the environment that ``make vllm-env`` makes."""
@@ -27,13 +32,6 @@ NO_CHUNKS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384")
 """On a CPU vLLM 0.32 ends at a seeded request whose prompt is read in pieces."""
 POLICY_OPTIONS = ("--enable-prompt-tokens-details", "--scheduling-policy", "priority")
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @dataclass(slots=True)
@@ -64,16 +62,15 @@ class VllmServer:
             start_new_session=True,
         )
 
-    async def ready(self, seconds: float = START_SECONDS) -> None:
+    def ready(self, seconds: float = START_SECONDS) -> None:
         """Until it answers. Raises RuntimeError with its last words."""
         until = time.monotonic() + seconds
-        async with httpx.AsyncClient(base_url=self.url, timeout=5, trust_env=False) as client:
-            while time.monotonic() < until and self._runs():
-                try:
-                    if (await client.get("/health")).is_success:
-                        return
-                except httpx.HTTPError:
-                    await asyncio.sleep(0.5)
+        while time.monotonic() < until and self._runs():
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.5)
         raise RuntimeError(f"vLLM is not ready: {self._last_words()}")
 
     def kill(self) -> None:
@@ -99,12 +96,31 @@ class VllmServer:
 
 
 @asynccontextmanager
+async def engine_at(policy: str, reward: str, **changes: Any) -> AsyncIterator[OpenaiEngine]:
+    """The openai engine over the bundled models at these addresses, on cores that are shared;
+    ``changes`` are OpenaiOptions."""
+    assert SPRIG.prm is not None, "the bundled models have a reward model"
+    options = OpenaiOptions(
+        policy=ServedModel(SPRIG.policy, (policy,)),
+        reward=ServedModel(SPRIG.prm, (reward,)),
+        reward_format=SPRIG.reward_format,
+        connect_seconds=PATIENCE_SECONDS,
+        probe_seconds=PATIENCE_SECONDS,
+    )
+    engine = await OpenaiEngine.start(replace(options, **changes))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
 async def serving(servers: Sequence[VllmServer]) -> AsyncIterator[None]:
     """The servers are ready; they end afterwards."""
     try:
         for server in servers:
             server.start()
-        await asyncio.gather(*(server.ready() for server in servers))
+        await asyncio.gather(*(asyncio.to_thread(server.ready) for server in servers))
         yield
     finally:
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in servers))

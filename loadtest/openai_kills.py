@@ -1,12 +1,12 @@
 """Do searches outlive the vLLM server they are on and the wires to it, and is any wrong for it?
 
-`python -m loadtest.openai_kills [--searches 100] [--kills 10] [--quick] [--state FOLDER] [--json]`
+`python -m loadtest.openai_kills [--searches 100] [--kills 10] [--quick] [--keep FILE] [--json]`
 
 Real vLLM on the CPU (``make vllm-env``) serves the bundled policy and reward model. Every search is
 grown undisturbed, some of them a second time. Then all are grown over proxies that cut, delay and
 say "too many requests", while the policy's server is killed, with all it has started, and started
-again: each time another share of the searches is done. What has ended stands in the folder, so that
-a run that was cut off goes on from there.
+again: each time another share of the searches is done. With ``--keep`` a run that was cut off goes
+on from there.
 
 - ``answered``: it ended with an answer, not with an error (``errors`` names them);
 - ``wrong``: its answer or its steps are others than undisturbed;
@@ -19,16 +19,14 @@ a run that was cut off goes on from there.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,30 +35,26 @@ from pydantic import TypeAdapter
 
 from cli.kept_lines import KeptLines
 from loadtest.hostile.toxics import SILENCE, TOO_MANY, TOXICS, Proxy, listening
-from loadtest.listed import at_least_1
 from loadtest.on_sglang import to_its_end
-from loadtest.on_vllm import POLICY_OPTIONS, VllmServer, serving
+from loadtest.on_vllm import POLICY_OPTIONS, VllmServer, engine_at, serving
+from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Item, Method, grow
-from loadtest.sglang_kills import items_for
+from loadtest.searches import REBASE_8, SPRIG, Item, Method, grow, unlike_items
 from runtime.openai.openai_engine import OpenaiEngine
-from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.text import Text
 from search.engine import EngineError
-from search.spec import SearchSpec
 
 COLUMNS = (
     *("searches", "answered", "wrong", "other_digests", "undisturbed_other_digests", "kills"),
     *("refused", "sent_again", "left", "seconds"),
 )
-SPEC = SearchSpec(policy="rebase", width=8)
 AT_ONCE = 6
 SHARE = 0.03
 """Of the answers on a wire, that have a fault."""
 SILENT_SECONDS = 20.0
 """Of a wire that says nothing any more until it closes."""
 PATIENCE_SECONDS = 60.0
-"""On cores that are shared a server that works may be silent for long."""
+"""For a server that works and is silent."""
 CALM, AGAIN, FAULTY, KILLS = "undisturbed", "repeated", "faulty", "kills"
 
 
@@ -77,12 +71,11 @@ class Ended:
 class Searches:
     """Grows searches by their numbers, those that are kept not again."""
 
-    def __init__(self, folder: Path | None, items: Sequence[Item]) -> None:
-        """``folder``: where to keep what has ended; none is kept without."""
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        path = None if folder is None else folder / "searches.jsonl"
-        self._kept = KeptLines(path, SPEC.model_dump_json(exclude_none=True), TypeAdapter(Ended))
+    def __init__(self, path: Path | None, items: Sequence[Item]) -> None:
+        """``path``: the file of what has ended; none is kept without."""
+        self._kept = KeptLines(
+            path, REBASE_8.model_dump_json(exclude_none=True), TypeAdapter(Ended)
+        )
         self._text = Text(SPRIG.policy)
         self._items = items
         self.done = asyncio.Condition()
@@ -119,7 +112,7 @@ class Searches:
     async def _grow(self, engine: OpenaiEngine, number: int) -> Ended:
         begun, item = time.monotonic(), self._items[number]
         try:
-            outcome = await grow(engine, self._text, item, Method(f"search {number}", SPEC))
+            outcome = await grow(engine, self._text, item, Method(f"search {number}", REBASE_8))
         except EngineError as error:
             return Ended(error=str(error), seconds=time.monotonic() - begun)
         reply = outcome.answer, [node.tokens for node in outcome.tree.nodes]
@@ -130,40 +123,26 @@ class Searches:
         return f"{phase} {number} {self._items[number].seed}"
 
 
-@asynccontextmanager
-async def engine_at(policy: str, reward: str) -> AsyncIterator[OpenaiEngine]:
-    """The engine over these addresses."""
-    assert SPRIG.prm is not None, "the bundled models have a reward model"
-    options = OpenaiOptions(
-        policy=ServedModel(SPRIG.policy, (policy,)),
-        reward=ServedModel(SPRIG.prm, (reward,)),
-        reward_format=SPRIG.reward_format,
-        connect_seconds=PATIENCE_SECONDS,
-        probe_seconds=PATIENCE_SECONDS,
-        stall_seconds=PATIENCE_SECONDS,
-        recovery_seconds=1800,
-    )
-    engine = await OpenaiEngine.start(options)
-    try:
-        yield engine
-    finally:
-        await engine.close()
+def _engine(policy: str, reward: str) -> AbstractAsyncContextManager[OpenaiEngine]:
+    """It waits for a server that starts again."""
+    waits = dict.fromkeys(("connect_seconds", "probe_seconds", "stall_seconds"), PATIENCE_SECONDS)
+    return engine_at(policy, reward, **waits, recovery_seconds=1800)
 
 
-async def measure(folder: Path | None, count: int, kills: int, repeated: int) -> dict[str, Any]:
+async def measure(path: Path | None, count: int, kills: int, repeated: int) -> dict[str, Any]:
     """The row: what is not kept yet is run."""
-    searches, begun = Searches(folder, items_for(count)), time.monotonic()
+    searches, begun = Searches(path, unlike_items("game24", count)), time.monotonic()
     policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
     reward = VllmServer(Path(str(SPRIG.prm)))
     async with serving([policy, reward]):
-        async with engine_at(policy.url, reward.url) as engine:
+        async with _engine(policy.url, reward.url) as engine:
             await searches.run(CALM, engine, range(count))
             await searches.run(AGAIN, engine, range(repeated))
         say(f"undisturbed: {time.monotonic() - begun:.0f} s")
         disturbed = await _disturbed(searches, policy, reward, count, kills)
     return {
         "searches": count,
-        "width": SPEC.width,
+        "width": REBASE_8.width,
         **compared(searches.ended(FAULTY), searches.ended(CALM)),
         "repeated": repeated,
         "undisturbed_other_digests": compared(searches.ended(AGAIN), searches.ended(CALM))[
@@ -183,7 +162,7 @@ async def _disturbed(
     async with AsyncExitStack() as stack:
         ports = [await stack.enter_async_context(listening(wire.connection)) for wire in wires]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        engine = await stack.enter_async_context(engine_at(*urls))
+        engine = await stack.enter_async_context(_engine(*urls))
         for wire in wires:
             wire.share = SHARE
         killing = asyncio.create_task(_kill(searches, policy, count, kills))
@@ -216,7 +195,7 @@ async def _kill(searches: Searches, victim: VllmServer, count: int, kills: int) 
         searches.note_kill()
         say(f"killed: {number + 1} of {kills}")
         victim.start()
-        await victim.ready()
+        await asyncio.to_thread(victim.ready)
     return searches.kills
 
 
@@ -240,20 +219,15 @@ def held(row: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Print a table, or one JSON document; end with 1 if a search was lost, wrong or left."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = BenchmarkParser(
+        "openai_kills", __doc__, "searches", "keep", quick="6 searches and 1 kill"
     )
-    parser.add_argument("--searches", type=at_least_1, help="of all")
-    parser.add_argument("--kills", type=at_least_1)
-    parser.add_argument("--quick", action="store_true", help="6 searches and 1 kill")
-    parser.add_argument("--state", type=Path, help="a folder; by default a new one")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--kills", type=at_least(1))
     wanted = parser.parse_args()
     searches = wanted.searches or (6 if wanted.quick else 100)
     kills = wanted.kills or (1 if wanted.quick else 10)
-    folder = wanted.state or Path(tempfile.mkdtemp(prefix="openai-kills-"))
-    say(f"what is done: {folder}")
-    row = to_its_end(measure(folder, searches, kills, repeated=max(1, searches // 4)))
+    repeated = max(1, searches // 4)
+    row = to_its_end(measure(wanted.kept_in, searches, kills, repeated))
     publish({"rows": [row]}, wanted.json, "vLLM killed under searches", COLUMNS)
     sys.exit(not held(row))
 

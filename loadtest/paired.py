@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import bootstrap
 
 RESAMPLES = 10_000
 
@@ -22,12 +24,24 @@ def bootstrap95_by_group(groups: Sequence[Sequence[float]], seed: int = 0) -> li
     """As ``bootstrap95``, of the mean of the groups' means; items are drawn within their group."""
     if not groups or not all(groups):
         raise ValueError("differences: empty; at least one item is needed")
-    rng, means = np.random.default_rng(seed), np.zeros(RESAMPLES)
-    for group in groups:
-        values = np.asarray(group, dtype=np.float64)
-        means += values[rng.integers(0, values.size, (RESAMPLES, values.size))].mean(axis=1)
-    low, high = np.quantile(means / len(groups), (0.025, 0.975))
+    low, high = np.quantile(_means(groups, seed), (0.025, 0.975))
     return [float(low), float(high)]
+
+
+def loss_p(differences: Sequence[float], seed: int = 0) -> float:
+    """One-sided p of a loss: the share of resampled means that are no loss, of at least 1e-4."""
+    return max(float((_means([differences], seed) >= 0).mean()), 1 / RESAMPLES)
+
+
+def _means(groups: Sequence[Sequence[float]], seed: int) -> NDArray[np.float64]:
+    """Of resamples. SciPy asks for two items of a group: one stands for two of its kind."""
+    samples = [np.asarray(group if len(group) > 1 else [*group] * 2) for group in groups]
+
+    def mean(*resampled: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        return sum(one.mean(axis=axis) for one in resampled) / len(resampled)  # type: ignore[return-value]
+
+    found = bootstrap(samples, mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
+    return found.bootstrap_distribution
 
 
 def differences(mine: Sequence[bool], other: Sequence[bool]) -> list[float]:

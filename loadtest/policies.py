@@ -18,25 +18,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from loadtest import budget_weight, cluster_threshold
-from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import SglangEngines, to_its_end
+from loadtest.options import BenchmarkParser, at_least, listed, planned
 from loadtest.policy_rows import COLUMNS, PolicyCell
-from loadtest.report import publish, say, shown
+from loadtest.report import publish, say, say_row
 from loadtest.searches import Engines, Item, Method, items_of
 from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, EngineFactory, peak_of, time_pool
 from models.tasks import TASKS
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
+from search.tree import Node, Tree
 
 ENGINES: Mapping[str, EngineFactory] = {"embedded": Engines, "sglang": SglangEngines}
 BASELINE = "rebase"
@@ -46,6 +47,23 @@ SIDE_BY_SIDE = 4
 
 PRM_SHARE = 2
 """KV of the reward model, as a multiple of REBASE's peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOne(LevelPolicy):
+    """Every round the leaf with the highest reward gets the remaining width; ties: the lower id.
+
+    A round then holds one path and the width's candidates, about as little as a policy that spends
+    its width can hold: a yardstick for KV alone, since nothing diverse survives.
+    """
+
+    width: int
+    scores: ClassVar[Scores] = Scores.ALL
+
+    def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The best leaf, alone."""
+        best, *rest = by_reward(leaves, "keep one")
+        return Round({best.id: spend}, tuple(sorted(node.id for node in rest)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +147,7 @@ async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
             mine = {r.method.name: r for r in found if r.method.spec.width == width}
             rows += (await _cell(plan, task, items[: plan.timed], mine)).rows()
             for row in rows[-(len(plan.pools) if plan.timed else 1) * len(plan.policies) :]:
-                say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
+                say_row(row, COLUMNS)
     return rows
 
 
@@ -245,29 +263,29 @@ def main() -> None:
     publish(document, options.json, "ETS, tables 1 and 2", COLUMNS)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.policies", description=(__doc__ or "").splitlines()[0]
+def _parser() -> BenchmarkParser:
+    parser = BenchmarkParser(
+        "policies",
+        __doc__,
+        *("limit", "repeats", "seed", "keep", "threads"),
+        quick="one task, few questions, minutes",
     )
-    parser.add_argument("--quick", action="store_true", help="one task, few questions, minutes")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument(
         "--engine", choices=ENGINES, default="embedded", help="what runs the models"
     )
     parser.add_argument(
         "--choose", choices=("weight", "threshold"), help="choose this number of ETS on dev"
     )
-    parser.add_argument("--task", help="tasks, separated by commas")
-    parser.add_argument("--policy", help="policies, separated by commas; rebase is added")
-    parser.add_argument("--width", help="widths, separated by commas")
-    parser.add_argument("--pool", help="shares of REBASE's peak, separated by commas")
-    parser.add_argument("--at-once", help="concurrent searches, separated by commas")
-    parser.add_argument("--limit", type=int, help="questions compared")
-    parser.add_argument("--timed", type=int, help="questions timed, of those compared; may be 0")
-    parser.add_argument("--repeats", type=int, help="repeats of every timed run")
-    parser.add_argument("--seed", type=int, help="of questions and searches")
-    parser.add_argument("--keep", type=Path, help="take results from this file and add to it")
-    parser.add_argument("--threads", type=int, help="of the engine; 0: the fastest")
+    parser.add_argument("--task", type=listed(str, TASKS), dest="tasks", help="by commas")
+    parser.add_argument(
+        "--policy", type=listed(str, POLICIES), dest="policies", help="by commas; rebase is added"
+    )
+    parser.add_argument("--width", type=listed(int), dest="widths", help="by commas")
+    parser.add_argument(
+        "--pool", type=listed(float), dest="pools", help="shares of REBASE's peak, by commas"
+    )
+    parser.add_argument("--at-once", type=listed(int), help="concurrent searches, by commas")
+    parser.add_argument("--timed", type=at_least(0), help="questions timed, of those compared")
     parser.add_argument(
         "--embedder", choices=tuple(cluster_threshold.SWEEP), help="what ETS compares steps by"
     )
@@ -276,83 +294,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> PolicyPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = replace(QUICK if options.quick else FULL, engine=options.engine)
-    if options.quick and options.engine == "sglang":
-        plan = replace(plan, **QUICK_ON_SGLANG)
-    try:
-        plan = replace(plan, **_changes(options))
-        if options.keep is not None and not options.keep.parent.is_dir():
-            raise ValueError(f"--keep {options.keep}: there is no folder {options.keep.parent}")
-        if options.threads is not None and options.engine == "sglang":
-            raise ValueError(f"--threads {options.threads}: the embedded engine's alone")
-        if options.embedder is not None and options.engine == "sglang":
-            raise ValueError(f"--embedder {options.embedder}: the embedded engine's alone")
-        if options.choose == "threshold" and options.engine == "sglang":
-            raise ValueError("--choose threshold: the embedded engine's alone")
-    except ValueError as error:
-        sys.exit(f"loadtest.policies: {error}")
-    if options.policy is None:
-        plan = replace(plan, policies=[p for p in plan.policies if p in POLICIES])
+    plan = QUICK if options.quick else FULL
+    if options.engine == "sglang":
+        plan = replace(plan, **QUICK_ON_SGLANG) if options.quick else plan
+        for name, given in (
+            ("threads", options.threads),
+            ("embedder", options.embedder),
+            ("choose", options.choose if options.choose == "threshold" else None),
+        ):
+            if given is not None:
+                _parser().error(f"--{name} {given}: the embedded engine's alone")
+    plan = planned(plan, options)
     if options.quick:
         plan = replace(plan, until=time.monotonic() + QUICK_SECONDS)
-    _check_names(options, plan)
     others = [name for name in plan.policies if name != BASELINE]
     return replace(plan, policies=[BASELINE, *others], timed=min(plan.timed, plan.questions))
-
-
-def _check_names(options: argparse.Namespace, plan: PolicyPlan) -> None:
-    """End the program where a policy or a task is unknown."""
-    for flag, values, known in (
-        ("--policy", plan.policies, POLICIES),
-        ("--task", plan.tasks, TASKS),
-    ):
-        for value in values:
-            if value not in known:
-                sys.exit(f"loadtest.policies: {flag} {value}: known are {', '.join(known)}")
-    if options.choose and not budget_weight.registered():
-        sys.exit("loadtest.policies: --choose: there is no policy ets")
-
-
-def _changes(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the plan that were given. Raises ValueError naming the flag."""
-    lists = {
-        "tasks": ("task", str),
-        "policies": ("policy", str),
-        "widths": ("width", int),
-        "pools": ("pool", float),
-        "at_once": ("at_once", int),
-    }
-    changes: dict[str, Any] = {}
-    for field, (name, kind) in lists.items():
-        given = getattr(options, name)
-        if given is not None:
-            changes[field] = _list(name, given, kind)
-    if options.keep is not None:
-        changes["kept_in"] = options.keep
-    numbers = {"questions": "limit", "timed": "timed", "repeats": "repeats"}
-    for field, name in numbers.items():
-        given = getattr(options, name)
-        if given is not None:
-            changes[field] = given
-            least = 0 if name == "timed" else 1
-            if given < least:
-                raise ValueError(f"--{name} {given}: must be at least {least}")
-    for name in ("seed", "threads", "embedder"):
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
-    return changes
-
-
-def _list(name: str, given: str, kind: type) -> list[Any]:
-    flag = "--" + name.replace("_", "-")
-    try:
-        parts = (part.strip() for part in given.split(","))
-        values = list(dict.fromkeys(kind(part) for part in parts if part))
-    except ValueError:
-        raise ValueError(f"{flag} {given}: must be numbers, separated by commas") from None
-    if not values or (kind is not str and min(values) <= 0):
-        raise ValueError(f"{flag} {given}: must be one or more values above 0")
-    return values
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ made before and once more.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import httpx
 import torch
 
 from loadtest.on_sglang import PYTHON, engine_on, policy_server, started, to_its_end
+from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
 from loadtest.served import Served
 from loadtest.turns import in_turns
@@ -99,25 +99,6 @@ class Expanding:
         return sum(len(step.tokens) for step in steps)
 
 
-@dataclass(slots=True)
-class Counted:
-    """One of them with its prompts and so many branches; ``tokens`` that each run has drawn."""
-
-    drawing: Expanding | Generating
-    prompt: Callable[[], list[int]]
-    branches: int
-    tokens: list[int] = field(default_factory=list)
-
-    async def run(self) -> None:
-        """Once more, with a new prompt."""
-        self.tokens.append(await self.drawing.run(self.prompt(), self.branches))
-
-    def speed(self, seconds: Sequence[float]) -> float:
-        """Tokens a second: the median over the timed runs, the last ones."""
-        drawn = self.tokens[-len(seconds) :]
-        return statistics.median(t / s for t, s in zip(drawn, seconds, strict=True))
-
-
 async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> list[dict[str, Any]]:
     """Tokens a second of all, and each one's over `generate`'s; every repeat has a prompt that
     nobody has read."""
@@ -141,11 +122,13 @@ async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> l
             await ends.enter_async_context(started([server]))
             drawing["sglang"] = Expanding(await ends.enter_async_context(engine_on([server], [])))
         for branches in BRANCHES:
-            counted = {name: Counted(one, prompt, branches) for name, one in drawing.items()}
-            calls = {name: one.run for name, one in counted.items()}
+            calls = {
+                name: lambda one=one, n=branches: one.run(prompt(), n)
+                for name, one in drawing.items()
+            }
             await in_turns(calls, 1)  # what is made at first use
             times = await in_turns(calls, repeats)
-            speeds = {name: one.speed(times.seconds[name]) for name, one in counted.items()}
+            speeds = {name: statistics.median(times.rates(name)) for name in calls}
             row: dict[str, Any] = {"branches": branches, "threads": threads}
             row |= {f"{name}_tokens_a_second": round(v, 1) for name, v in speeds.items()}
             ours = (name for name in speeds if name != "generate")
@@ -215,12 +198,10 @@ def start_row() -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print tables, or one JSON document with ``--json``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = BenchmarkParser("real_model", __doc__, "repeats", "threads")
+    parser.set_defaults(repeats=5, threads=CORES)
     parser.add_argument("--only", choices=ONLY, help="default: all")
-    parser.add_argument("--threads", type=int, default=CORES, help="of the arithmetic")
     parser.add_argument("--sglang", action="store_true", help="rates: beside SGLang on the CPU")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)
     let_threads_rest()  # for the processes below, as in the engine's
     folder, threads, repeats = smollm2_folder(), options.threads, options.repeats

@@ -14,7 +14,6 @@ runs a recipe as `hedgerow eval` would, where its models fit. A file in `recipes
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tomllib
@@ -25,6 +24,7 @@ from typing import Any, get_args
 
 from cli.custom_dataset import DatasetError, read_dataset
 from cli.evaluation import Evaluation, run_evaluation
+from loadtest.options import BenchmarkParser
 from loadtest.report import publish
 from runtime.profiles import PROFILES
 from runtime.reward_format import REWARD_FORMATS
@@ -151,12 +151,9 @@ def beside(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.recipe", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = BenchmarkParser("recipe", __doc__)
     parser.add_argument("recipe", type=Path, help="a file of loadtest/recipes")
     parser.add_argument("--data", type=Path, required=True, help="problems and answers, .jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args()
     try:
         recipe = read_recipe(options.recipe)

@@ -19,6 +19,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def say_row(row: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """A row as a line of progress."""
+    say("  ".join(f"{name} {shown(row[name])}" for name in columns))
+
+
 def publish(
     document: Mapping[str, Any], as_json: bool, title: str = "", columns: Sequence[str] = ()
 ) -> None:

@@ -8,14 +8,13 @@ same, and what the switch did, which shows that it was at work (an order leaves 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.listed import listed
-from loadtest.report import publish, say
+from loadtest.options import BenchmarkParser, listed
+from loadtest.report import publish, say, say_row
 from loadtest.searches import Engines, Item, Method, dev_questions, grow_all
 from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
@@ -126,7 +125,7 @@ async def measure(
                 counted = await _counted(engine, change.evidence) - before
                 known = reference[method.name]
                 rows.append(row_of(name, change.evidence, method.name, known, grown, counted))
-                say("  ".join(f"{column} {rows[-1][column]}" for column in COLUMNS))
+                say_row(rows[-1], COLUMNS)
     return {"rows": rows, "same": all(row["same"] == row["n"] for row in rows)}
 
 
@@ -138,14 +137,13 @@ async def _counted(engine: EmbeddedEngine, evidence: str) -> int:
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``; ends with 1 if a tree differs."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--limit", type=int, default=100, help="questions")
+    parser = BenchmarkParser("same_trees", __doc__, "limit")
+    parser.set_defaults(questions=100)
     parser.add_argument("--policy", type=listed(str, POLICIES), help="by commas; all without")
     parser.add_argument("--change", choices=CHANGES, help="one switch; all without")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args()
     changes = {options.change: CHANGES[options.change]} if options.change else CHANGES
-    document = asyncio.run(measure(options.policy or list(POLICIES), changes, options.limit))
+    document = asyncio.run(measure(options.policy or list(POLICIES), changes, options.questions))
     publish(document, options.json, "Same seed, same tree", COLUMNS)
     raise SystemExit(0 if document["same"] else 1)
 

@@ -11,7 +11,6 @@ and a picture of each scenario.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -26,9 +25,9 @@ from typing import Any
 import httpx
 import matplotlib as mpl
 
-from loadtest.metrics import values
-from loadtest.report import publish, say, shown
-from loadtest.served import Served
+from loadtest.options import BenchmarkParser, listed
+from loadtest.report import publish, say_row, shown
+from loadtest.served import Served, quantile, values
 
 SCENARIOS = {
     "steady": ["Steady"],
@@ -97,19 +96,14 @@ def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str,
         "requests": len(found),
         "offered_rps": round(len(found) / took, 2) if took else 0.0,
         "goodput_rps": round(len(good) / took, 2) if took else 0.0,
-        "p50_ms": quantile(honest, 0.5),
-        "p95_ms": quantile(honest, 0.95),
-        "p99_ms": quantile(honest, 0.99),
+        "p50_ms": round(quantile(honest, 0.5)),
+        "p95_ms": round(quantile(honest, 0.95)),
+        "p99_ms": round(quantile(honest, 0.99)),
         "kv_peak_tokens": round(kv_peak),
         "refused": refused,
         "late": answered - len(good) + ended,
         "errors": len(found) - answered - refused - ended,
     }
-
-
-def quantile(ordered: list[float], share: float) -> int:
-    """A quantile of sorted numbers, to the whole; 0 of none."""
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0
 
 
 def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
@@ -157,21 +151,19 @@ def _kv_peak(url: str) -> float:
 
 def main() -> None:
     """Print a table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", default=",".join(SCENARIOS), help="names, by commas")
-    parser.add_argument("--quick", action="store_true", help="10 s each with few users")
-    parser.add_argument("--json", action="store_true")
+    parser = BenchmarkParser("scenarios", __doc__, quick="10 s each with few users")
+    parser.add_argument(
+        "--scenario", type=listed(str, SCENARIOS), default=list(SCENARIOS), help="by commas"
+    )
     parser.add_argument("--plots", type=Path, help="write the report and its SVGs to this folder")
     wanted = parser.parse_args()
     users, seconds = (8, 10.0) if wanted.quick else (32, 120.0)
     if wanted.plots is not None:
         wanted.plots.mkdir(parents=True, exist_ok=True)
     rows = []
-    for scenario in wanted.scenario.split(","):
-        if scenario not in SCENARIOS:
-            parser.error(f"--scenario: {scenario!r}: known are {', '.join(SCENARIOS)}")
+    for scenario in wanted.scenario:
         found_row, found = run(scenario, users, seconds)
-        say("  ".join(f"{name} {shown(value)}" for name, value in found_row.items()))
+        say_row(found_row, tuple(found_row))
         if wanted.plots is not None:
             plot(scenario, found, wanted.plots)
         rows.append(found_row)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TypeVar
 
 from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
+from loadtest.report import say
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
-from search.engine import Engine
+from search.engine import Engine, EngineError
 from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
@@ -25,12 +27,15 @@ from search.spec import SearchSpec
 from server.limits import context_for
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 SPRIG = EngineOptions(
     policy=SPRIG_FOLDER / "policy",
     prm=SPRIG_FOLDER / "prm",
     reward_format="math-shepherd",
 )
+REBASE_8 = SearchSpec(policy="rebase", width=8)
+"""A small search."""
 
 
 class Engines:
@@ -105,12 +110,12 @@ async def grow(
 
 
 async def side_by_side(
-    work: Callable[[Item], Awaitable[T]], items: Iterable[Item], at_once: int
+    work: Callable[[U], Awaitable[T]], items: Iterable[U], at_once: int
 ) -> list[T]:
     """What ``work`` makes of each item, in order; so many are under way at a time."""
     room = asyncio.Semaphore(at_once)
 
-    async def one(item: Item) -> T:
+    async def one(item: U) -> T:
         async with room:
             return await work(item)
 
@@ -147,3 +152,36 @@ async def grow_many(
     """One search a dev question, ``at_once`` side by side, in the questions' order."""
     items = [Item(*pair, spec.seed or 0) for pair in dev_questions(questions)]
     return await grow_all(engine, items, Method(spec.policy, spec), at_once)
+
+
+def unlike_items(task: str, count: int) -> list[Item]:
+    """So many of a task's test split, no two of the same question and seed."""
+    known = items_of(task, "test", count, 0)
+    return [
+        replace(known[n % len(known)], seed=known[n % len(known)].seed + n // len(known))
+        for n in range(count)
+    ]
+
+
+async def grow_each(
+    engine: Engine, items: Sequence[Item], spec: SearchSpec, at_once: int
+) -> list[Outcome | str]:
+    """Search every item, ``at_once`` side by side: outcomes in order, or what an error said."""
+    text, ended = Text(SPRIG.policy), count(1)
+
+    async def one(numbered: tuple[int, Item]) -> Outcome | str:
+        number, item = numbered
+        try:
+            return await grow(engine, text, item, Method(f"search {number}", spec))
+        except EngineError as error:
+            return str(error)
+        finally:
+            if (so_far := next(ended)) % 25 == 0:
+                say(f"{so_far} of {len(items)} searches")
+
+    return await side_by_side(one, list(enumerate(items)), at_once)
+
+
+def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:
+    """A tree but for its rewards, whose last digits follow what was computed side by side."""
+    return [(node.parent, node.tokens) for node in outcome.tree.nodes]

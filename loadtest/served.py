@@ -1,17 +1,23 @@
-"""A server in a process of its own, for load that is not its own."""
+"""A server in a process of its own, what it says of itself, and load that is not its own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 STOP_SECONDS = 60
 
@@ -104,3 +110,42 @@ def anonymous_bytes(pid: int) -> int:
     except OSError:
         return 0
     return 1024 * sum(int(found) for found in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+)", status))
+
+
+def samples(text: str) -> Iterator[Sample]:
+    """Every sample of Prometheus's text format."""
+    for family in text_string_to_metric_families(text):
+        yield from family.samples
+
+
+def values(text: str, name: str, **labels: str) -> list[float]:
+    """The samples of this name that bear these labels, whatever others they bear."""
+    return [
+        sample.value
+        for sample in samples(text)
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+
+
+def poisson(rate: float, seconds: float, seed: int = 0) -> list[float]:
+    """Times of arrivals within so many seconds, ``rate`` a second on average, ascending.
+
+    Always the same for the same arguments.
+    """
+    noise, at, times = random.Random(seed), 0.0, []
+    while (at := at + noise.expovariate(rate)) < seconds:
+        times.append(at)
+    return times
+
+
+async def paced(times: Sequence[float]) -> AsyncIterator[float]:
+    """Each of the times when it has come, in seconds from the first look; late ones at once."""
+    began = time.perf_counter()
+    for at in times:
+        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+        yield at
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """A quantile of sorted numbers, one of them; 0 of none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

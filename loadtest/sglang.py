@@ -23,9 +23,7 @@ measure is null in it.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +39,7 @@ from loadtest.on_sglang import (
     PATIENCE_SECONDS,
     PYTHON,
     Device,
+    cpu_seconds,
     engine_on,
     forget,
     policy_server,
@@ -48,10 +47,10 @@ from loadtest.on_sglang import (
     started,
     to_its_end,
 )
+from loadtest.options import BenchmarkParser
 from loadtest.recorded_rounds import plugged_server
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
-from loadtest.server_cpu import cpu_seconds
 from loadtest.sglang_grid import grid
 from loadtest.sglang_pools import pools
 from runtime.sglang.launched_server import LaunchedServer
@@ -70,7 +69,6 @@ KEYS = (
     *("lru_bound", "same_queue_again", "drawn", "passes", "lru_passes", "free_passes"),
     "held_passes",
 )
-COLUMNS = KEYS
 TASK = "game24"
 POOL_TOKENS = 20_000
 WIDEST = 1024
@@ -236,19 +234,20 @@ async def rounds(place: Place, quick: bool) -> list[dict[str, Any]]:
     return [one | {"pool": place.kv_tokens} for one in found] + [notes(WIDEST)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Measure, and print a table or a JSON document with ``rows``."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.sglang", description=__doc__)
-    parser.add_argument("--python", type=Path, default=PYTHON)
-    parser.add_argument("--quick", action="store_true", help="3 searches a cell, not 10")
+    parser = BenchmarkParser(
+        "sglang",
+        __doc__,
+        "python",
+        quick="3 searches a cell, not 10",
+        keep="file of the grid's cells, not run again",
+    )
     parser.add_argument("--only", choices=("rounds", "pools", "grid"), help="some cells only")
-    parser.add_argument("--keep", type=Path, help="file of the grid's cells, not run again")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(arguments)
-    rows = to_its_end(measure(options.python, options.quick, options.only, options.keep))
-    publish({"rows": rows}, options.json, "SGLang", COLUMNS)
-    return 0
+    options = parser.parse_args()
+    rows = to_its_end(measure(options.python, options.quick, options.only, options.kept_in))
+    publish({"rows": rows}, options.json, "SGLang", KEYS)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

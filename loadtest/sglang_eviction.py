@@ -20,9 +20,7 @@ are scored in the embedded engine: the reward model's KV is not what is compared
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.configs import CONFIG_L, CONFIG_S, STEP_TOKENS, scaled
-from loadtest.on_sglang import KV_POLICIES, PYTHON, to_its_end
+from loadtest.on_sglang import KV_POLICIES, to_its_end
+from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of
+from loadtest.searches import Engines, Item, Method, grow_all, items_of
 from loadtest.sglang_drawing import drawing_in
-from runtime.text import Text
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import combined_digest
@@ -71,11 +69,9 @@ class Reference:
 async def refer(items: Sequence[Item], spec: SearchSpec, share: float) -> Reference:
     """Search with full retention in the embedded engine, lexical clusters as on SGLang; a pool of
     that share of it holds two of the longest paths."""
-    text = Text(SPRIG.policy)
     changes: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
     async with Engines(kv_policy="full", **changes) as engine:
-        method = Method("full", spec)
-        outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
+        outcomes = await grow_all(engine, items, Method("full", spec), len(items))
     longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
     full = sum(o.stats.engine.kv_tokens_peak for o in outcomes)
     pool = max(int(share * full), 2 * longest)
@@ -86,10 +82,10 @@ async def measure(
     python: Path, mode: str, spec: SearchSpec, items: Sequence[Item], known: Reference
 ) -> dict[str, Any]:
     """One server with a small pool, all searches at once, and what was read again."""
-    text, method = Text(SPRIG.policy), Method(mode, spec)
+    method = Method(mode, spec)
     async with drawing_in(python, mode, known.pool_tokens) as engine:
         start = time.monotonic()
-        outcomes = await asyncio.gather(*(grow(engine, text, item, method) for item in items))
+        outcomes = await grow_all(engine, items, method, len(items))
         seconds = time.monotonic() - start
         evicted = (await engine.usage()).totals.evicted_tokens
     row = {"policy": spec.policy, "mode": mode, "task": TASK, "pool_tokens": known.pool_tokens}
@@ -141,22 +137,18 @@ async def run(
 
 def main() -> None:
     """Print a table, or one JSON document."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.sglang_eviction", description=(__doc__ or "").splitlines()[0]
+    parser = BenchmarkParser(
+        "sglang_eviction",
+        __doc__,
+        "python",
+        quick="2 small searches, not 4 large ones",
+        limit="searches at once",
     )
-    parser.add_argument("--python", type=Path, default=PYTHON)
-    parser.add_argument("--policy", default=",".join(POLICIES), help="best_first, ets or both")
-    parser.add_argument("--limit", type=int, help="searches at once")
+    parser.add_argument("--policy", type=listed(str, POLICIES), default=POLICIES, help="by commas")
     parser.add_argument("--pool", type=float, default=0.25, help="share of full retention's peak")
-    parser.add_argument("--quick", action="store_true", help="2 small searches, not 4 large ones")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     wanted = parser.parse_args()
-    policies = wanted.policy.split(",")
-    for name in policies:
-        if name not in POLICIES:
-            sys.exit(f"loadtest.sglang_eviction: --policy {name}: known are {', '.join(POLICIES)}")
-    searches = wanted.limit or (2 if wanted.quick else 4)
-    specs = [spec_of(name, quick=wanted.quick) for name in policies]
+    searches = wanted.questions or (2 if wanted.quick else 4)
+    specs = [spec_of(name, quick=wanted.quick) for name in wanted.policy]
     document = to_its_end(run(wanted.python, searches, wanted.pool, specs))
     publish(document, wanted.json, "KV read again on SGLang", COLUMNS)
 

@@ -8,7 +8,6 @@ one is another text. ``python -m loadtest.sglang_flips --url http://127.0.0.1:30
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 
 from hedgerow_sglang.plugin_protocol import plugin_counts, sampling_seed
+from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, dev_questions
 from runtime.text import Text
@@ -165,10 +165,9 @@ async def measure(url: str, questions: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print a table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = BenchmarkParser("sglang_flips", __doc__)
     parser.add_argument("--url", required=True, help="a SGLang server with our plug-in")
-    parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--questions", type=at_least(1), default=16)
     wanted = parser.parse_args()
     rows = asyncio.run(measure(wanted.url, wanted.questions))
     publish({"rows": rows}, wanted.json, "tokens that flip", COLUMNS)

@@ -35,14 +35,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from cli.kv_split_plan import draft_args
 from loadtest.budget_weight import spec_for
 from loadtest.on_sglang import (
-    PYTHON,
     engine_on,
     policy_server,
     reward_server,
     started,
     to_its_end,
 )
-from loadtest.report import publish, say, shown
+from loadtest.options import BenchmarkParser
+from loadtest.report import publish, say_row
 from loadtest.searches import Item, Method, grow_all, items_of
 from loadtest.sglang import Place, rounds
 from loadtest.sglang_pools import pools
@@ -241,7 +241,7 @@ def _rows(
         row["kv_reduction_vs_rebase"] = first["kv_tokens_total"] / row["kv_tokens_total"]
         row["throughput_vs_rebase"] = row["problems_per_second"] / first["problems_per_second"]
         rows.append(row)
-        say("  ".join(f"{name} {shown(row[name])}" for name in COLUMNS))
+        say_row(row, COLUMNS)
     return rows
 
 
@@ -262,13 +262,10 @@ def chosen(options: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.sglang_gpu", description=(__doc__ or "").splitlines()[0]
-    )
+def _parser() -> BenchmarkParser:
+    parser = BenchmarkParser("sglang_gpu", __doc__, "python")
     parser.add_argument("--shape", choices=("sprig", *SHAPES), default="qwen2.5-1.5b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--python", type=Path, default=PYTHON, help="of SGLang's environment")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--limit", type=int, default=32, help="questions")
     parser.add_argument("--at-once", type=int, default=8, help="searches side by side")
@@ -278,7 +275,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", action="store_true", help="rounds, pools and rewards as well")
     parser.add_argument("--all", action="store_true", help="all of these")
     parser.add_argument("--dry-run", action="store_true", help="what runs on a CPU, and little")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 
 

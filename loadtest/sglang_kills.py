@@ -17,7 +17,6 @@ answer. Then every search is compared with the same one undisturbed:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -25,13 +24,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.listed import at_least_1
 from loadtest.on_sglang import (
-    PYTHON,
     START_SECONDS,
     at_work,
     engine_on,
@@ -41,21 +38,19 @@ from loadtest.on_sglang import (
     started,
     to_its_end,
 )
+from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from loadtest.searches import REBASE_8, Item, grow_each, steps_of, unlike_items
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
-from runtime.text import Text
-from search.engine import Engine, EngineError
+from search.engine import Engine
 from search.outcome import Outcome
-from search.spec import SearchSpec
 
 COLUMNS = (
     *("searches", "answered", "wrong", "other_digests", "undisturbed_other_digests", "kills"),
     *("moved", "sent_again", "orphans", "seconds"),
 )
 TASK = "game24"
-SPEC = SearchSpec(policy="rebase", width=8)
 POOL_TOKENS = 20_000
 ALIVE_SECONDS = 20.0
 """A server is killed so long after it became ready."""
@@ -98,11 +93,11 @@ def kill(server: LaunchedServer) -> None:
     server.process.wait()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Grown:
     """What came of searches, in order: an outcome, or what an error said."""
 
-    found: list[Outcome | str] = field(default_factory=list)
+    found: list[Outcome | str]
     seconds: float = 0.0
 
     @property
@@ -111,35 +106,11 @@ class Grown:
         return [one for one in self.found if isinstance(one, str)]
 
 
-async def grow_each(engine: Engine, items: Sequence[Item], at_once: int) -> Grown:
+async def grown(engine: Engine, items: Sequence[Item], at_once: int) -> Grown:
     """Search every item, ``at_once`` side by side."""
-    text, room, start = Text(SPRIG.policy), asyncio.Semaphore(at_once), time.monotonic()
-    done = 0
-
-    async def one(number: int, item: Item) -> Outcome | str:
-        nonlocal done
-        async with room:
-            try:
-                outcome = await grow(engine, text, item, Method(f"search {number}", SPEC))
-            except EngineError as error:
-                return str(error)
-            finally:
-                done += 1
-                if done % 25 == 0:
-                    say(f"{done} of {len(items)} searches")
-            return outcome
-
-    found = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
-    return Grown(list(found), time.monotonic() - start)
-
-
-def items_for(searches: int) -> list[Item]:
-    """Questions of the task's test split, each with a seed of its own; over again if need be."""
-    known = items_of(TASK, "test", searches, 0)
-    return [
-        Item(TASK, known[n % len(known)].question, known[n % len(known)].seed + n // len(known))
-        for n in range(searches)
-    ]
+    start = time.monotonic()
+    found = await grow_each(engine, items, REBASE_8, at_once)
+    return Grown(found, time.monotonic() - start)
 
 
 def compared(disturbed: Grown, undisturbed: Grown) -> dict[str, Any]:
@@ -154,25 +125,23 @@ def compared(disturbed: Grown, undisturbed: Grown) -> dict[str, Any]:
     ]
     return {
         "answered": len(disturbed.found) - len(disturbed.errors),
-        "wrong": sum(_said(mine) != _said(other) for mine, other in pairs),
+        "wrong": sum(
+            (mine.answer, steps_of(mine)) != (other.answer, steps_of(other))
+            for mine, other in pairs
+        ),
         "other_digests": sum(mine.digest != other.digest for mine, other in pairs),
     }
 
 
-def _said(outcome: Outcome) -> tuple[Any, ...]:
-    """A search's answer and all of its steps."""
-    return outcome.answer, *(node.tokens for node in outcome.tree.nodes)
-
-
 async def measure(python: Path, searches: int, at_once: int) -> dict[str, Any]:
     """The row: all searches undisturbed, some of them again, then all with kills."""
-    items = items_for(searches)
+    items = unlike_items(TASK, searches)
     policies = [policy_server(python, "arborkv", POOL_TOKENS) for _ in range(2)]
     reward = reward_server(python, POOL_TOKENS)
     async with started([*policies, reward]):
         async with engine_on(policies, [reward]) as engine:
-            known = await grow_each(engine, items, at_once)
-            again = await grow_each(engine, items[:REPEATED], at_once)
+            known = await grown(engine, items, at_once)
+            again = await grown(engine, items[:REPEATED], at_once)
         say(f"undisturbed: {known.seconds:.0f} s")
         async with engine_on(policies, [reward], connect_seconds=CONNECT_SECONDS) as engine:
             found, kills = await _with_kills(engine, items, at_once, policies[0])
@@ -181,8 +150,8 @@ async def measure(python: Path, searches: int, at_once: int) -> dict[str, Any]:
         "searches": searches,
         "at_once": at_once,
         "task": TASK,
-        "policy": SPEC.policy,
-        "width": SPEC.width,
+        "policy": REBASE_8.policy,
+        "width": REBASE_8.width,
         **compared(found, known),
         "undisturbed_repeated": len(again.found),
         "undisturbed_other_digests": compared(again, known)["other_digests"],
@@ -202,7 +171,7 @@ async def _with_kills(
     killer, over = Killer(victim), asyncio.Event()
     at_large = asyncio.create_task(killer.at_large(over))
     try:
-        found = await grow_each(engine, items, at_once)
+        found = await grown(engine, items, at_once)
     except BaseException:
         at_large.cancel()
         raise
@@ -225,14 +194,10 @@ async def _left(
 
 def main() -> None:
     """Print a table, or one JSON document; end with 1 if a search was lost, wrong or left."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.sglang_kills", description=(__doc__ or "").splitlines()[0]
+    parser = BenchmarkParser(
+        "sglang_kills", __doc__, "searches", "python", quick="40 searches, not 300"
     )
-    parser.add_argument("--python", type=Path, default=PYTHON)
-    parser.add_argument("--searches", type=at_least_1, help="of all")
-    parser.add_argument("--at-once", type=at_least_1, default=8, help="side by side")
-    parser.add_argument("--quick", action="store_true", help="40 searches, not 300")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--at-once", type=at_least(1), default=8, help="side by side")
     wanted = parser.parse_args()
     searches = wanted.searches or (40 if wanted.quick else 300)
     row = to_its_end(measure(wanted.python, searches, wanted.at_once))

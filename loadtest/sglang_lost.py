@@ -18,7 +18,6 @@ it does and draws by hash. ``--row`` runs some of them alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -37,8 +36,8 @@ from loadtest.hostile.killed_servers import (
     streamed,
 )
 from loadtest.hostile.killed_starts import killed_starts
-from loadtest.listed import listed
 from loadtest.on_sglang import PYTHON, policy_server, reward_server, started, to_its_end
+from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say
 from loadtest.served import Served
 
@@ -169,13 +168,9 @@ def held(row: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Print a table, or one JSON document; end with 1 if anything was lost."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.sglang_lost", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = BenchmarkParser("sglang_lost", __doc__, quick="40 searches, 5 kills; 4 of Hedgerow")
     parser.add_argument("--stub", action="store_true", help="no SGLang: what speaks as it does")
-    parser.add_argument("--quick", action="store_true", help="40 searches, 5 kills; 4 of Hedgerow")
     parser.add_argument("--row", type=listed(str, ROWS), default=list(ROWS))
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     wanted = parser.parse_args()
     rows = to_its_end(measure(wanted.row, wanted.stub, wanted.quick))
     publish({"rows": rows}, wanted.json, "What is lost", COLUMNS)

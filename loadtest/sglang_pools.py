@@ -11,7 +11,6 @@ What the best order would have read again is known of a replay alone (`loadtest.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,11 +21,9 @@ from typing import Any
 from loadtest.counted_rounds import CountedRounds
 from loadtest.on_sglang import Device, engine_on, policy_server, started
 from loadtest.report import say
-from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from loadtest.searches import Engines, grow_each, items_of, steps_of
 from loadtest.sglang_drawing import Drawing
 from loadtest.sglang_grid import TASK, spec_of
-from runtime.text import Text
-from search.engine import EngineError
 from search.outcome import Outcome
 
 AMPLE_TOKENS = 20_000
@@ -44,27 +41,32 @@ STOCK = ("--schedule-policy", "fcfs")
 
 @dataclass(frozen=True, slots=True)
 class PoolSearches:
-    """What came of all searches of a cell; None of one that ended with an error."""
+    """What came of all searches of a cell: an outcome, or what an error said."""
 
-    found: Sequence[Outcome | None]
+    found: Sequence[Outcome | str]
     seconds: float
     most: int
     total: int
 
     @property
+    def outcomes(self) -> list[Outcome]:
+        """Of those that ended well."""
+        return [one for one in self.found if isinstance(one, Outcome)]
+
+    @property
     def again(self) -> int:
         """Tokens read again."""
-        return sum(one.stats.engine.rehydrated_tokens for one in self.found if one)
+        return sum(one.stats.engine.rehydrated_tokens for one in self.outcomes)
 
     @property
     def drawn(self) -> int:
         """Tokens of all trees."""
-        return sum(one.stats.generated_tokens for one in self.found if one)
+        return sum(one.stats.generated_tokens for one in self.outcomes)
 
     @property
     def held_seconds(self) -> float:
         """For which rounds waited, all searches' together."""
-        return sum(one.stats.engine.held_back_seconds for one in self.found if one)
+        return sum(one.stats.engine.held_back_seconds for one in self.outcomes)
 
 
 @asynccontextmanager
@@ -85,16 +87,10 @@ async def drawing(
 
 async def grown(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
     """All at once."""
-    text, method = Text(SPRIG.policy), Method("one", spec_of(policy))
     begun = time.monotonic()
     items = items_of(TASK, "dev", searches, 0)
-    asked = (grow(engine, text, item, method) for item in items)
-    found = await asyncio.gather(*asked, return_exceptions=True)
-    for one in found:
-        if isinstance(one, BaseException) and not isinstance(one, EngineError):
-            raise one
-    outcomes = [one if isinstance(one, Outcome) else None for one in found]
-    return PoolSearches(outcomes, time.monotonic() - begun, engine.most, engine.total)
+    found = await grow_each(engine, items, spec_of(policy), searches)
+    return PoolSearches(found, time.monotonic() - begun, engine.most, engine.total)
 
 
 def measured(policy: str, pool: int, first: PoolSearches, ours: PoolSearches) -> dict[str, Any]:
@@ -110,7 +106,7 @@ def measured(policy: str, pool: int, first: PoolSearches, ours: PoolSearches) ->
         "held_seconds": round(ours.held_seconds, 1),
         "requests_a_round": ours.most,
         "requests": ours.total,
-        "lost": sum(one is None for one in ours.found),
+        "lost": len(pairs) - len(ours.outcomes),
         "different": sum(_said(one) != _said(other) for one, other in pairs),
     }
     if pool == AMPLE_TOKENS:
@@ -118,11 +114,9 @@ def measured(policy: str, pool: int, first: PoolSearches, ours: PoolSearches) ->
     return row | {"lru_again": first.again, "wall_vs_lru": ours.seconds / first.seconds}
 
 
-def _said(outcome: Outcome | None) -> tuple[Any, ...]:
+def _said(one: Outcome | str) -> tuple[Any, ...]:
     """A search's answer and all of its steps."""
-    if outcome is None:
-        return ()
-    return outcome.answer, *((node.parent, node.tokens) for node in outcome.tree.nodes)
+    return (one.answer, steps_of(one)) if isinstance(one, Outcome) else ()
 
 
 async def pools(

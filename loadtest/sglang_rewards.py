@@ -21,7 +21,6 @@ With ``--float64`` the reward model computes in float64.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import shutil
@@ -30,9 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.listed import at_least_1
 from loadtest.on_sglang import (
-    PYTHON,
     Device,
     engine_on,
     forget,
@@ -41,6 +38,7 @@ from loadtest.on_sglang import (
     started,
     to_its_end,
 )
+from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from runtime.engine_wrapper import EngineWrapper
@@ -180,14 +178,10 @@ async def measure(
 
 def main() -> None:
     """Print a table, or one JSON document."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.sglang_rewards", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--python", type=Path, default=PYTHON)
-    parser.add_argument("--searches", type=at_least_1, default=40)
-    parser.add_argument("--width", type=at_least_1, default=8)
+    parser = BenchmarkParser("sglang_rewards", __doc__, "searches", "python")
+    parser.set_defaults(searches=40)
+    parser.add_argument("--width", type=at_least(1), default=8)
     parser.add_argument("--float64", action="store_true", help="the reward model computes in it")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     wanted = parser.parse_args()
     items = items_of(TASK, "test", wanted.searches, 0)
     with tempfile.TemporaryDirectory() as folder:

@@ -14,10 +14,8 @@ searches, several at once, from empty caches each time; a row is one way.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,12 +24,12 @@ from typing import Any
 
 import httpx
 
-from loadtest.on_sglang import PYTHON, engine_on, forget, policy_server, started, to_its_end
+from loadtest.on_sglang import engine_on, forget, policy_server, started, to_its_end
+from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
-from loadtest.searches import Item, Method, grow_all, items_of
+from loadtest.searches import REBASE_8, Item, Method, grow_all, items_of, steps_of
 from runtime.sglang.launched_server import HOST, LaunchedServer, free_port
 from search.outcome import Outcome
-from search.spec import SearchSpec
 
 SMG = Path(".venv-smg/bin/smg")
 DIRECT = "direct"
@@ -39,7 +37,7 @@ POLICIES = ("manual", "cache_aware", "round_robin")
 KEYS = ("policy", "searches", "expected_tokens", "hits", "of_direct", "warned", "different")
 POOL_TOKENS = 20_000
 SEARCHES = 8
-METHOD = Method("one", SearchSpec(policy="rebase", width=8))
+METHOD = Method("one", REBASE_8)
 READY_SECONDS = 120.0
 
 
@@ -113,11 +111,6 @@ async def run_on(servers: Sequence[LaunchedServer], items: Sequence[Item], **how
     return Run(outcomes, totals.expected_tokens, hits, warnings.heard)
 
 
-def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:
-    """A tree but for its rewards, whose last digits follow what was computed side by side."""
-    return [(node.parent, node.tokens) for node in outcome.tree.nodes]
-
-
 def row(policy: str, run: Run, direct: Run) -> dict[str, Any]:
     """What one way came to beside the direct one."""
     pairs = zip(run.outcomes, direct.outcomes, strict=True)
@@ -149,19 +142,16 @@ async def measure(
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Measure, and print a table or a JSON document with ``rows``."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.sglang_router", description=__doc__)
-    parser.add_argument("--python", type=Path, default=PYTHON)
+    parser = BenchmarkParser("sglang_router", __doc__, "searches", "python")
+    parser.set_defaults(searches=SEARCHES)
     parser.add_argument("--smg", type=Path, default=SMG)
     parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--searches", type=int, default=SEARCHES)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     work = measure(options.python, options.smg, options.policies, options.searches)
     publish({"rows": to_its_end(work)}, options.json, "SGLang behind a router", KEYS)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

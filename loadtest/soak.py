@@ -9,9 +9,7 @@ by medians of a tenth each. At the end, when all is quiet, what the engine still
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -20,9 +18,9 @@ from typing import Any
 
 import httpx
 
-from loadtest.arrivals import paced, poisson
-from loadtest.metrics import samples
-from loadtest.served import Served
+from loadtest.options import BenchmarkParser
+from loadtest.report import publish
+from loadtest.served import Served, paced, poisson, samples
 from models.tasks import TASKS
 
 CHAT = "/v1/chat/completions"
@@ -147,14 +145,13 @@ def _end(status: int) -> str:
 
 
 def main() -> None:
-    """Print one line a figure, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a table, or one JSON document."""
+    parser = BenchmarkParser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--share", type=float, default=0.8, help="of the capacity")
-    parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
     found = asyncio.run(soak(wanted.minutes, wanted.share))
-    print(json.dumps(found) if wanted.json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    publish(found | {"rows": [found]}, wanted.json, "A soak", tuple(found))
 
 
 if __name__ == "__main__":

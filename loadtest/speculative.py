@@ -10,7 +10,6 @@ paper's, has no stand-in among ours and is left out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import statistics
@@ -23,8 +22,10 @@ from typing import Any
 
 from loadtest.drafting import EVALUATOR, GENERATOR, DraftedEngine, Part, TimedForward
 from loadtest.engine import Decoding
-from loadtest.report import publish, say, shown
+from loadtest.options import BenchmarkParser
+from loadtest.report import publish, say_row
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from loadtest.turns import CLOCKS
 from models.bundled import SPRIG_FOLDER
 from models.deepen import deepen
 from runtime.embedded.model.config import ModelConfig
@@ -44,8 +45,6 @@ COLUMNS = (
     *("temperature", "thoughts", "tokens_per_second", "speedup_vs_ar_serial"),
     *("speedup_vs_ar_batched", "acceptance", "target_idle_share"),
 )
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-"""What seconds are: with one thread and nothing else running, both are the same."""
 QUICK_DEPTH = 2
 QUICK_SECONDS = 150.0
 """After this long the quick run begins no further cell unless told otherwise."""
@@ -229,7 +228,7 @@ async def measure_cell(
     rows = []
     for kind, part in itertools.product(cell.kinds, (GENERATOR, EVALUATOR)):
         rows.append(row_of(cell, kind, part, runs, target.forward.config.layers))
-        say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
+        say_row(rows[-1], COLUMNS)
     return rows
 
 
@@ -318,24 +317,21 @@ async def measure(
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cells, one question each")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--threads", type=int, default=1, help="of the arithmetic")
-    parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other work to do"
+    parser = BenchmarkParser(
+        "speculative",
+        __doc__,
+        *("seconds", "clock", "threads"),
+        quick="fewer cells, one question each",
+        limit="questions a cell",
     )
-    parser.add_argument("--limit", type=int, help="questions a cell")
+    parser.set_defaults(threads=1, clock="wall")
     parser.add_argument("--task", choices=TASKS, help="this task only")
-    parser.add_argument(
-        "--seconds", type=float, help="begin no cell after so long, and name those left out"
-    )
     options = parser.parse_args()
     cells = quick_cells() if options.quick else full_cells()
     cells = [cell for cell in cells if options.task in (None, cell.task)]
-    limit = options.limit or (1 if options.quick else 12)
+    questions = options.questions or (1 if options.quick else 12)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else float("inf"))
-    document = asyncio.run(measure(cells, limit, options.threads, seconds, options.clock))
+    document = asyncio.run(measure(cells, questions, options.threads, seconds, options.clock))
     publish(document, options.json, "Speculative decoding in tree search", COLUMNS)
 
 

@@ -22,7 +22,6 @@ A row a part:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -31,14 +30,17 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import jsonschema_rs
 
+from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
 from loadtest.served import Served
+from loadtest.turns import in_turns
 from runtime.json_schemas import SchemaRefused, must_compile
 
 SUITE = Path("build/bfcl_eval-2026.3.23-py3-none-any.whl")
@@ -236,21 +238,19 @@ async def cost(
     target: Target, asked: Sequence[Conversation], turns: int, tokens: int
 ) -> dict[str, Any]:
     """The row of what it costs."""
-    free = {"response_format": None, "ignore_eos": True}
-    sides = {"without": free, "with": {}}
-    speeds: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(turns + 1):  # the first one warms up
-        for side in sides if turn % 2 else reversed(sides):
-            seed = iter(range(10_000 * turn, 10_000 * (turn + 1)))
-            more = sides[side] | {"max_tokens": tokens}
-            begun = time.perf_counter()
-            answers = await each(
-                target, asked, lambda more=more, seed=seed: more | {"seed": next(seed)}
-            )
-            seconds = time.perf_counter() - begun
-            drawn = sum(a.raise_for_status().json()["usage"]["completion_tokens"] for a in answers)
-            if turn:
-                speeds[side].append(drawn / seconds)
+    free: dict[str, Any] = {"response_format": None, "ignore_eos": True}
+    seeds = {"without": count(), "with": count()}  # each turn's are both sides'
+
+    async def drawn(side: str, more: dict[str, Any]) -> int:
+        answers = await each(
+            target, asked, lambda: more | {"max_tokens": tokens, "seed": next(seeds[side])}
+        )
+        return sum(a.raise_for_status().json()["usage"]["completion_tokens"] for a in answers)
+
+    calls = {"without": lambda: drawn("without", free), "with": lambda: drawn("with", {})}
+    await in_turns(calls, 1)  # warms up
+    times = await in_turns(calls, turns)
+    speeds = {side: times.rates(side) for side in calls}
     pairs = zip(speeds["with"], speeds["without"], strict=True)
     ratio = statistics.median(a / b for a, b in pairs)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
@@ -279,16 +279,14 @@ async def measure(
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.structured_output", description=(__doc__ or "").splitlines()[0]
+    parser = BenchmarkParser(
+        "structured_output", __doc__, quick="30 schemas, 5 searched, 5 compared"
     )
     parser.add_argument("--suite", type=Path, default=SUITE, help="the wheel of bfcl-eval")
     parser.add_argument(
         "--replies", type=Path, help="append what ended, a line each with its schema"
     )
     parser.add_argument("--model", default=MODEL, help="what `hedgerow serve` serves by this name")
-    parser.add_argument("--quick", action="store_true", help="30 schemas, 5 searched, 5 compared")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args()
     asked = suite(options.suite)
     rows = asyncio.run(measure(options.model, asked, options.quick, options.replies))

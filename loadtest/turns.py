@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""What seconds are: with one thread and nothing else running, both are the same."""
 
 
 @dataclass(slots=True)
 class Times(Generic[K]):
-    """Seconds of every repeat, by what was timed."""
+    """Seconds of every repeat, by what was timed, and what each call gave."""
 
     seconds: dict[K, list[float]] = field(default_factory=dict)
+    given: dict[K, list[Any]] = field(default_factory=dict)
 
     def median(self, what: K) -> float:
         """The median over the repeats."""
@@ -26,9 +31,14 @@ class Times(Generic[K]):
         pairs = zip(self.seconds[one], self.seconds[other], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
+    def rates(self, what: K) -> list[float]:
+        """A second, of calls that give amounts; by repeat."""
+        pairs = zip(self.given[what], self.seconds[what], strict=True)
+        return [amount / seconds for amount, seconds in pairs]
+
 
 async def in_turns(
-    calls: Mapping[K, Callable[[], Awaitable[object]]],
+    calls: Mapping[K, Callable[[], object]],
     repeats: int,
     *,
     clock: Callable[[], float] = time.perf_counter,
@@ -36,16 +46,20 @@ async def in_turns(
 ) -> Times[K]:
     """Time each call once a repeat, every other repeat in the opposite order.
 
-    What slows the machine for a while then slows neighbours alike. At least one repeat is made, at
-    most ``repeats``, as long as ``another`` says so between them.
+    What slows the machine for a while then slows neighbours alike. What a call gives is awaited if
+    it can be. At least one repeat is made, at most ``repeats``, as long as ``another`` says so
+    between them.
     """
-    times = Times[K]({what: [] for what in calls})
+    times = Times[K]({what: [] for what in calls}, {what: [] for what in calls})
     for repeat in range(max(1, repeats)):
         if repeat and not another():
             break
         order = list(calls) if repeat % 2 == 0 else list(calls)[::-1]
         for what in order:
             start = clock()
-            await calls[what]()
+            given = calls[what]()
+            if inspect.isawaitable(given):
+                given = await given
             times.seconds[what].append(clock() - start)
+            times.given[what].append(given)
     return times

@@ -15,7 +15,6 @@ minutes on two cores, ``--quick`` 10. ``--stage`` runs some of them alone.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -31,8 +30,8 @@ from loadtest.hostile.history import StageHistory, checked
 from loadtest.hostile.leavers import checked_leavers, leavers
 from loadtest.hostile.searches import killed, pairs
 from loadtest.hostile.wire import checked_wires, wires
-from loadtest.listed import listed
 from loadtest.on_sglang import PYTHON
+from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say
 
 Stage = Callable[[StageHistory, int], dict[str, Any]]
@@ -84,13 +83,9 @@ COLUMNS = ("stage", "requests", "broken", "found", "seconds")
 
 def main() -> None:
     """Run what is not done yet and say what came out."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
+    parser = BenchmarkParser("hostile", __doc__, quick="ten minutes of all of it")
     parser.add_argument("--stage", type=listed(str, STAGES), default=list(STAGES))
     parser.add_argument("--state", type=Path, help="a folder; by default a new one")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     folder = args.state or Path(tempfile.mkdtemp(prefix="hostile-"))
     say(f"what is done: {folder}")

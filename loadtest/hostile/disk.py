@@ -9,8 +9,7 @@ import httpx
 
 from loadtest.hostile.history import Asked, StageHistory, checked
 from loadtest.hostile.searches import in_company
-from loadtest.metrics import values
-from loadtest.served import Served
+from loadtest.served import Served, values
 
 FULL = "/dev/full"
 """Takes what is written to it as a disk does that has no room left."""

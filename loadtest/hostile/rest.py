@@ -7,8 +7,7 @@ import time
 
 import httpx
 
-from loadtest.metrics import values
-from loadtest.served import Served
+from loadtest.served import Served, values
 
 SETTLE_SECONDS = 1.0
 REST_SECONDS = 10.0

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.allocation import DIALS, QUICK, gains, holm, items_of, loss_p, rows_of
+from loadtest.allocation import DIALS, QUICK, gains, holm, items_of, rows_of
 from loadtest.compare import Results, compare
-from loadtest.result import Result
+from loadtest.kept import Result
+from loadtest.paired import loss_p
 from loadtest.searches import Item, Method
 from search.engine import EngineError
 from search.spec import SearchSpec

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.arrivals import poisson
 from loadtest.capacity import company
+from loadtest.served import poisson
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import httpx
 
 from loadtest.counted_rounds import CountedRounds
-from loadtest.sglang_kills import grow_each, items_for
+from loadtest.searches import REBASE_8, grow_each, unlike_items
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
 from search.engine import Branch, Sampling, Step, Trajectory
@@ -51,7 +51,7 @@ async def test_requests_are_counted_by_round_and_server() -> None:
         server._client = httpx.AsyncClient(base_url=server.url, transport=answering)
     engine = Sending(*servers)
     with CountedRounds(engine).listening(servers) as counted:
-        found = (await grow_each(counted, items_for(3), 3)).found
+        found = await grow_each(counted, unlike_items("game24", 3), REBASE_8, 3)
         await servers[0]._client.post("/generate")
     await servers[0]._client.post("/generate")
     assert all(isinstance(one, Outcome) for one in found)

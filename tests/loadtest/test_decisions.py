@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from loadtest.ceiling import KeepOne
 from loadtest.decisions import Decisions, PolicyOf, noting, replaying
+from loadtest.policies import KeepOne
 from search.controller import Problem, search
 from search.outcome import Outcome
 from search.policies.policy import Round, Scores

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from loadtest.goodput_summary import joined, summary
 from loadtest.in_process import ModelsInProcess
 from runtime.embedded.options import EngineOptions
 from search.engine import Trajectory
+from tests.loadtest.command import refused
 from tests.runtime.tiny_models import make_checkpoint
 
 KEYS = {
@@ -269,17 +269,10 @@ def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
     ],
 )
 def test_a_wrong_switch_is_refused(
-    words: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The switch, its value and what is allowed."""
-    monkeypatch.setattr(sys, "argv", ["goodput", *words])
-    with pytest.raises(SystemExit) as ended:
-        goodput.main()
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(goodput.main, words, monkeypatch)
 
 
 def _never_asked() -> float:

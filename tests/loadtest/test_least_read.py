@@ -21,7 +21,7 @@ from loadtest.least_read import (
     least_read_again,
     one_by_one,
 )
-from loadtest.sglang_kills import grow_each, items_for
+from loadtest.searches import REBASE_8, grow_each, unlike_items
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
 
@@ -226,7 +226,8 @@ def by_age(served: list[Served], pool: int) -> int:
 
 async def test_every_draw_of_a_search_after_its_parents_path() -> None:
     """Every step once, in the order of ids."""
-    (found,) = (await grow_each(ScriptedEngine(), items_for(1), 1)).found
+    items = unlike_items("game24", 1)
+    (found,) = await grow_each(ScriptedEngine(), items, REBASE_8, 1)
     assert isinstance(found, Outcome)
     draws = draws_of(found)
     assert len(draws) == len(found.tree) - 1

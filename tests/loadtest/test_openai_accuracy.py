@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.openai_accuracy import EMBEDDED, VLLM, KeptSearches, summary
-from loadtest.openai_routes import TASK_NAMES, Searched
+from loadtest.openai_accuracy import TASK_NAMES, KeptSearches, Searched, compared, summary
 from loadtest.searches import Item
 
+VLLM, EMBEDDED = "vllm", "embedded"
 RIGHT, WRONG = (Searched(right, 10, 5, 5, 1.0) for right in (True, False))
 ITEMS = [Item(task, "?", seed) for task in TASK_NAMES for seed in (1, 2)]
 
@@ -41,3 +41,11 @@ async def test_what_has_ended_is_not_searched_again(tmp_path: Path) -> None:
         first._lines.put(f"{VLLM} {item.task} {item.seed}", RIGHT)
     again = KeptSearches(path)
     assert await again.run(VLLM, None, ITEMS) == [RIGHT] * len(ITEMS)  # type: ignore[arg-type]
+
+
+def test_pairs_by_hand() -> None:
+    """Twice as long and two tokens more, then the same: 1.5 times as long on average."""
+    fast, slow = Searched(False, 10, 5, 5, 1.0), Searched(True, 12, 5, 5, 2.0)
+    row = compared([slow, fast], [fast, fast])
+    assert row["wall_ratio"] == 1.5
+    assert row["tokens_diff_ci95"] == [0.0, 2.0]

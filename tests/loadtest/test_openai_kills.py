@@ -11,9 +11,7 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.sglang_stub import MortalStub
 from loadtest.hostile.toxics import TOO_MANY, Proxy, listening
 from loadtest.openai_kills import CALM, FAULTY, Ended, Searches, compared, held
-from loadtest.openai_routes import Searched
-from loadtest.openai_routes import compared as pairs
-from loadtest.sglang_kills import items_for
+from loadtest.searches import unlike_items
 from models.bundled import SPRIG_FOLDER
 from runtime.text import Text
 
@@ -32,11 +30,11 @@ def test_a_row_by_hand() -> None:
 
 def test_what_has_ended_is_kept(tmp_path: Path) -> None:
     """By phase and number, kills beside it; another run goes on from there."""
-    first = Searches(tmp_path, items_for(3))
+    first = Searches(tmp_path / "kept.jsonl", unlike_items("game24", 3))
     first._kept.put(first._name(CALM, 1), Ended("", "a", "1", 2.0))
     first.note_kill()
     first.note_kill()
-    again = Searches(tmp_path, items_for(5))
+    again = Searches(tmp_path / "kept.jsonl", unlike_items("game24", 5))
     assert again.ended(CALM) == {1: Ended("", "a", "1", 2.0)}
     assert again.ended(FAULTY) == {}
     assert again.kills == 2
@@ -57,12 +55,3 @@ async def test_an_answer_becomes_a_refusal() -> None:
         assert wire.done == {TOO_MANY: 1}
     finally:
         await stub.kill()
-
-
-def test_pairs_by_hand() -> None:
-    """Twice as long, then as long: 1.5 times on average; one answer won."""
-    fast, slow = Searched(False, 10, 5, 5, 1.0), Searched(True, 12, 5, 5, 2.0)
-    row = pairs([slow, fast], [fast, fast])
-    assert row["wall_ratio"] == 1.5
-    assert row["accuracy_diff_ci95"] == [0.0, 1.0]
-    assert row["tokens_diff_ci95"] == [0.0, 2.0]

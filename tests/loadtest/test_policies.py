@@ -16,12 +16,12 @@ from tests.loadtest.test_policy_rows import KEYS
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--policy", "dfs"], "--policy dfs: known are"),
-        (["--task", "chess"], "--task chess: known are"),
-        (["--width", "4,x"], "--width 4,x: must be numbers"),
-        (["--pool", "0"], "--pool 0: must be one or more values above 0"),
+        (["--policy", "dfs"], "--policy: dfs: known are"),
+        (["--task", "chess"], "--task: chess: known are"),
+        (["--width", "4,x"], "--width: 4,x: must be numbers"),
+        (["--pool", "0"], "--pool: 0: must be values above 0"),
         (["--keep", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
-        (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--limit", "0"], "--limit: 0: must be at least 1"),
         (["--choose", "threshold", "--engine", "sglang"], "--choose threshold: the embedded"),
         (["--embedder", "lexical", "--engine", "sglang"], "--embedder lexical: the embedded"),
     ],
@@ -40,8 +40,8 @@ def test_a_wrong_switch_is_one_line(
 def test_a_refusal_is_a_line_on_stderr() -> None:
     """As people see it: in a process of its own."""
     done = run("policies", "--limit", "0")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == ["loadtest.policies: --limit 0: must be at least 1"]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == ["loadtest.policies: --limit: 0: must be at least 1"]
 
 
 @pytest.mark.slow

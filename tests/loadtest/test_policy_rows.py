@@ -8,9 +8,9 @@ import pytest
 
 from loadtest import budget_weight
 from loadtest.budget_weight import chosen, largest_harmless, record, spec_for
-from loadtest.ceiling import KeepOne
 from loadtest.compare import Results, compare
 from loadtest.decisions import Decisions
+from loadtest.policies import KeepOne
 from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.searches import Method, items_of
 from loadtest.throughput import LIVE, REPLAY, Timing

@@ -9,8 +9,8 @@ import pytest
 from hedgerow_sglang.plugin_protocol import parse_note
 from loadtest.on_sglang import PYTHON
 from loadtest.recorded_rounds import RecordingEngine
+from loadtest.searches import REBASE_8, grow_each, unlike_items
 from loadtest.sglang_grid import AMPLE_TOKENS, FREE, OURS, STOCK, key, measured, modes, served
-from loadtest.sglang_kills import grow_each, items_for
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
 
@@ -18,7 +18,8 @@ from tests.search.scripted_engine import ScriptedEngine
 async def recording(searches: int) -> tuple[list[Outcome], list[dict[str, Any]]]:
     """Searches without a model, and their rounds."""
     engine = RecordingEngine(ScriptedEngine())
-    found = (await grow_each(engine, items_for(searches), searches)).found
+    items = unlike_items("game24", searches)
+    found = await grow_each(engine, items, REBASE_8, searches)
     outcomes = [outcome for outcome in found if isinstance(outcome, Outcome)]
     return outcomes, [one.document() for one in engine.searches.values()]
 

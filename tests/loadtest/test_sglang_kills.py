@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.on_sglang import policy_server
-from loadtest.sglang_kills import Grown, Killer, compared, grow_each, held, items_for
+from loadtest.searches import REBASE_8, grow_each, unlike_items
+from loadtest.sglang_kills import Grown, Killer, compared, held
 from runtime.sglang.launched_server import LaunchedServer
 from search.engine import Branch, EngineDown, Sampling, Step
 from search.outcome import Outcome
@@ -18,7 +19,8 @@ from tests.search.scripted_engine import ScriptedEngine
 
 async def grown() -> tuple[Outcome, Outcome]:
     """Two searches over different questions."""
-    first, second = (await grow_each(ScriptedEngine(), items_for(2), 2)).found
+    items = unlike_items("game24", 2)
+    first, second = await grow_each(ScriptedEngine(), items, REBASE_8, 2)
     assert isinstance(first, Outcome)
     assert isinstance(second, Outcome)
     return first, second
@@ -46,7 +48,7 @@ def test_what_must_hold() -> None:
 
 def test_no_two_searches_are_the_same() -> None:
     """Also where there are more searches than questions."""
-    items = items_for(2000)
+    items = unlike_items("game24", 2000)
     assert len(items) == 2000
     assert len({(item.question, item.seed) for item in items}) == 2000
 
@@ -63,9 +65,9 @@ class Failing(ScriptedEngine):
 
 async def test_a_search_that_fails_is_noted_and_the_others_go_on() -> None:
     """What the error said, in the search's place."""
-    grown = await grow_each(Failing(), items_for(3), 1)
-    assert grown.errors == [grown.found[1]] == ["no policy server answers"]
-    assert all(isinstance(one, Outcome) for one in grown.found[::2])
+    found = await grow_each(Failing(), unlike_items("game24", 3), REBASE_8, 1)
+    assert Grown(found).errors == [found[1]] == ["no policy server answers"]
+    assert all(isinstance(one, Outcome) for one in found[::2])
 
 
 @dataclass(eq=False, slots=True)

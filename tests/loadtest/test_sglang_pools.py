@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadtest.sglang_kills import grow_each, items_for
+from loadtest.searches import REBASE_8, grow_each, unlike_items
 from loadtest.sglang_pools import AMPLE_TOKENS, CELLS, QUICK, PoolSearches, measured
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
@@ -12,7 +12,8 @@ from tests.search.scripted_engine import ScriptedEngine
 
 async def test_a_row_by_hand() -> None:
     """Of three searches one is the same, one has another answer, and one was lost."""
-    same, other, lost = (await grow_each(ScriptedEngine(), items_for(3), 3)).found
+    items = unlike_items("game24", 3)
+    same, other, lost = await grow_each(ScriptedEngine(), items, REBASE_8, 3)
     assert isinstance(same, Outcome)
     assert isinstance(other, Outcome)
     assert isinstance(lost, Outcome)
@@ -21,7 +22,7 @@ async def test_a_row_by_hand() -> None:
     lost.stats.engine.rehydrated_tokens = 3
     first = PoolSearches([same, other, lost], seconds=4.0, most=2, total=90)
     ours = PoolSearches(
-        [same, replace(other, answer="another"), None], seconds=3.0, most=3, total=80
+        [same, replace(other, answer="another"), "gone"], seconds=3.0, most=3, total=80
     )
     row = measured("ets", 330, first, ours)
     assert (row["searches"], row["lost"], row["different"]) == (3, 1, 2)

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from loadtest.searches import SPRIG, Method, grow
-from loadtest.sglang_kills import items_for
+from loadtest.searches import SPRIG, Method, grow, unlike_items
 from loadtest.sglang_rewards import ScoredSearch, compared, in_float64
 from runtime.text import Text
 from search.spec import SearchSpec
@@ -34,7 +33,8 @@ async def test_paths_are_scored_again_as_they_were() -> None:
     scripted = ScriptedEngine()
     search = ScoredSearch(cast(Any, scripted), 0)
     spec = SearchSpec(policy="rebase", width=4)
-    outcome = await grow(search, Text(SPRIG.policy), items_for(1)[0], Method("one", spec))
+    (item,) = unlike_items("game24", 1)
+    outcome = await grow(search, Text(SPRIG.policy), item, Method("one", spec))
     rewards = {node.reward for node in outcome.tree.nodes[1:]}
     assert {round_reward(reward) for reward in search.rewards.values()} == rewards
     assert await search.score_again(list(search.rewards), "again") == search.rewards

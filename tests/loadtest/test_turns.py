@@ -42,6 +42,17 @@ async def test_one_repeat_is_made_whatever_the_time() -> None:
     assert bench.order == ["a"]
 
 
+async def test_calls_may_give_amounts() -> None:
+    """Four in two seconds are two a second, of a call that is awaited and of one that is not."""
+    ticks = iter(range(0, 100, 2))
+
+    async def four() -> int:
+        return 4
+
+    times = await in_turns({"a": four, "b": lambda: 6}, 2, clock=lambda: float(next(ticks)))
+    assert (times.rates("a"), times.rates("b")) == ([2.0, 2.0], [3.0, 3.0])
+
+
 def test_a_ratio_is_of_pairs() -> None:
     """Pairs 2/1, 30/10, 4/2: a slow repeat does not count against one of the two alone."""
     times = Times({"a": [2.0, 30.0, 4.0], "b": [1.0, 10.0, 2.0]})

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from openai import BadRequestError, OpenAI
 
+from loadtest.on_vllm import VLLM
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.servers.routing import LEAST_TOKENS
@@ -22,7 +23,7 @@ from runtime.text import Text
 from search.policies.policy import Scores
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec
-from tests.runtime.openai.vllm_server import VLLM, serving
+from tests.runtime.openai.vllm_server import serving
 from tests.runtime.published_models import qwen_prm_for_vllm
 from tests.runtime.test_reward_models import QUESTION, STEPS, qwen
 from tests.server.test_process import Server, metric

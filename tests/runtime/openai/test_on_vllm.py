@@ -16,6 +16,7 @@ import jsonschema_rs
 import pytest
 import pytest_asyncio
 
+from loadtest.on_vllm import VLLM
 from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
@@ -26,7 +27,7 @@ from search.controller import Problem, search
 from search.engine import Branch, LogitsParams, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 from search.tree import Finish
-from tests.runtime.openai.vllm_server import VLLM, serving
+from tests.runtime.openai.vllm_server import serving
 from tests.runtime.published_models import qwen_prm_for_vllm
 
 pytestmark = [

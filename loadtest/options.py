@@ -1,0 +1,103 @@
+"""The options of benchmarks: what most of them take is said once, and a wrong one is one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from loadtest.turns import CLOCKS
+
+Plan = TypeVar("Plan")
+PYTHON = Path(".venv-sglang/bin/python")
+"""Of the environment that ``make sglang-env`` makes."""
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A reader of counts."""
+
+    def read(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text}: must be at least {least}")
+        return value
+
+    read.__name__ = "number"  # as argparse calls what is none
+    return read
+
+
+def listed(kind: type, known: Collection[str] = ()) -> Callable[[str], list[Any]]:
+    """A reader of values separated by commas: of those known, or numbers above 0."""
+
+    def read(text: str) -> list[Any]:
+        try:
+            values = list(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text}: must be numbers, by commas") from None
+        for value in values:
+            if known and value not in known:
+                raise argparse.ArgumentTypeError(f"{value}: known are {', '.join(known)}")
+            if not known and not 0 < value < float("inf"):
+                raise argparse.ArgumentTypeError(f"{text}: must be values above 0")
+        return values
+
+    return read
+
+
+def kept_file(text: str) -> Path:
+    """A reader of a file's path that can be written."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    return path
+
+
+SHARED: Mapping[str, Mapping[str, Any]] = {
+    "quick": {"action": "store_true", "help": "few questions, minutes"},
+    "limit": {"type": at_least(1), "dest": "questions", "help": "questions"},
+    "searches": {"type": at_least(1), "help": "how many"},
+    "repeats": {"type": at_least(1), "help": "of everything that is timed"},
+    "seed": {"type": int, "help": "of questions and searches"},
+    "threads": {"type": int, "help": "of the arithmetic; 0: as many as are fastest"},
+    "clock": {"choices": CLOCKS, "help": "cpu: on a machine with other work to do"},
+    "seconds": {"type": float, "help": "begin no cell after so long, and name those left out"},
+    "keep": {
+        "type": kept_file,
+        "dest": "kept_in",
+        "metavar": "FILE",
+        "help": "take results from this file and add to it: a run that was cut off goes on",
+    },
+    "python": {"type": Path, "default": PYTHON, "help": "of SGLang's environment"},
+}
+"""What options of these names mean, wherever they are taken."""
+
+
+class BenchmarkParser(argparse.ArgumentParser):
+    """Reads the options of ``python -m loadtest.NAME``; a wrong one ends it with one line."""
+
+    def __init__(self, name: str, doc: str | None, *shared: str, **described: str) -> None:
+        """``doc``: the module's own; ``shared``: of SHARED, by name, those ``described`` with what
+        they are here. ``--json`` is one of every benchmark."""
+        super().__init__(
+            prog=f"python -m loadtest.{name}",
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._name = name
+        self.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        for option in (*shared, *described):
+            said = {"help": described[option]} if option in described else {}
+            self.add_argument(f"--{option}", **{**SHARED[option], **said})
+
+    def error(self, message: str) -> NoReturn:
+        """End the program, status 2."""
+        self.exit(2, f"loadtest.{self._name}: {message.removeprefix('argument ')}\n")
+
+
+def planned(plan: Plan, options: argparse.Namespace) -> Plan:
+    """A plan with what was given in place of its fields of those names."""
+    names = {field.name for field in fields(plan)} & vars(options).keys()  # type: ignore[arg-type]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return replace(plan, **given)  # type: ignore[type-var]

@@ -1,0 +1,68 @@
+"""What a server says of itself, and arrivals by chance."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from loadtest.served import paced, poisson, quantile, samples, values
+
+TEXT = "\n".join(
+    f'hedgerow_kv_tokens{{model="{model}",served="sprig",state="{state}"}} {value}'
+    for model, state, value in (
+        ("policy", "active", 12.0),
+        ("policy", "cached", 13.0),
+        ("reward", "active", 14.0),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "found"),
+    [
+        ("hedgerow_kv_tokens", {"model": "policy", "state": "active"}, [12.0]),
+        ("hedgerow_kv_tokens", {"state": "active"}, [12.0, 14.0]),
+        ("hedgerow_kv_tokens", {"model": "draft"}, []),
+        ("hedgerow_kv", {}, []),
+    ],
+)
+def test_values_have_the_name_and_the_labels(
+    name: str, labels: dict[str, str], found: list[float]
+) -> None:
+    """Labels that are not asked for may say anything."""
+    assert values(TEXT, name, **labels) == found
+
+
+def test_every_sample_is_read() -> None:
+    """In the order in which they are said."""
+    assert [sample.value for sample in samples(TEXT)] == [12.0, 13.0, 14.0]
+
+
+def test_arrivals_are_the_same_each_time() -> None:
+    """In order, in time, and about as many as asked for; another seed, other times."""
+    times = poisson(2.0, 1000)
+    assert times == poisson(2.0, 1000) != poisson(2.0, 1000, seed=1)
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] < 1000
+    assert len(times) == pytest.approx(2000, rel=0.1)
+
+
+def test_none_comes_before_its_time() -> None:
+    """And one that is late comes at once, none is left out."""
+
+    async def come() -> list[tuple[float, float]]:
+        began = time.perf_counter()
+        return [(at, time.perf_counter() - began) async for at in paced([0.0, 0.02, 0.02, -1.0])]
+
+    found = asyncio.run(come())
+    assert [at for at, _ in found] == [0.0, 0.02, 0.02, -1.0]
+    assert all(when >= at for at, when in found)
+
+
+def test_a_quantile_is_one_of_the_numbers() -> None:
+    """Of a hundred the fiftieth and the last but one; of none 0."""
+    ordered = [float(number) for number in range(100)]
+    assert [quantile(ordered, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 99.0]
+    assert quantile([], 0.5) == 0.0
