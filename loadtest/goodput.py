@@ -36,10 +36,16 @@ from typing import Any
 from loadtest.budget_weight import spec_for
 from loadtest.configs import STEP_TOKENS
 from loadtest.goodput_embedded import VARIANTS, ModelPair
-from loadtest.goodput_rows import BASELINE, COLUMNS, GoodputRun, rows
+from loadtest.goodput_rows import (
+    BASELINE,
+    COLUMNS,
+    SUMMARY_COLUMNS,
+    GoodputRun,
+    joined,
+    rows,
+    summary,
+)
 from loadtest.goodput_sglang import SglangBench
-from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
-from loadtest.goodput_summary import joined, summary
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, at_least, listed, planned
 from loadtest.report import publish, say_row, shown

@@ -19,8 +19,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from loadtest.goodput_embedded import VARIANTS, Variant
-from loadtest.goodput_pools import Pools
+from loadtest.goodput_embedded import VARIANTS, Pools, Variant
 from loadtest.goodput_rows import GoodputRun
 from loadtest.on_sglang import (
     PYTHON,

@@ -6,9 +6,7 @@ straight from the engine, in turns, at 1 and 32 at once: the difference of the m
 server in a process of its own, the capacity of a closed loop, and open loops (Poisson arrivals) at
 shares of it: what is answered, refused and lost, and the ``cores`` that server, engine and
 generator took. Answers that came after the server's own deadline are ``late``, refusals that do not
-say when to come back ``unsaid``; neither should be. Then a wide search beside ten small ones: what
-the small ones wait. Last ten small ones behind a queue of wide ones, with a key of their own (fair
-shares by the tree) and with the same key (first come, first served).
+say when to come back ``unsaid``; neither should be.
 """
 
 from __future__ import annotations
@@ -47,9 +45,6 @@ AT_ONCE = (1, 32)
 DEADLINE = 60.0
 GRACE = 1.0
 """Seconds for an answer on its way."""
-SMALL = 10
-PLACES, AHEAD = 2, 12
-"""Of the server with a queue: trees at once, and the wide searches that come before the small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +70,30 @@ class Load:
         self._questions = TASKS["game24"].questions("dev", 64)
         self.asked = 0
 
-    def body(self, **more: Any) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """A short plain completion; every one has a seed of its own."""
         self.asked += 1
         text = self._questions[self.asked % len(self._questions)]
         messages = [{"role": "user", "content": text}]
-        return {"model": "sprig", "messages": messages, "max_tokens": 16, "seed": self.asked} | more
+        return {"model": "sprig", "messages": messages, "max_tokens": 16, "seed": self.asked}
 
-    async def post(self, body: dict[str, Any], key: str = "") -> httpx.Response:
+    async def post(self, body: dict[str, Any]) -> httpx.Response:
         """The answer. Raises httpx.HTTPError where there is none."""
         client = self._idle.pop() if self._idle else self._client()
         try:
-            headers = {"authorization": f"Bearer {key}"} if key else {}
-            return await client.post(CHAT, json=body, headers=headers)
+            return await client.post(CHAT, json=body)
         finally:
             self._idle.append(client)
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self._url, timeout=300, verify=self._tls)
 
-    async def ask(self, key: str = "", **more: Any) -> TimedStatus:
+    async def ask(self) -> TimedStatus:
         """What becomes of one request."""
-        body = self.body(**more)
+        body = self.body()
         began = time.perf_counter()
         with suppress(httpx.HTTPError):
-            answer = await self.post(body, key)
+            answer = await self.post(body)
             said = "retry-after" in answer.headers
             return TimedStatus(answer.status_code, time.perf_counter() - began, said)
         return TimedStatus(0, time.perf_counter() - began, False)
@@ -198,53 +192,6 @@ async def open_loop(load: Load, rate: float, seconds: float) -> dict[str, Any]:
     }
 
 
-def wide_body(width: int) -> dict[str, Any]:
-    """A search that lasts."""
-    asked = [{"role": "user", "content": TASKS["blocksworld"].questions("dev", 1)[0]}]
-    return {"messages": asked, "max_tokens": 400, "search": {"width": width, "seed": 1}}
-
-
-async def small_ones(load: Load, key: str = "") -> float:
-    """The p95 of ten small searches at once, in milliseconds.
-
-    Raises RuntimeError if one is not answered: a refusal is quick.
-    """
-    asks = (load.ask(key, search={"width": 4, "seed": i}) for i in range(SMALL))
-    found = await asyncio.gather(*asks)
-    if any(asked.status != 200 for asked in found):
-        raise RuntimeError(f"small searches ended with {[asked.status for asked in found]}")
-    return round(1000 * quantile(sorted(asked.seconds for asked in found), 0.95), 1)
-
-
-async def beside_a_wide_one(load: Load) -> dict[str, Any]:
-    """The p95 of ten small searches alone, and while a search of width 256 is under way."""
-    alone = await small_ones(load)
-    wide = asyncio.create_task(load.ask(**wide_body(256)))
-    await asyncio.sleep(0.2)
-    beside = await small_ones(load)
-    done = wide.done()
-    await wide
-    return {"alone_ms": alone, "beside_ms": beside, "wide_was_done": done}
-
-
-async def behind_wide_ones() -> dict[str, float]:
-    """The p95 of ten small searches that come when all places are taken and wide ones wait.
-
-    Each time by a server of its own, whose cache knows none of them.
-    """
-    found = {}
-    for name, key in (("own_key_ms", "SMALL"), ("same_key_ms", "WIDE")):
-        keys = "small:SMALL,wide:WIDE"
-        with Served(api_keys=keys, max_running=PLACES, deadline_seconds=300) as served:
-            load = Load(served.url)
-            queue = [asyncio.create_task(load.ask("WIDE", **wide_body(64))) for _ in range(AHEAD)]
-            await asyncio.sleep(1)
-            found[name] = await small_ones(load, key)
-            await asyncio.gather(*queue)
-            await load.close()
-    return found
-
-
 async def measure(quick: bool) -> dict[str, Any]:
     """The whole document."""
     bounds: dict[str, Any] = {"max_running": 64, "max_queued": 64, "deadline_seconds": DEADLINE}
@@ -265,17 +212,13 @@ async def measure(quick: bool) -> dict[str, Any]:
             took, spent = time.perf_counter() - began, served.cpu_seconds()
             cores = {name: round((spent[name] - before[name]) / took, 2) for name in spent}
             rows.append(row | {"cores": cores})
-        small = await beside_a_wide_one(load)
         await load.close()
-    fair = await behind_wide_ones()
     best = max(row["goodput_rps"] for row in rows[:-1])
     return {
         "rows": rows,
         "capacity_rps": round(capacity, 2),
         "goodput_at_3x_ratio": round(rows[-1]["goodput_rps"] / best, 3) if best else 0.0,
         "added_p50_ms": extra,
-        "small_searches_p95": small,
-        "small_behind_wide_p95": fair,
     }
 
 

@@ -34,7 +34,6 @@ from typing import Any
 import httpx
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note, sampling_seed
-from loadtest.counted_rounds import CountedRounds
 from loadtest.on_sglang import (
     PATIENCE_SECONDS,
     PYTHON,
@@ -48,11 +47,10 @@ from loadtest.on_sglang import (
     to_its_end,
 )
 from loadtest.options import BenchmarkParser
-from loadtest.recorded_rounds import plugged_server
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
-from loadtest.sglang_grid import grid
-from loadtest.sglang_pools import pools
+from loadtest.sglang_grid import grid, plugged_server
+from loadtest.sglang_pools import CountedRounds, pools
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.sglang_engine import SglangEngine

@@ -286,19 +286,6 @@ def _speedup(
     return statistics.median(a.rate / b.rate for a, b in pairs)
 
 
-def by_acceptance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Speedups of drafting by the acceptance it met (the paper's first question)."""
-    bins: dict[tuple[str, float], list[float]] = {}
-    for row in rows:
-        if row["acceptance"] is not None:
-            low = min(9, int(10 * row["acceptance"])) / 10
-            bins.setdefault((row["mode"], low), []).append(row["speedup_vs_ar_serial"])
-    return [
-        {"mode": mode, "acceptance_from": low, "rows": len(s), "speedup": statistics.median(s)}
-        for (mode, low), s in sorted(bins.items())
-    ]
-
-
 async def measure(
     cells: Sequence[SpeculativeCell], limit: int, threads: int, seconds: float, clock: str = "wall"
 ) -> dict[str, Any]:
@@ -311,8 +298,7 @@ async def measure(
                 left_out.append(f"{cell.task}, ratio {cell.cost_ratio:g}, {cell.thoughts} thoughts")
                 continue
             rows += await measure_cell(cell, targets, limit, threads)
-    bins = by_acceptance(rows)
-    return {"rows": rows, "by_acceptance": bins, "left_out": left_out, "clock": clock}
+    return {"rows": rows, "left_out": left_out, "clock": clock}
 
 
 def main() -> None:

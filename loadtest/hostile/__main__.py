@@ -22,13 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loadtest.hostile.bodies import bad_bodies, checked_bodies
-from loadtest.hostile.disk import checked_disk, full_disk
-from loadtest.hostile.documents import by_document
+from loadtest.hostile.bodies import bad_bodies, by_document, checked_bodies
 from loadtest.hostile.door import big_bodies, checked_big, checked_halves, half_bodies
 from loadtest.hostile.history import StageHistory, checked
 from loadtest.hostile.leavers import checked_leavers, leavers
-from loadtest.hostile.searches import killed, pairs
+from loadtest.hostile.searches import checked_disk, full_disk, killed, pairs
 from loadtest.hostile.wire import checked_wires, wires
 from loadtest.on_sglang import PYTHON
 from loadtest.options import BenchmarkParser, listed

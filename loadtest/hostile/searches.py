@@ -1,4 +1,5 @@
-"""Searches whose trees are compared: drawn at random, asked twice, whatever happens meanwhile."""
+"""Searches whose trees are compared: drawn at random, asked twice, whatever happens meanwhile; and
+searches on a disk that is full under the file of trees."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import Any, get_args
 
 import httpx
 
-from loadtest.hostile.history import HUNG, Asked, StageHistory
-from loadtest.served import Served
+from loadtest.hostile.history import HUNG, Asked, StageHistory, checked
+from loadtest.served import Served, values
 from models.tasks import TASKS
 from search.spec import PolicyName, StopReason
 
@@ -125,6 +126,35 @@ def killed(kept: StageHistory, count: int, kills: int) -> list[Asked]:
             kept.add(again)
         history = found + again
     return history
+
+
+FULL = "/dev/full"
+"""Takes what is written to it as a disk does that has no room left."""
+
+
+def full_disk(kept: StageHistory, count: int) -> list[Asked]:
+    """So many searches whose trees cannot be written."""
+    if history := kept.read():
+        return history
+    lines: list[str] = []
+    with Served("--trees", FULL, heard=lines.append) as served:
+        found = asyncio.run(in_company(served.url, range(count), 4))
+        text = httpx.get(f"{served.url}/metrics").text
+    kept.note(
+        counted=sum(values(text, "hedgerow_unwritten_trees_total")),
+        told=sum("trees are lost" in line for line in lines),
+    )
+    kept.add(found)
+    return found
+
+
+def checked_disk(history: list[Asked], facts: dict[str, Any]) -> dict[str, Any]:
+    """Every search has its answer; what is lost is counted, and told once."""
+    answered = sum(one.status == httpx.codes.OK for one in history)
+    found = checked(history)
+    more = {"unanswered": len(history) - answered, "uncounted": answered - facts["counted"]}
+    more |= {"not_told_once": facts["told"] != 1}
+    return found | {"broken": found["broken"] | {name: n for name, n in more.items() if n}}
 
 
 async def _with_kills(served: Served, numbers: Sequence[int], kills: int) -> list[Asked]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import httpx
 
-from loadtest.counted_rounds import CountedRounds
 from loadtest.searches import REBASE_8, grow_each, unlike_items
+from loadtest.sglang_pools import CountedRounds
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
 from search.engine import Branch, Sampling, Step, Trajectory

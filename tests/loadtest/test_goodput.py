@@ -16,13 +16,14 @@ from loadtest.goodput import STEPS, GoodputCell, GoodputPlan, _turns, cells_of, 
 from loadtest.goodput_embedded import VARIANTS, Sided
 from loadtest.goodput_rows import (
     COLUMNS,
+    SUMMARY_COLUMNS,
     GoodputRun,
     ahead_bound,
+    joined,
     paired_ratio,
     rows,
+    summary,
 )
-from loadtest.goodput_summary import COLUMNS as SUMMARY_COLUMNS
-from loadtest.goodput_summary import joined, summary
 from loadtest.in_process import ModelsInProcess
 from runtime.embedded.options import EngineOptions
 from search.engine import Trajectory

@@ -8,9 +8,18 @@ import pytest
 
 from hedgerow_sglang.plugin_protocol import parse_note
 from loadtest.on_sglang import PYTHON
-from loadtest.recorded_rounds import RecordingEngine
 from loadtest.searches import REBASE_8, grow_each, unlike_items
-from loadtest.sglang_grid import AMPLE_TOKENS, FREE, OURS, STOCK, key, measured, modes, served
+from loadtest.sglang_grid import (
+    AMPLE_TOKENS,
+    FREE,
+    OURS,
+    STOCK,
+    RecordingEngine,
+    key,
+    measured,
+    modes,
+    served,
+)
 from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
 

@@ -14,7 +14,6 @@ from loadtest.speculative import (
     PAPERS,
     PLAIN,
     SpeculativeCell,
-    by_acceptance,
     full_cells,
     measure,
     never_slower,
@@ -53,18 +52,6 @@ def test_every_mode_meets_both_rules() -> None:
     assert {kind.verify_batch for kind in kinds} == {0, 1, 2, 4}
     for cell in (*cells, *quick_cells()):
         assert cell.kinds[:2] == PLAIN
-
-
-def test_rows_fall_into_bins_of_acceptance() -> None:
-    """The median speedup of each mode and each tenth of acceptance."""
-    rows = [
-        {"mode": "sd", "acceptance": share, "speedup_vs_ar_serial": gain}
-        for share, gain in ((0.81, 1.0), (0.89, 2.0), (1.0, 4.0), (None, 9.0))
-    ]
-    assert by_acceptance(rows) == [
-        {"mode": "sd", "acceptance_from": 0.8, "rows": 2, "speedup": 1.5},
-        {"mode": "sd", "acceptance_from": 0.9, "rows": 1, "speedup": 4.0},
-    ]
 
 
 @pytest.mark.slow
