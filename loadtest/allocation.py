@@ -21,7 +21,7 @@ from cli.evaluation import item_seed
 from cli.intervals import clustered95
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
-from loadtest.options import BenchmarkParser, listed, planned
+from loadtest.options import BenchmarkParser, planned
 from loadtest.paired import bootstrap95, loss_p
 from loadtest.report import publish, say
 from loadtest.searches import Engines, Item, Method
@@ -210,9 +210,9 @@ def main() -> None:
 
 def _parser() -> BenchmarkParser:
     parser = BenchmarkParser("allocation", __doc__, "quick", "limit", "keep")
-    parser.add_argument("--task", type=listed(str, TASKS), dest="tasks", help="by commas")
-    parser.add_argument("--method", type=listed(str, DIALS), dest="methods", help="by commas")
-    parser.add_argument("--width", type=listed(int), dest="widths", help="by commas")
+    parser.by_commas("task", "tasks", TASKS)
+    parser.by_commas("method", "methods", DIALS)
+    parser.by_commas("width", "widths", int)
     parser.add_argument("--split", choices=("dev", "test"), help="whose questions")
     parser.add_argument("--seed", type=seeds, dest="seeds", help="by commas")
     return parser

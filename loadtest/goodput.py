@@ -47,7 +47,7 @@ from loadtest.goodput_rows import (
 )
 from loadtest.goodput_sglang import SglangBench
 from loadtest.on_sglang import to_its_end
-from loadtest.options import BenchmarkParser, at_least, listed, planned
+from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.report import publish, say_row, shown
 from loadtest.searches import items_of
 from loadtest.turns import CLOCKS
@@ -282,16 +282,13 @@ def _parser() -> BenchmarkParser:
         limit="questions a cell",
         repeats="of every search by every variant",
     )
-    policies = listed(str, (*POLICIES, STEPS))
     of = "no run: means over the cells in what --json wrote, each file some of them"
     parser.add_argument("--of", type=Path, nargs="+", metavar="FILE", help=of)
-    parser.add_argument("--policy", type=policies, dest="policies", help="by commas")
-    parser.add_argument("--task", type=listed(str, STEP_TOKENS), dest="tasks", help="by commas")
-    parser.add_argument("--pair", type=listed(str, PAIRS), dest="pairs", help="by commas")
-    parser.add_argument("--width", type=listed(int), dest="widths", help="beams, by commas")
-    parser.add_argument(
-        "--pool", type=listed(float), dest="pools", help="shares of the working set, by commas"
-    )
+    parser.by_commas("policy", "policies", (*POLICIES, STEPS))
+    parser.by_commas("task", "tasks", STEP_TOKENS)
+    parser.by_commas("pair", "pairs", PAIRS)
+    parser.by_commas("width", "widths", int, "beams")
+    parser.by_commas("pool", "pools", float, "shares of the working set")
     parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
     parser.add_argument("--batch-limit", type=at_least(1), help="places in a batch")
     parser.add_argument("--sample", type=at_least(1), help="so many of the cells, at random")

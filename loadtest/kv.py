@@ -23,12 +23,11 @@ the budget (`loadtest.kv_sglang`).
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,8 +49,9 @@ from loadtest.kv_rows import COLUMNS, KvRun, row
 from loadtest.kv_run import KvSearches, options_of
 from loadtest.kv_sglang import ON_SGLANG, UNTOLD, cells_on_sglang, token_bytes
 from loadtest.on_sglang import to_its_end
+from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.policy_events import event_us
-from loadtest.report import publish, say, shown
+from loadtest.report import publish, say, say_row
 from loadtest.searches import Item, items_of
 from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 from loadtest.token_eviction.token_policy_events import event_us as token_policy_event_us
@@ -111,7 +111,7 @@ def _rows(
             }
             | found
         )
-        say("  ".join(f"{name} {shown(rows[-1][name])}" for name in COLUMNS))
+        say_row(rows[-1], COLUMNS)
     return rows
 
 
@@ -158,118 +158,63 @@ def main() -> None:
         draw(moments, options.plot)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.kv", description=(__doc__ or "").splitlines()[0]
+def picture(text: str) -> Path:
+    """A reader of a file's path that can be drawn to."""
+    try:
+        check_path(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
+
+
+def _parser() -> BenchmarkParser:
+    parser = BenchmarkParser(
+        "kv", __doc__, "quick", "keep", "seed", "threads", limit="questions of a task"
     )
-    parser.add_argument("--quick", action="store_true", help="few questions, minutes")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--plot", type=Path, help="draw figure 3 to this file")
+    parser.add_argument("--plot", type=picture, help="draw figure 3 to this file")
     parser.add_argument(
         "--engine", choices=("embedded", "sglang"), default="embedded", help="what draws"
     )
-    parser.add_argument("--task", help="tasks, separated by commas")
-    parser.add_argument("--search", help="search policies, separated by commas")
-    parser.add_argument("--config", help="S, L or both, separated by commas")
+    policies = (*EXACT, *TOKEN_EVICTION, *GROUPS, *ON_SGLANG)
+    parser.by_commas("task", "tasks", TASKS)
+    parser.by_commas("search", "searches", POLICIES, "search policies")
+    parser.by_commas("config", "configs", CONFIGS)
+    parser.by_commas("policy", "policies", dict.fromkeys(policies), "KV policies, groups too")
+    parser.by_commas("rho", "rhos", float, "shares of full retention's peak")
+    parser.by_commas("parallel", "parallel", int, "leaves expanded a round")
     parser.add_argument(
-        "--policy", help="KV policies, separated by commas; paper and ablations stand for several"
+        "--active", action="store_true", help="no budget below what full retention reads at once"
     )
-    parser.add_argument("--rho", help="shares of full retention's peak, separated by commas")
-    parser.add_argument(
-        "--active",
-        action="store_true",
-        default=None,
-        help="no budget below what full retention reads at once",
-    )
-    parser.add_argument("--parallel", help="leaves expanded a round, separated by commas")
-    parser.add_argument("--limit", type=int, help="questions of a task")
     parser.add_argument("--split", choices=get_args(Split), help="whose questions; default test")
-    parser.add_argument("--keep", type=Path, help="take searches from this file and add to it")
-    parser.add_argument("--expansions", type=int, help="nodes expanded, in place of S and L's")
-    parser.add_argument("--seed", type=int, help="of questions and searches")
+    parser.add_argument("--expansions", type=at_least(1), help="in place of S and L's")
     parser.add_argument("--theta", type=Path, help="what arborkv values steps by")
-    parser.add_argument("--threads", type=int, help="of the arithmetic; 0: one a core")
     return parser
 
 
 def _plan(options: argparse.Namespace) -> KvPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = replace(QUICK if options.quick else KvPlan(), engine=options.engine)
-    policies = (*EXACT, *TOKEN_EVICTION, *GROUPS)
+    plan, there = QUICK if options.quick else KvPlan(), (*EXACT, *TOKEN_EVICTION)
     if options.engine == "sglang":
         less = QUICK_ON_SGLANG if options.quick else {}
-        plan, policies = replace(plan, policies=ON_SGLANG, **less), ON_SGLANG
-        _refuse_on_sglang(options)
-    changes: dict[str, Any] = {}
-    for field, name, kind, known in (
-        ("tasks", "task", str, TASKS),
-        ("searches", "search", str, POLICIES),
-        ("configs", "config", str, CONFIGS),
-        ("policies", "policy", str, policies),
-        ("rhos", "rho", float, None),
-        ("parallel", "parallel", int, None),
-    ):
-        given = getattr(options, name)
-        if given is not None:
-            changes[field] = _list(name, given, kind, known)
-    if "policies" in changes:
-        named = [GROUPS.get(name, (name,)) for name in changes["policies"]]
-        changes["policies"] = list(dict.fromkeys(name for names in named for name in names))
-    for field, name, least in (
-        ("questions", "limit", 1),
-        ("expansions", "expansions", 1),
-        ("seed", "seed", 0),
-        ("threads", "threads", 0),
-    ):
-        given = getattr(options, name)
-        if given is not None and given < least:
-            sys.exit(f"loadtest.kv: --{name} {given}: must be at least {least}")
-        if given is not None:
-            changes[field] = given
-    if options.split is not None:
-        changes["split"] = options.split
-    _check_files(options)
-    plan = replace(
-        plan, **changes, active=bool(options.active), theta=options.theta, kept_in=options.keep
-    )
+        plan, there = replace(plan, policies=ON_SGLANG, **less), ON_SGLANG
+        _parser().embedded_alone(
+            plot=options.plot,
+            theta=options.theta,
+            threads=options.threads,
+            keep=options.kept_in,
+            active=options.active or None,
+        )
+    plan = planned(plan, options)
+    named = chain.from_iterable(GROUPS.get(name, (name,)) for name in plan.policies)
+    plan = replace(plan, policies=list(dict.fromkeys(named)))
+    for name in plan.policies:
+        if name not in there:
+            _parser().error(f"--policy {name}: known are {', '.join(there)}")
     try:
         options_of(plan)
     except ValueError as error:
-        sys.exit(f"loadtest.kv: --theta: {error}")
+        _parser().error(f"--theta: {error}")
     return plan
-
-
-def _check_files(options: argparse.Namespace) -> None:
-    """A file that cannot be written ends the program."""
-    if options.plot is not None:
-        try:
-            check_path(options.plot)
-        except ValueError as error:
-            sys.exit(f"loadtest.kv: {error}")
-    if options.keep is not None and not options.keep.parent.is_dir():
-        sys.exit(f"loadtest.kv: --keep {options.keep}: there is no folder {options.keep.parent}")
-
-
-def _refuse_on_sglang(options: argparse.Namespace) -> None:
-    """What is the embedded engine's alone ends the program."""
-    for name in ("plot", "theta", "threads", "keep", "active"):
-        given = getattr(options, name)
-        if given is not None:
-            sys.exit(f"loadtest.kv: --{name} {given}: the embedded engine's alone")
-
-
-def _list(name: str, given: str, kind: type, known: Any) -> list[Any]:
-    """The values of an option; a wrong one ends the program."""
-    try:
-        values = list(dict.fromkeys(kind(part.strip()) for part in given.split(",")))
-    except ValueError:
-        sys.exit(f"loadtest.kv: --{name} {given}: must be numbers, separated by commas")
-    for value in values:
-        if known is not None and value not in known:
-            sys.exit(f"loadtest.kv: --{name} {value}: known are {', '.join(known)}")
-        if known is None and not 0 < value < math.inf:
-            sys.exit(f"loadtest.kv: --{name} {given}: must be one or more values above 0")
-    return values
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "limit": {"type": at_least(1), "dest": "questions", "help": "questions"},
     "searches": {"type": at_least(1), "help": "how many"},
     "repeats": {"type": at_least(1), "help": "of everything that is timed"},
-    "seed": {"type": int, "help": "of questions and searches"},
-    "threads": {"type": int, "help": "of the arithmetic; 0: as many as are fastest"},
+    "seed": {"type": at_least(0), "help": "of questions and searches"},
+    "threads": {"type": at_least(0), "help": "of the arithmetic; 0: as many as are fastest"},
     "clock": {"choices": CLOCKS, "help": "cpu: on a machine with other work to do"},
     "seconds": {"type": float, "help": "begin no cell after so long, and name those left out"},
     "keep": {
@@ -90,6 +90,20 @@ class BenchmarkParser(argparse.ArgumentParser):
         for option in (*shared, *described):
             said = {"help": described[option]} if option in described else {}
             self.add_argument(f"--{option}", **{**SHARED[option], **said})
+
+    def by_commas(
+        self, option: str, dest: str, known: type | Collection[str], of: str = ""
+    ) -> None:
+        """Take a list: of names that are known, or of numbers of that type."""
+        reader = listed(known) if isinstance(known, type) else listed(str, known)
+        says = f"{of}, by commas" if of else "by commas"
+        self.add_argument(f"--{option}", type=reader, dest=dest, help=says)
+
+    def embedded_alone(self, **given: object) -> None:
+        """Refuse options, by their names, that were given where SGLang runs the models."""
+        for option, value in given.items():
+            if value is not None:
+                self.error(f"--{option} {value}: the embedded engine's alone")
 
     def error(self, message: str) -> NoReturn:
         """End the program, status 2."""

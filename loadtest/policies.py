@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from loadtest import budget_weight, cluster_threshold
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import SglangEngines, to_its_end
-from loadtest.options import BenchmarkParser, at_least, listed, planned
+from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.report import publish, say, say_row
 from loadtest.searches import Engines, Item, Method, items_of
@@ -276,15 +276,11 @@ def _parser() -> BenchmarkParser:
     parser.add_argument(
         "--choose", choices=("weight", "threshold"), help="choose this number of ETS on dev"
     )
-    parser.add_argument("--task", type=listed(str, TASKS), dest="tasks", help="by commas")
-    parser.add_argument(
-        "--policy", type=listed(str, POLICIES), dest="policies", help="by commas; rebase is added"
-    )
-    parser.add_argument("--width", type=listed(int), dest="widths", help="by commas")
-    parser.add_argument(
-        "--pool", type=listed(float), dest="pools", help="shares of REBASE's peak, by commas"
-    )
-    parser.add_argument("--at-once", type=listed(int), help="concurrent searches, by commas")
+    parser.by_commas("task", "tasks", TASKS)
+    parser.by_commas("policy", "policies", POLICIES, "rebase is added")
+    parser.by_commas("width", "widths", int)
+    parser.by_commas("pool", "pools", float, "shares of REBASE's peak")
+    parser.by_commas("at-once", "at_once", int, "concurrent searches")
     parser.add_argument("--timed", type=at_least(0), help="questions timed, of those compared")
     parser.add_argument(
         "--embedder", choices=tuple(cluster_threshold.SWEEP), help="what ETS compares steps by"
@@ -297,13 +293,10 @@ def _plan(options: argparse.Namespace) -> PolicyPlan:
     plan = QUICK if options.quick else FULL
     if options.engine == "sglang":
         plan = replace(plan, **QUICK_ON_SGLANG) if options.quick else plan
-        for name, given in (
-            ("threads", options.threads),
-            ("embedder", options.embedder),
-            ("choose", options.choose if options.choose == "threshold" else None),
-        ):
-            if given is not None:
-                _parser().error(f"--{name} {given}: the embedded engine's alone")
+        threshold = options.choose if options.choose == "threshold" else None
+        _parser().embedded_alone(
+            threads=options.threads, embedder=options.embedder, choose=threshold
+        )
     plan = planned(plan, options)
     if options.quick:
         plan = replace(plan, until=time.monotonic() + QUICK_SECONDS)

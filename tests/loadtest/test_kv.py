@@ -162,10 +162,12 @@ def test_figure_3_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--policy", "mru"], "--policy mru: known are full, lru, arborkv, extractive, "),
-        (["--rho", "0"], "--rho 0: must be one or more values above 0"),
-        (["--limit", "0"], "--limit 0: must be at least 1"),
-        (["--keep", "/nowhere/kept"], "--keep /nowhere/kept: there is no folder /nowhere"),
+        (["--policy", "mru"], "--policy: mru: known are full, lru, arborkv, extractive, "),
+        (["--policy", "priority"], "--policy priority: known are full, lru, arborkv, extractive, "),
+        (["--rho", "0"], "--rho: 0: must be values above 0"),
+        (["--limit", "0"], "--limit: 0: must be at least 1"),
+        (["--plot", "figure.doc"], "--plot: figure.doc: "),
+        (["--keep", "/nowhere/kept"], "--keep: /nowhere/kept: there is no folder /nowhere"),
         (["--theta", "/nowhere"], "--theta: kv_theta: /nowhere: No such file or directory; a file"),
     ],
 )

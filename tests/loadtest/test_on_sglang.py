@@ -163,7 +163,7 @@ def test_the_plans_there() -> None:
     """The same switches; every way to evict that SGLang has and every variant of goodput."""
     parsed = kv._parser().parse_args(["--engine", "sglang", "--quick", "--rho", "0.5"])
     plan = kv._plan(parsed)
-    assert (plan.engine, plan.policies, plan.rhos) == ("sglang", ON_SGLANG, [0.5])
+    assert (plan.engine, plan.policies, plan.rhos) == ("sglang", [*ON_SGLANG], [0.5])
     assert len(cases_of(plan)) == 1
     assert UNTOLD["policy_us_p50"] is None
     parsed = goodput._parser().parse_args(["--engine", "sglang", "--quick", "--width", "4"])
