@@ -3,9 +3,7 @@
 `python -m loadtest.engine [--quick] [--json]`. Steps of the bundled policy with contexts of 100
 tokens, exact and plain forward and their floor interleaved in one run; medians, with the number of
 threads that is fastest for the forward. Then whole searches against the loop that scripts run on
-transformers, a question by turns, with one thread and with all, of which the faster counts. Then
-the flip rate: the share of tokens that `--exact off` draws differently when only the batch limit
-changes.
+transformers, a question by turns, with one thread and with all, of which the faster counts.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import torch
 from loadtest.generate_loop import GenerateLoop
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow, grow_many
+from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow
 from loadtest.turns import in_turns
 from runtime.embedded.embedded_engine import let_threads_rest
 from runtime.embedded.model.batch_plan import Span
@@ -32,7 +30,6 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.layers import Matrix, cut, product
 from runtime.embedded.model.threads import TURN_PASSES, TURNS, ThreadTuner, thread_counts
 from runtime.text import Text
-from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import combined_digest
 
@@ -41,7 +38,6 @@ SEQUENCES = (1, 16, 64, 256)
 CONTEXT = 100
 SHARED = 32
 OWN = CONTEXT - SHARED
-BATCH_LIMITS = (8, 64)
 WIDTH = 64
 
 
@@ -198,50 +194,12 @@ def loop_counts(threads: int) -> list[int]:
     return [threads] if threads else sorted({1, os.cpu_count() or 1})
 
 
-def flips(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[int, int]:
-    """Trajectories that part ways, and the tokens compared until they do (or end)."""
-    diverged = compared = 0
-    for a, b in zip(one, other, strict=True):
-        paths_a, paths_b = (
-            {node.path: tree.tokens(node.id)[len(tree.prompt) :] for node in tree.finished()}
-            for tree in (a.tree, b.tree)
-        )
-        firsts = {path[0]: tokens for path, tokens in paths_b.items()}
-        for path, tokens in paths_a.items():
-            twin = firsts.get(path[0], ())
-            same = next(
-                (i for i, (x, y) in enumerate(zip(tokens, twin, strict=False)) if x != y), None
-            )
-            diverged += same is not None
-            compared += len(tokens) if same is None else same + 1
-    return diverged, compared
-
-
-async def flip_rate(exact: bool, questions: int, width: int) -> dict:
-    """Draw the same independent chains with two batch limits and compare them."""
-    spec = SearchSpec(policy="self_consistency", width=width, seed=0)
-    grown = []
-    for batch_limit in BATCH_LIMITS:
-        async with Engines(batch_limit=batch_limit, exact=exact) as engine:
-            grown.append(await grow_many(engine, spec, questions))
-    diverged, tokens = flips(*grown)
-    return {
-        "exact": exact,
-        "batch_limits": BATCH_LIMITS,
-        "trajectories": questions * width,
-        "tokens": tokens,
-        "flips": diverged,
-        "flips_per_token": diverged / tokens,
-        "tree_digest": [combined_digest(o.digest for o in side) for side in grown],
-    }
-
-
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
     parser = BenchmarkParser(
         "engine",
         __doc__,
-        quick="fewer repeats and trajectories",
+        quick="fewer repeats and questions",
         threads="0: the fastest, on both sides",
     )
     parser.set_defaults(threads=0)
@@ -253,12 +211,9 @@ def main() -> None:
             "rows": process.submit(decode_rows, options.threads, repeats).result()
         }
     report |= asyncio.run(against_the_loop(options.threads, 4 if options.quick else 12, WIDTH))
-    questions = {True: 2, False: 6} if options.quick else {True: 12, False: 40}
-    report["flip_rate"] = [asyncio.run(flip_rate(x, n, WIDTH)) for x, n in questions.items()]
     publish(report, options.json, "A decode step", tuple(report["rows"][0]))
     if not options.json:
-        for row in (report["generate_loop"], *report["flip_rate"]):
-            print("  ".join(f"{key} {value}" for key, value in row.items()))
+        print("  ".join(f"{key} {value}" for key, value in report["generate_loop"].items()))
         print(f"speedup_vs_generate_loop {report['speedup_vs_generate_loop']}")
 
 

@@ -146,14 +146,6 @@ def dev_questions(count: int) -> list[tuple[str, str]]:
     return [(name, next(questions)) for name, questions in itertools.islice(turns, count)]
 
 
-async def grow_many(
-    engine: Engine, spec: SearchSpec, questions: int, at_once: int = 8
-) -> list[Outcome]:
-    """One search a dev question, ``at_once`` side by side, in the questions' order."""
-    items = [Item(*pair, spec.seed or 0) for pair in dev_questions(questions)]
-    return await grow_all(engine, items, Method(spec.policy, spec), at_once)
-
-
 def unlike_items(task: str, count: int) -> list[Item]:
     """So many of a task's test split, no two of the same question and seed."""
     known = items_of(task, "test", count, 0)
