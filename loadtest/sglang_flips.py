@@ -1,22 +1,19 @@
 """How often SGLang's arithmetic flips a token that the embedded engine draws from the same noise.
 
 Each step is drawn three times from equal ids and seeds: by the embedded engine, by a SGLang server
-with our plug-in whose cache has the prefix as decoding made it, and by the same server after a
-flush, its prefix prefilled anew. Streams are compared up to their first difference; what follows
-one is another text. ``python -m loadtest.sglang_flips --url http://127.0.0.1:30000``.
+with our plug-in, on this machine's CPU, whose cache has the prefix as decoding made it, and by the
+same server after a flush, its prefix prefilled anew. Streams are compared up to their first
+difference; what follows one is another text. ``python -m loadtest.sglang_flips [--json]``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import httpx
-
-from hedgerow_sglang.plugin_protocol import plugin_counts, sampling_seed
+from loadtest.on_sglang import engine_on, forget, policy_server, started, to_its_end
 from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Engines, dev_questions
@@ -28,6 +25,8 @@ COLUMNS = (
     *("against", "dtype", "temperature", "top_p", "steps", "equal_steps", "tokens", "flips"),
     "flips_per_1000_tokens",
 )
+DTYPES = ("bfloat16", "float32")
+POOL_TOKENS = 20_000
 LENGTH = 24
 CHILDREN = 4
 SETTINGS = ((0.0, 1.0), (1.0, 1.0), (0.7, 0.9))
@@ -42,59 +41,14 @@ class Prefix:
     seeds: tuple[int, ...]
 
 
-class Server:
-    """A SGLang server with our plug-in."""
-
-    def __init__(self, http: httpx.AsyncClient, text: Text) -> None:
-        self._http = http
-        self._text = text
-
-    async def dtype(self) -> str:
-        """What it computes in. Raises ValueError without the plug-in."""
-        info = (await self._http.get("/server_info")).raise_for_status().json()
-        told = plugin_counts(info)
-        if told is None or not told["seeds"]:
-            raise ValueError("url: the server there does not run our plug-in")
-        if info["dtype"] != "auto":
-            return str(info["dtype"])
-        config = json.loads((self._text.checkpoint / "config.json").read_text(encoding="utf-8"))
-        return str(config.get("dtype") or config.get("torch_dtype"))
-
-    async def flush(self) -> None:
-        """Forget all KV."""
-        (await self._http.post("/flush_cache")).raise_for_status()
-
-    async def draw(self, prefixes: Sequence[Prefix], sampling: Sampling) -> list[tuple[int, ...]]:
-        """A step of every prefix and seed, in order."""
-        asked = [(prefix.tokens, seed) for prefix in prefixes for seed in prefix.seeds]
-        return await asyncio.gather(*(self._draw(*one, sampling) for one in asked))
-
-    async def _draw(
-        self, tokens: tuple[int, ...], seed: int, sampling: Sampling
-    ) -> tuple[int, ...]:
-        body = {
-            "input_ids": list(tokens),
-            "sampling_params": {
-                "max_new_tokens": sampling.max_step_tokens,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "stop_token_ids": sorted(self._text.eos),
-                "sampling_seed": sampling_seed(seed),
-            },
-        }
-        answer = (await self._http.post("/generate", json=body)).raise_for_status().json()
-        return tuple(answer["output_ids"])
-
-
-async def embedded(
+async def drawn(
     engine: Engine, prefixes: Sequence[Prefix], sampling: Sampling
 ) -> list[tuple[int, ...]]:
-    """The same steps by the embedded engine."""
+    """A step of every prefix and seed, in order."""
+    asked = [(prefix, child) for prefix in prefixes for child in range(len(prefix.seeds))]
     branches = [
-        Branch(ROOT, child, prefix.tokens, seed, sampling.max_step_tokens, node)
-        for node, (prefix, child, seed) in enumerate(
-            ((p, child, seed) for p in prefixes for child, seed in enumerate(p.seeds)), 1
-        )
+        Branch(ROOT, child, prefix.tokens, prefix.seeds[child], sampling.max_step_tokens, node)
+        for node, (prefix, child) in enumerate(asked, 1)
     ]
     try:
         return [step.tokens for step in await engine.expand("flips", branches, sampling)]
@@ -130,32 +84,26 @@ def forked(prefixes: Sequence[Prefix], steps: Sequence[tuple[int, ...]]) -> list
     ]
 
 
-async def measure(url: str, questions: int) -> list[dict[str, Any]]:
+async def measure(python: Path, dtype: str, questions: int) -> list[dict[str, Any]]:
     """A row for each setting and each of the two comparisons."""
-    text = Text(SPRIG.policy)
-    asked = [question for _, question in dev_questions(questions)]
+    text, rows = Text(SPRIG.policy), []
     roots = [
         Prefix(
             tuple(text.encode_chat([{"role": "user", "content": question}])),
             tuple(node_seed(i, "draw", (child,)) for child in range(CHILDREN)),
         )
-        for i, question in enumerate(asked)
+        for i, (_, question) in enumerate(dev_questions(questions))
     ]
-    rows = []
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http,
-        Engines(threads=1) as engine,
-    ):
-        server = Server(http, text)
-        dtype = await server.dtype()
+    server = policy_server(python, "lru", POOL_TOKENS, args=("--dtype", dtype))
+    async with started([server]), engine_on([server], []) as sglang, Engines(threads=1) as engine:
         for temperature, top_p in SETTINGS:
             sampling = Sampling(temperature, top_p, stop=(), max_step_tokens=LENGTH)
-            first = await server.draw(roots, sampling)
+            first = await drawn(sglang, roots, sampling)
             forks = forked(roots, first)
-            warm = await server.draw(forks, sampling)
-            await server.flush()
-            cold = await server.draw(forks, sampling)
-            ours = await embedded(engine, roots, sampling)
+            warm = await drawn(sglang, forks, sampling)
+            await forget([server])
+            cold = await drawn(sglang, forks, sampling)
+            ours = await drawn(engine, roots, sampling)
             shared = {"dtype": dtype, "temperature": temperature, "top_p": top_p}
             rows.append({"against": "embedded"} | shared | compare(ours, first))
             rows.append({"against": "itself evicted"} | shared | compare(warm, cold))
@@ -165,12 +113,12 @@ async def measure(url: str, questions: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print a table, or one JSON document."""
-    parser = BenchmarkParser("sglang_flips", __doc__)
-    parser.add_argument("--url", required=True, help="a SGLang server with our plug-in")
+    parser = BenchmarkParser("sglang_flips", __doc__, "python")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the server")
     parser.add_argument("--questions", type=at_least(1), default=16)
     wanted = parser.parse_args()
-    rows = asyncio.run(measure(wanted.url, wanted.questions))
-    publish({"rows": rows}, wanted.json, "tokens that flip", COLUMNS)
+    work = measure(wanted.python, wanted.dtype, wanted.questions)
+    publish({"rows": to_its_end(work)}, wanted.json, "tokens that flip", COLUMNS)
 
 
 if __name__ == "__main__":
