@@ -83,7 +83,7 @@ async def compare(
                     policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
                     outcome = await grow(shared, text, item, methods[i], policy_of)
                     rounds = tuple(noted.rounds) if number < keep_rounds else ()
-                    known = _result(item, outcome, rounds)
+                    known = result_of(item, outcome, rounds)
                     kept.put(item, methods[i], known)
                 found[i] = known
                 done()
@@ -93,6 +93,7 @@ async def compare(
     return [Results(m, [found[i] for found in by_item]) for i, m in enumerate(methods)]
 
 
-def _result(item: Item, outcome: Outcome, rounds: tuple[Round, ...]) -> Result:
+def result_of(item: Item, outcome: Outcome, rounds: tuple[Round, ...] = ()) -> Result:
+    """What a search of an item came to; ``rounds``: its decisions, where they are kept."""
     trial = judge(TASKS[item.task], item.question, outcome)
     return Result(trial.correct, trial.any_correct, outcome.stats, outcome.digest, rounds)

@@ -19,15 +19,12 @@ fractions; ``by_task`` has it for each task.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from cli.kept_lines import KeptLines
+from loadtest.compare import Results, result_of
+from loadtest.kept import KeptResults, Result
 from loadtest.on_sglang import (
     engine_on,
     forget,
@@ -41,9 +38,9 @@ from loadtest.options import BenchmarkParser, at_least
 from loadtest.paired import bootstrap95, differences
 from loadtest.report import publish, say
 from loadtest.searches import REBASE_8, SPRIG, Engines, Item, Method, grow, items_of, side_by_side
-from models.tasks import TASKS
 from runtime.text import Text
 from search.engine import Engine
+from search.stats import SearchStats
 
 COLUMNS = ("engine", "task", "n", "accuracy", "tokens", "prefilled", "cached", "seconds")
 TASK_NAMES = ("game24", "countdown")
@@ -51,123 +48,96 @@ AT_ONCE = 4
 POOL_TOKENS = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """One search. ``tokens``: of its tree."""
+async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path | None) -> Results:
+    """Each item's search; those that are kept there are not run again."""
+    method, text, kept = Method(name, REBASE_8), Text(SPRIG.policy), KeptResults(path, name)
 
-    right: bool
-    tokens: int
-    prefilled: int
-    cached: int
-    seconds: float
+    async def one(item: Item) -> Result:
+        ended = kept.get(item, method, with_rounds=False)
+        if ended is None:
+            ended = result_of(item, await grow(engine, text, item, method))
+            kept.put(item, method, ended)
+            say(f"{name}, {item.task}: {'right' if ended.correct else 'wrong'}")
+        return ended
 
-
-class KeptSearches:
-    """Searches by engine and question, in a file (none if it is None)."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._lines = KeptLines(path, REBASE_8.model_dump_json(), TypeAdapter(Searched))
-        self._text = Text(SPRIG.policy)
-
-    async def run(self, name: str, engine: Engine, items: Sequence[Item]) -> list[Searched]:
-        """Each item's search; those that are kept are not run again."""
-
-        async def one(item: Item) -> Searched:
-            of = f"{name} {item.task} {item.seed}"
-            ended = self._lines.get(of)
-            if ended is None:
-                ended = await searched(engine, self._text, item, name)
-                self._lines.put(of, ended)
-                say(f"{name}, {item.task}: {'right' if ended.right else 'wrong'}")
-            return ended
-
-        return await side_by_side(one, items, AT_ONCE)
-
-
-async def searched(engine: Engine, text: Text, item: Item, name: str) -> Searched:
-    """Search a question."""
-    begun = time.monotonic()
-    outcome = await grow(engine, text, item, Method(name, REBASE_8))
-    seconds, costs = time.monotonic() - begun, outcome.stats.engine
-    return Searched(
-        outcome.text is not None and TASKS[item.task].check(item.question, outcome.text).correct,
-        outcome.tree.generated_tokens,
-        costs.prefilled_tokens,
-        costs.cached_tokens,
-        seconds,
-    )
+    return Results(method, await side_by_side(one, items, AT_ONCE))
 
 
 async def over_vllm(items: Sequence[Item], path: Path | None) -> dict[str, Any]:
     """vLLM's searches and the embedded engine's."""
-    kept = KeptSearches(path)
     async with Engines(threads=1) as engine:
-        embedded = await kept.run("embedded", engine, items)
+        embedded = await searched("embedded", engine, items, path)
     policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
     reward = VllmServer(Path(str(SPRIG.prm)))
     async with serving([policy, reward]), engine_at(policy.url, reward.url) as engine:
-        vllm = await kept.run("vllm", engine, items)
-    return summary(items, {"embedded": embedded, "vllm": vllm})
+        vllm = await searched("vllm", engine, items, path)
+    return summary(items, [embedded, vllm])
 
 
 async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:
     """SGLang's, by either of its interfaces."""
     servers = [policy_server(python, "lru", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
-    searches: dict[str, list[Searched]] = {"sglang": [], "openai": []}
+    native, openai = (Results(Method(name, REBASE_8)) for name in ("sglang", "openai"))
     text = Text(SPRIG.policy)
     async with (
         started(servers),
-        engine_on(servers[:1], servers[1:]) as native,
-        engine_at(*(server.url for server in servers)) as openai,
+        engine_on(servers[:1], servers[1:]) as on_native,
+        engine_at(*(server.url for server in servers)) as on_openai,
     ):
-        engines: list[tuple[str, Engine]] = [("sglang", native), ("openai", openai)]
+        sides: list[tuple[Results, Engine]] = [(native, on_native), (openai, on_openai)]
         for number, item in enumerate(items):
-            for name, engine in engines if number % 2 else reversed(engines):
+            for side, engine in sides if number % 2 else reversed(sides):
                 await forget(servers)
-                searches[name].append(await searched(engine, text, item, name))
+                outcome = await grow(engine, text, item, side.method)
+                side.results.append(result_of(item, outcome))
             say(f"{number + 1} of {len(items)}")
-    return summary(items, searches) | compared(searches["openai"], searches["sglang"])
+    return summary(items, [native, openai]) | compared(openai.results, native.results)
 
 
-def summary(items: Sequence[Item], searches: dict[str, list[Searched]]) -> dict[str, Any]:
+def summary(items: Sequence[Item], sides: Sequence[Results]) -> dict[str, Any]:
     """A row a task and an engine, of which the second is compared with the first."""
     places = {task: [n for n, item in enumerate(items) if item.task == task] for task in TASK_NAMES}
     rows = [
-        row(name, task, [of_engine[n] for n in places[task]])
+        row(side.method, task, [side.results[n] for n in places[task]])
         for task in TASK_NAMES
-        for name, of_engine in searches.items()
+        for side in sides
     ]
-    other, mine = ([one.right for one in of_engine] for of_engine in searches.values())
+    other, mine = (side.correct for side in sides)
     gained = differences(mine, other)
     by_task = {task: bootstrap95([gained[n] for n in at]) for task, at in places.items()}
     return {"rows": rows, "accuracy_diff_ci95": bootstrap95(gained), "by_task": by_task}
 
 
-def row(name: str, task: str, searches: Sequence[Searched]) -> dict[str, Any]:
+def row(method: Method, task: str, results: Sequence[Result]) -> dict[str, Any]:
     """An engine's searches of one task, as means."""
 
-    def mean(field: str) -> float:
-        return sum(getattr(one, field) for one in searches) / len(searches)
+    def mean(of: Callable[[SearchStats], float]) -> float:
+        return round(sum(of(result.stats) for result in results) / len(results), 2)
 
     return {
-        "engine": name,
+        "engine": method.name,
         "task": task,
-        "n": len(searches),
-        "policy": REBASE_8.policy,
-        "width": REBASE_8.width,
-        "accuracy": mean("right"),
-        **{field: round(mean(field), 2) for field in ("tokens", "prefilled", "cached", "seconds")},
+        "n": len(results),
+        "policy": method.spec.policy,
+        "width": method.spec.width,
+        "accuracy": sum(result.correct for result in results) / len(results),
+        "tokens": mean(lambda stats: stats.generated_tokens),
+        "prefilled": mean(lambda stats: stats.engine.prefilled_tokens),
+        "cached": mean(lambda stats: stats.engine.cached_tokens),
+        "seconds": mean(lambda stats: stats.seconds),
     }
 
 
-def compared(mine: Sequence[Searched], other: Sequence[Searched]) -> dict[str, Any]:
+def compared(mine: Sequence[Result], other: Sequence[Result]) -> dict[str, Any]:
     """What searches cost, pair by pair."""
-    ratios = [a.seconds / b.seconds for a, b in zip(mine, other, strict=True)]
-    tokens = [float(a.tokens - b.tokens) for a, b in zip(mine, other, strict=True)]
+    pairs = [(a.stats, b.stats) for a, b in zip(mine, other, strict=True)]
+    ratios = [a.seconds / b.seconds for a, b in pairs]
     return {
         "wall_ratio": sum(ratios) / len(ratios),
         "wall_ratio_ci95": bootstrap95(ratios),
-        "tokens_diff_ci95": bootstrap95(tokens),
+        "tokens_diff_ci95": bootstrap95(
+            [float(a.generated_tokens - b.generated_tokens) for a, b in pairs]
+        ),
     }
 
 

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadtest.openai_accuracy import TASK_NAMES, KeptSearches, Searched, compared, summary
-from loadtest.searches import Item
+from loadtest.compare import Results, compare
+from loadtest.kept import KeptResults, Result
+from loadtest.openai_accuracy import TASK_NAMES, compared, searched, summary
+from loadtest.searches import REBASE_8, Method, items_of
+from tests.search.scripted_engine import ScriptedEngine
 
-VLLM, EMBEDDED = "vllm", "embedded"
-RIGHT, WRONG = (Searched(right, 10, 5, 5, 1.0) for right in (True, False))
-ITEMS = [Item(task, "?", seed) for task in TASK_NAMES for seed in (1, 2)]
+VLLM, EMBEDDED = (Method(name, REBASE_8) for name in ("vllm", "embedded"))
+ITEMS = [item for task in TASK_NAMES for item in items_of(task, "test", 2, 0)]
 
 
-def test_a_document_by_hand() -> None:
+@pytest.fixture
+async def right() -> Result:
+    """What a search came to."""
+    (results,) = await compare(ScriptedEngine(), ITEMS[:1], [VLLM])
+    return replace(results.results[0], correct=True)
+
+
+def test_a_document_by_hand(right: Result) -> None:
     """Of the first task vLLM gains one of two, of the second it loses both."""
-    document = summary(
-        ITEMS, {EMBEDDED: [WRONG, RIGHT, RIGHT, RIGHT], VLLM: [RIGHT, RIGHT, WRONG, WRONG]}
-    )
+    wrong = replace(right, correct=False)
+    embedded = Results(EMBEDDED, [wrong, right, right, right])
+    document = summary(ITEMS, [embedded, Results(VLLM, [right, right, wrong, wrong])])
     accuracies = [(row["task"], row["engine"], row["accuracy"]) for row in document["rows"]]
     first, second = TASK_NAMES
     assert accuracies == [
-        (first, EMBEDDED, 0.5),
-        (first, VLLM, 1.0),
-        (second, EMBEDDED, 1.0),
-        (second, VLLM, 0.0),
+        (first, EMBEDDED.name, 0.5),
+        (first, VLLM.name, 1.0),
+        (second, EMBEDDED.name, 1.0),
+        (second, VLLM.name, 0.0),
     ]
     assert document["by_task"] == {first: [0.0, 1.0], second: [-1.0, -1.0]}
     low, high = document["accuracy_diff_ci95"]
@@ -33,19 +43,22 @@ def test_a_document_by_hand() -> None:
     assert high <= 0.5
 
 
-async def test_what_has_ended_is_not_searched_again(tmp_path: Path) -> None:
+async def test_what_has_ended_is_not_searched_again(right: Result, tmp_path: Path) -> None:
     """No engine is asked where all is kept."""
     path = tmp_path / "kept.jsonl"
-    first = KeptSearches(path)
+    kept = KeptResults(path, VLLM.name)
     for item in ITEMS:
-        first._lines.put(f"{VLLM} {item.task} {item.seed}", RIGHT)
-    again = KeptSearches(path)
-    assert await again.run(VLLM, None, ITEMS) == [RIGHT] * len(ITEMS)  # type: ignore[arg-type]
+        kept.put(item, VLLM, right)
+    again = await searched(VLLM.name, None, ITEMS, path)  # type: ignore[arg-type]
+    assert again.results == [right] * len(ITEMS)
 
 
-def test_pairs_by_hand() -> None:
+def test_pairs_by_hand(right: Result) -> None:
     """Twice as long and two tokens more, then the same: 1.5 times as long on average."""
-    fast, slow = Searched(False, 10, 5, 5, 1.0), Searched(True, 12, 5, 5, 2.0)
+    fast, slow = (
+        replace(right, stats=replace(right.stats, generated_tokens=tokens, seconds=seconds))
+        for tokens, seconds in ((10, 1.0), (12, 2.0))
+    )
     row = compared([slow, fast], [fast, fast])
     assert row["wall_ratio"] == 1.5
     assert row["tokens_diff_ci95"] == [0.0, 2.0]
