@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -27,6 +26,7 @@ from loadtest.capacity import (
 )
 from loadtest.capacity_check import JUDGED, NARROW, WIDE, fitted, line
 from server.gpus import Gpu
+from tests.loadtest.command import run
 
 TINY = Model(parameters=1e6, layers=2, kv_heads=1, head_dim=4)
 SMALL = Search(width=4, depth=3, step=10, prompt=100, kept=0.5, spread=1.0)
@@ -70,6 +70,76 @@ def test_a_replica_by_hand() -> None:
     assert one.seconds(25) == pytest.approx(3 * passes / EFFICIENCY)
     assert one.drawing(25) == pytest.approx(one.scoring(25)) == pytest.approx(one.seconds(25) / 2)
     assert one.rate(25) == pytest.approx(25 / one.seconds(25))
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """``seconds(n) = fixed + each * n``: the cost of passes, which all share, and that of each
+    search's rows.
+    """
+
+    fixed: float
+    each: float
+
+    def seconds(self, at_once: float) -> float:
+        """Of a search among so many."""
+        return self.fixed + self.each * at_once
+
+    def rate(self, at_once: float) -> float:
+        """Searches that end in a second."""
+        return at_once / self.seconds(at_once)
+
+
+def test_sharing_that_gains_nothing_is_a_queue() -> None:
+    """At half load of one search a second: one under way on average, busy half of the time."""
+    found = company(lambda _: 1.0, 1, 0.5)
+    assert found.at_once == pytest.approx(0.5)
+    assert found.waiting == pytest.approx(0.5)
+    assert found.busy == pytest.approx(0.5)
+    shared = company(lambda _: 1.0, 5, 0.5)
+    assert shared.at_once + shared.waiting == pytest.approx(1)
+    assert shared.waiting == pytest.approx(0.5**5)
+
+
+def test_sharing_that_costs_nothing_is_each_alone() -> None:
+    """Two a second that take one second each: two under way, none in one of e squared moments."""
+    found = company(float, 200, 2)
+    assert found.at_once == pytest.approx(2)
+    assert found.busy == pytest.approx(1 - math.exp(-2))
+
+
+def test_shared_passes_by_hand() -> None:
+    """4 s alone, 3 of them shared; at half load 0.5 * 4 / 0.5 are under way."""
+    found = company(Law(fixed=3, each=1).rate, 400, 0.5)
+    assert found.at_once == pytest.approx(4)
+    assert found.waiting == pytest.approx(0, abs=1e-9)
+    assert found.busy == pytest.approx(1 - 0.5**4)
+
+
+def test_very_many_places_fit_the_arithmetic() -> None:
+    """Products of thousands of factors above 1 stay numbers."""
+    found = company(float, 5000, 2000)
+    assert found.at_once == pytest.approx(2000)
+    assert found.busy == pytest.approx(1)
+
+
+def test_more_than_it_can_do_is_refused() -> None:
+    """Both rates are named."""
+    with pytest.raises(ValueError, match="2 a second arrive, 1 are the most that end"):
+        company(lambda _: 1.0, 4, 2.0)
+
+
+@given(st.floats(0, 10), st.floats(0.01, 10), st.integers(1, 64), st.floats(0.01, 0.9))
+def test_more_arrivals_are_never_less_company(
+    fixed: float, each: float, most: int, load: float
+) -> None:
+    """And no search is quicker than one alone."""
+    law = Law(fixed, each)
+    arrivals = load * law.rate(most)
+    few, many = (company(law.rate, most, share * arrivals) for share in (0.5, 1.0))
+    assert few.at_once <= many.at_once <= most
+    assert few.busy <= many.busy <= 1
+    assert (few.at_once + few.waiting) / (0.5 * arrivals) >= law.seconds(1) * (1 - 1e-9)
 
 
 def test_users_by_hand() -> None:
@@ -133,6 +203,5 @@ def test_the_judged_width_lies_on_the_line() -> None:
 
 def test_the_command_prints_one_document() -> None:
     """Rows for the users asked for."""
-    command = [sys.executable, "-m", "loadtest.capacity", "--json", "--users", "1,1000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run("capacity", "--json", "--users", "1,1000")
     assert [found["users"] for found in json.loads(done.stdout)["rows"]] == [1, 1000]
