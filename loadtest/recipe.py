@@ -5,11 +5,10 @@ runs a recipe as `hedgerow eval` would, where its models fit. A file in `recipes
 
     title           what it is
     [source]        paper, place (table, section), notes
-    [models]        engine, model, profile, reward_model, reward_format
+    [models]        settings by their names: engine, policy_model, profile, reward_model, ...
     [data]          name, origin, questions
     [search]        fields of a search, for every row
-    [[row]]         further fields of one row; paper: what was published;
-                    measured: the columns to be filled
+    [[row]]         further fields of one row; paper: what was published
 """
 
 from __future__ import annotations
@@ -17,135 +16,113 @@ from __future__ import annotations
 import asyncio
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from cli.custom_dataset import DatasetError, read_dataset
 from cli.evaluation import Evaluation, run_evaluation
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish
-from runtime.profiles import PROFILES
-from runtime.reward_format import REWARD_FORMATS
-from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import Settings, load_settings
 from server.tree_log import TreeLog
 
-SECTIONS = {
-    "source": {"paper", "place", "notes"},
-    "models": {"engine", "model", "profile", "reward_model", "reward_format"},
-    "data": {"name", "origin", "questions"},
-}
 COLUMNS = ("policy", "width", "paper", "measured")
 
 
 class RecipeError(ValueError):
-    """The recipe cannot be read or run; the message names the file and what is wrong."""
+    """The recipe cannot be read; the message names the file and what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A recipe's sections. A row holds its own fields, ``paper`` and ``measured``."""
+class Section(BaseModel):
+    """A part of the file, with no other keys."""
 
-    path: Path
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Section):
+    """Where the figures stand."""
+
+    paper: str
+    place: str
+    notes: str = ""
+
+
+class Data(Section):
+    """The questions, and how many of them."""
+
+    name: str
+    origin: str
+    questions: PositiveInt
+
+
+class Recipe(Section):
+    """A whole file."""
+
     title: str
-    source: Mapping[str, str]
-    models: Mapping[str, Any]
-    data: Mapping[str, Any]
-    search: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    source: Source
+    models: dict[str, Any]
+    data: Data
+    search: dict[str, Any]
+    row: list[dict[str, Any]]
 
-    def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row's fields of a search, those of all rows included."""
-        own = {name: value for name, value in row.items() if name not in ("paper", "measured")}
-        return {**self.search, **own}
+    @property
+    def settings(self) -> Settings:
+        """Of the models. Raises SettingsError."""
+        return load_settings(**self.models)
 
-    def unknown(self) -> set[str]:
-        """What it names that this version has not, as ``kind: name``."""
-        known: dict[str, Sequence[str]] = {
-            "engine": get_args(Settings.model_fields["engine"].annotation),
-            "profile": list(PROFILES),
-            "reward_format": list(REWARD_FORMATS),
-        }
-        found = {f"{kind}: {self.models[kind]}" for kind in known} - {
-            f"{kind}: {name}" for kind, names in known.items() for name in names
-        }
-        for row in self.rows:
-            fields = self.fields(row)
-            if fields["policy"] not in POLICIES:
-                found.add(f"policy: {fields['policy']}")
-            found |= {f"field: {name}" for name in fields if name not in SearchSpec.model_fields}
-        return found
+    @property
+    def specs(self) -> list[SearchSpec]:
+        """The search of each row. Raises ValidationError."""
+        return [
+            SearchSpec.model_validate(self.search | {k: v for k, v in row.items() if k != "paper"})
+            for row in self.row
+        ]
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe. Raises RecipeError."""
+    """Read a recipe, all of which names what this version has. Raises RecipeError."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        recipe = Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        _ = recipe.settings, recipe.specs
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RecipeError(f"{path}: {place}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
         raise RecipeError(f"{path}: {error}") from error
-    missing = {"title", "search", "row", *SECTIONS} - found.keys()
-    if missing:
-        raise RecipeError(f"{path}: missing: {', '.join(sorted(missing))}")
-    for name, allowed in SECTIONS.items():
-        extra = found[name].keys() - allowed
-        if extra:
-            raise RecipeError(f"{path}: {name}: no such key: {', '.join(sorted(extra))}")
-    for number, row in enumerate(found["row"], 1):
-        if not row.keys() >= {"paper", "measured"} or row["paper"].keys() - row["measured"].keys():
-            raise RecipeError(f"{path}: row {number}: each figure of paper needs its measured")
-    return Recipe(
-        path,
-        found["title"],
-        found["source"],
-        found["models"],
-        found["data"],
-        found["search"],
-        found["row"],
-    )
+    return recipe
 
 
 async def run(recipe: Recipe, data: Path) -> list[dict[str, Any]]:
     """Run the rows of a recipe: what was published beside what came out.
 
-    Raises RecipeError, SettingsError and DatasetError.
+    Raises DatasetError.
     """
-    unknown = recipe.unknown()
-    if unknown:
-        raise RecipeError(f"{recipe.path}: not in this version: {', '.join(sorted(unknown))}")
     task = read_dataset(data)
-    specs = [SearchSpec.model_validate(recipe.fields(row)) for row in recipe.rows]
-    settings = load_settings(
-        engine=recipe.models["engine"],
-        policy_model=recipe.models["model"],
-        reward_model=recipe.models["reward_model"],
-        reward_format=recipe.models["reward_format"],
-        profile=recipe.models["profile"],
-    )
-    questions = task.questions(recipe.data["questions"])
-    wanted = Evaluation(task, questions, (0,), specs)
+    wanted = Evaluation(task, task.questions(recipe.data.questions), (0,), recipe.specs)
     with TreeLog(None) as trees:
-        rows = await run_evaluation(wanted, settings, trees, as_json=True)
+        rows = await run_evaluation(wanted, recipe.settings, trees, as_json=True)
     return beside(recipe, rows)
 
 
 def beside(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each measured row with the published figures, and the columns of these filled.
+    """Each measured row with the published figures and ours of the same names.
 
     Throughput takes timed runs on an idle machine and stays open.
     """
     rebase = {r["width"]: r["kv_tokens_total"] for r in rows if r["policy"] == "rebase"}
     filled = []
-    for published, row in zip(recipe.rows, rows, strict=True):
-        base = rebase.get(row["width"])
-        columns = {
+    for published, row in zip(recipe.row, rows, strict=True):
+        base, paper = rebase.get(row["width"]), published["paper"]
+        ours = {
             "accuracy_percent": round(100 * row["accuracy"], 1),
             "kv_reduction_vs_rebase": base and round(base / row["kv_tokens_total"], 2),
         }
-        measured = {name: columns.get(name) for name in published["measured"]}
-        filled.append(row | {"paper": published["paper"], "measured": measured})
+        filled.append(row | {"paper": paper, "measured": {name: ours.get(name) for name in paper}})
     return filled
 
 
@@ -158,7 +135,7 @@ def main() -> None:
     try:
         recipe = read_recipe(options.recipe)
         rows = asyncio.run(run(recipe, options.data))
-    except (RecipeError, SettingsError, DatasetError) as error:
+    except (RecipeError, DatasetError) as error:
         sys.exit(f"loadtest.recipe: {error}")
     publish({"rows": rows}, options.json, recipe.title, COLUMNS)
 
