@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ STAGES: dict[str, tuple[Stage, int, int]] = {
         30,
     ),
     "real_wires": (
-        lambda kept, n: checked_wires(wires(kept, n, real=True), kept.facts) if n else {},
+        lambda kept, n: checked_wires(wires(kept, n, real=True), kept.facts),
         30,
         0,
     ),
@@ -55,6 +56,11 @@ STAGES: dict[str, tuple[Stage, int, int]] = {
     "pairs": (lambda kept, n: checked(pairs(kept, n)), 1_050, 30),
 }
 """What a stage does, and how often: at length and quickly."""
+
+
+TOLD = ("requests", "broken")
+"""Of what a stage found, what its row has elsewhere."""
+COLUMNS = ("kind", "cases", "broken", "found", "seconds")
 
 
 def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]:
@@ -67,16 +73,28 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
             continue
         say(f"{name}: {count}")
         begun = time.monotonic()
-        found = stage(StageHistory(folder, name), count)
-        rest = {key: value for key, value in found.items() if key not in COLUMNS}
-        rows.append(
-            {"stage": name, "requests": found["requests"], "broken": found["broken"] or "nothing"}
-            | {"found": rest, "seconds": round(time.monotonic() - begun)}
-        )
+        rows.append(row(name, stage(StageHistory(folder, name), count)))
+        rows[-1]["seconds"] = round(time.monotonic() - begun)
     return rows
 
 
-COLUMNS = ("stage", "requests", "broken", "found", "seconds")
+def row(stage: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What a stage found. ``broken``: how often each promise was, by name, or "nothing"; ``wrong``:
+    pairs with unlike trees, and trees that are not what is billed."""
+    counts = Counter(found["broken"])
+    return {
+        "kind": stage,
+        "cases": found["requests"],
+        "errors_5xx": counts["undocumented_5xx"],
+        "engine_deaths": counts["engine_deaths"],
+        "hung": counts["hung"] + counts["half_bodies_without_an_end"],
+        "over_places": counts["searches_over_max_running"],
+        "gone_p99_ms": found.get("gone_p99_ms"),
+        "lost": counts["lost"],
+        "wrong": counts["digests_differ"] + counts["billed_is_not_drawn"],
+        "broken": {name: times for name, times in counts.items() if times} or "nothing",
+        "found": {name: value for name, value in found.items() if name not in TOLD},
+    }
 
 
 def main() -> None:

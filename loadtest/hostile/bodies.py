@@ -186,7 +186,7 @@ def by_document(kept: StageHistory, examples: int) -> dict[str, Any]:
         requests=sum(statuses.values()),
         statuses=dict(sorted(statuses.items())),
         summary=ran.stdout[ran.stdout.find("Test cases:") :].split("\n")[1].strip(),
-        broken={name: count for name, count in broken.items() if count},
+        broken=broken,
     )
     return kept.facts
 
@@ -194,6 +194,5 @@ def by_document(kept: StageHistory, examples: int) -> dict[str, Any]:
 def checked_bodies(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Each has an end, none is the server's fault, and nothing stays."""
     found = checked(history, answers=False)
-    more_broken = {"engine_deaths": facts["engine_deaths"]} if facts["engine_deaths"] else {}
-    broken = found["broken"] | more_broken | facts["held_more"]
-    return found | {"mb": facts["mb"], "broken": broken}
+    broken = {"engine_deaths": facts["engine_deaths"], **facts["held_more"]}
+    return found | {"mb": facts["mb"], "broken": found["broken"] | broken}

@@ -61,14 +61,15 @@ async def small(http: httpx.AsyncClient, name: str) -> Asked:
 def half_bodies(kept: StageHistory, count: int) -> list[Asked]:
     """So many connections at once with half a body each, of few addresses, and small requests
     among them."""
-    if history := kept.read():
-        return history
-    with Served(body_idle_seconds=IDLE_SECONDS) as served:
-        base = asyncio.run(held(served))
-        found = asyncio.run(_half_bodies(served.url, count))
-        kept.note(held_more=more(asyncio.run(held(served, base)), base))
-    kept.add(found)
-    return found
+
+    def run() -> list[Asked]:
+        with Served(body_idle_seconds=IDLE_SECONDS) as served:
+            base = asyncio.run(held(served))
+            found = asyncio.run(_half_bodies(served.url, count))
+            kept.note(held_more=more(asyncio.run(held(served, base)), base))
+        return found
+
+    return kept.once(run)
 
 
 async def _half_bodies(url: str, count: int) -> list[Asked]:
@@ -121,22 +122,23 @@ def checked_halves(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str,
         "requests": len(halves),
         "others": len(whole),
         "others_slowest": round(max(one.seconds for one in whole), 3),
-        "broken": {name: value for name, value in broken.items() if value},
+        "broken": broken,
     }
 
 
 def big_bodies(kept: StageHistory, rounds: int) -> list[Asked]:
     """So many times four of the largest bodies at once, and a small request behind them."""
-    if history := kept.read():
-        return history
-    with Served() as served:
-        found, alone = asyncio.run(_big_bodies(served.url, 1))  # whatever grows once, has
-        base = asyncio.run(held(served))
-        found, alone = asyncio.run(_big_bodies(served.url, rounds))
-        after = asyncio.run(held(served, base))
-        kept.note(alone=alone, held_more=more(after, base), mb=[base["mb"], after["mb"]])
-    kept.add(found)
-    return found
+
+    def run() -> list[Asked]:
+        with Served() as served:
+            asyncio.run(_big_bodies(served.url, 1))  # whatever grows once, has
+            base = asyncio.run(held(served))
+            found, alone = asyncio.run(_big_bodies(served.url, rounds))
+            after = asyncio.run(held(served, base))
+            kept.note(alone=alone, held_more=more(after, base), mb=[base["mb"], after["mb"]])
+        return found
+
+    return kept.once(run)
 
 
 async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
@@ -181,5 +183,5 @@ def checked_big(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, An
         "requests": len(big),
         "behind_over_alone": round(ratio, 2),
         "mb": facts["mb"],
-        "broken": {name: value for name, value in broken.items() if value},
+        "broken": broken,
     }

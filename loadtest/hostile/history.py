@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,14 @@ class StageHistory:
             return []
         lines = self._history.read_text().split("\n")[:-1]
         return [Asked(**json.loads(line)) for line in lines]
+
+    def once(self, run: Callable[[], list[Asked]]) -> list[Asked]:
+        """What is there, or what ``run`` gives, which is there then."""
+        history = self.read()
+        if not history:
+            history = run()
+            self.add(history)
+        return history
 
     def add(self, asked: Iterable[Asked]) -> None:
         """More of it."""

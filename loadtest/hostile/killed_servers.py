@@ -19,6 +19,7 @@ from httpx_sse import SSEError, aconnect_sse
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from loadtest.on_sglang import START_SECONDS
 from loadtest.report import say
+from loadtest.searches import side_by_side
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.sglang.launched_server import LaunchedServer
@@ -150,13 +151,7 @@ async def streamed(
     """The searches of these numbers, so many at once; ``seconds`` from sending to the end."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
-        turn = asyncio.Semaphore(at_once)
-
-        async def one(number: int) -> StreamEnd:
-            async with turn:
-                return await _one(http, number, deadline)
-
-        return await asyncio.gather(*(one(number) for number in numbers))
+        return await side_by_side(lambda number: _one(http, number, deadline), numbers, at_once)
 
 
 async def _one(http: httpx.AsyncClient, number: int, deadline: float) -> StreamEnd:

@@ -169,7 +169,8 @@ def checked_leavers(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str
     return {
         "requests": facts["asked"],
         "left": len(history),
+        "gone_p99_ms": round(1000 * p99),
         "gone_p50_p99_max": [round(each, 3) for each in (statistics.median(gone), p99, gone[-1])],
         "mb": facts["mb"],
-        "broken": {name: value for name, value in broken.items() if value},
+        "broken": broken,
     }

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import httpx
 
 from loadtest.hostile.history import HUNG, Asked, StageHistory, checked
+from loadtest.searches import side_by_side
 from loadtest.served import Served, values
 from models.tasks import TASKS
 from search.spec import PolicyName, StopReason
@@ -92,14 +93,12 @@ async def in_company(url: str, numbers: Sequence[int], at_once: int) -> list[Ask
     """The searches of these numbers, so many at once."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
-        turn = asyncio.Semaphore(at_once)
 
         async def one(number: int) -> Asked:
-            async with turn:
-                await ready(http)
-                return await ask(http, drawn(number))
+            await ready(http)
+            return await ask(http, drawn(number))
 
-        return await asyncio.gather(*(one(number) for number in numbers))
+        return await side_by_side(one, numbers, at_once)
 
 
 def pairs(kept: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
@@ -117,15 +116,13 @@ def pairs(kept: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
 
 def killed(kept: StageHistory, count: int, kills: int) -> list[Asked]:
     """Searches among which the engine dies or stands still, and all of them again in peace."""
-    history = kept.read()
-    if not history:
+
+    def run() -> list[Asked]:
         with Served(watchdog_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
             found = asyncio.run(_with_kills(served, range(count), kills))
-            kept.add(found)
-            again = asyncio.run(in_company(served.url, range(count), 4))
-            kept.add(again)
-        history = found + again
-    return history
+            return found + asyncio.run(in_company(served.url, range(count), 4))
+
+    return kept.once(run)
 
 
 FULL = "/dev/full"
@@ -134,27 +131,31 @@ FULL = "/dev/full"
 
 def full_disk(kept: StageHistory, count: int) -> list[Asked]:
     """So many searches whose trees cannot be written."""
-    if history := kept.read():
-        return history
-    lines: list[str] = []
-    with Served("--trees", FULL, heard=lines.append) as served:
-        found = asyncio.run(in_company(served.url, range(count), 4))
-        text = httpx.get(f"{served.url}/metrics").text
-    kept.note(
-        counted=sum(values(text, "hedgerow_unwritten_trees_total")),
-        told=sum("trees are lost" in line for line in lines),
-    )
-    kept.add(found)
-    return found
+
+    def run() -> list[Asked]:
+        lines: list[str] = []
+        with Served("--trees", FULL, heard=lines.append) as served:
+            found = asyncio.run(in_company(served.url, range(count), 4))
+            text = httpx.get(f"{served.url}/metrics").text
+        kept.note(
+            counted=sum(values(text, "hedgerow_unwritten_trees_total")),
+            told=sum("trees are lost" in line for line in lines),
+        )
+        return found
+
+    return kept.once(run)
 
 
 def checked_disk(history: list[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Every search has its answer; what is lost is counted, and told once."""
     answered = sum(one.status == httpx.codes.OK for one in history)
     found = checked(history)
-    more = {"unanswered": len(history) - answered, "uncounted": answered - facts["counted"]}
-    more |= {"not_told_once": facts["told"] != 1}
-    return found | {"broken": found["broken"] | {name: n for name, n in more.items() if n}}
+    broken = {
+        "unanswered": len(history) - answered,
+        "uncounted": answered - facts["counted"],
+        "not_told_once": facts["told"] != 1,
+    }
+    return found | {"broken": found["broken"] | broken}
 
 
 async def _with_kills(served: Served, numbers: Sequence[int], kills: int) -> list[Asked]:

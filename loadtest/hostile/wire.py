@@ -95,18 +95,14 @@ def wires(
     kept: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
 ) -> list[Asked]:
     """So many searches, each over faults and again in peace."""
-    if history := kept.read():
-        return history
 
     async def run() -> list[Asked]:
         async with _real() if real else _stubs(engine) as (policies, rewards):
-            return await _faulty(engine, policies, rewards, range(count), kept)
+            found = await _faulty(engine, policies, rewards, range(count), kept)
+        # its arithmetic follows the batch, and with it the last digits of a reward
+        return [replace(one, digest="") for one in found] if real else found
 
-    found = asyncio.run(run())
-    if real:  # its arithmetic follows the batch, and with it the last digits of a reward
-        found = [replace(one, digest="") for one in found]
-    kept.add(found)
-    return found
+    return kept.once(lambda: asyncio.run(run()))
 
 
 def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
@@ -115,5 +111,5 @@ def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, 
     found = checked(history)
     peace = history[len(history) // 2 :]
     failed = sum(one.status >= httpx.codes.INTERNAL_SERVER_ERROR for one in peace)
-    broken = found["broken"] | facts["held_more"] | ({"failed_in_peace": failed} if failed else {})
+    broken = found["broken"] | facts["held_more"] | {"failed_in_peace": failed}
     return found | {"toxics": facts["toxics"], "broken": broken}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.hostile.__main__ import row
 from loadtest.hostile.bodies import body
 from loadtest.hostile.history import HUNG, Asked, StageHistory, checked
 from loadtest.hostile.searches import drawn
@@ -46,6 +47,16 @@ def test_what_a_deadline_has_cut_is_no_pair() -> None:
 def test_a_promise_that_breaks_is_named(one: Asked, broken: str) -> None:
     """Each by itself."""
     assert checked([*FINE, one], answers=True)["broken"] == {broken: 1}
+
+
+def test_a_row_says_what_was_broken_and_nothing_else() -> None:
+    """Each promise by its name, and under the heading that it belongs to."""
+    fine = row("pairs", checked(FINE))
+    assert (fine["kind"], fine["cases"], fine["broken"]) == ("pairs", len(FINE), "nothing")
+    assert fine["found"]["pairs"] == 1
+    bad = row("pairs", checked([*FINE, Asked("c", 500, "internal_error"), Asked("d", 0)]))
+    assert bad["broken"] == {"undocumented_5xx": 1, "lost": 1}
+    assert (bad["errors_5xx"], bad["lost"], bad["wrong"], bad["hung"]) == (1, 1, 0, 0)
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
