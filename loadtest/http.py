@@ -29,7 +29,7 @@ import uvicorn
 
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish
-from loadtest.served import Served, paced, poisson, quantile
+from loadtest.served import Served, closed_loop, open_loop, quantile
 from models.tasks import TASKS
 from server.app import create_app
 from server.assemble import RunningModel, running
@@ -153,30 +153,10 @@ async def added(url: str, service: Service, rounds: int) -> dict[str, float]:
     return found
 
 
-async def closed_loop(load: Load, clients: int, seconds: float) -> float:
-    """Requests a second that so many clients get answered, one after the other each."""
-    until = time.perf_counter() + seconds
-    answered = 0
-
-    async def client() -> None:
-        nonlocal answered
-        while time.perf_counter() < until:
-            asked = await load.ask()
-            answered += asked.status == 200
-
-    began = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return answered / (time.perf_counter() - began)
-
-
-async def open_loop(load: Load, rate: float, seconds: float) -> dict[str, Any]:
-    """Poisson arrivals at ``rate`` a second; a row. What came back late still counts, but not as
+async def offered(load: Load, rate: float, seconds: float) -> dict[str, Any]:
+    """The row of arrivals at ``rate`` a second. What came back late still counts, but not as
     goodput beyond the time that it took."""
-    began = time.perf_counter()
-    times = poisson(rate, seconds)
-    tasks = [asyncio.create_task(load.ask()) async for _ in paced(times)]
-    found = await asyncio.gather(*tasks)
-    took = time.perf_counter() - began
+    found, took = await open_loop(load.ask, rate, seconds)
     refused = [asked for asked in found if asked.status in (429, 503)]
     answered = sorted(asked.seconds for asked in found if asked.status == 200)
     good = [s for s in answered if s <= DEADLINE + GRACE]
@@ -204,11 +184,12 @@ async def measure(quick: bool) -> dict[str, Any]:
     with Served(**bounds) as served:
         load = Load(served.url)
         await by_http(load, load.body())
-        capacity = await closed_loop(load, 64, seconds)
+        asked, took = await closed_loop(load.ask, 64, seconds)
+        capacity = sum(one.status == 200 for one in asked) / took
         rows = []
         for share in SHARES:
             began, before = time.perf_counter(), served.cpu_seconds()
-            row = await open_loop(load, share * capacity, seconds)
+            row = await offered(load, share * capacity, seconds)
             took, spent = time.perf_counter() - began, served.cpu_seconds()
             cores = {name: round((spent[name] - before[name]) / took, 2) for name in spent}
             rows.append(row | {"cores": cores})

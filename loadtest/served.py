@@ -10,16 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 STOP_SECONDS = 60
+T = TypeVar("T")
 
 
 class Served:
@@ -138,12 +139,31 @@ def poisson(rate: float, seconds: float, seed: int = 0) -> list[float]:
     return times
 
 
-async def paced(times: Sequence[float]) -> AsyncIterator[float]:
-    """Each of the times when it has come, in seconds from the first look; late ones at once."""
-    began = time.perf_counter()
-    for at in times:
+async def closed_loop(
+    ask: Callable[[], Awaitable[T]], clients: int, seconds: float
+) -> tuple[list[T], float]:
+    """What so many clients get that ask for so long, one thing after the other each; and the
+    seconds until all have it."""
+    began, answers = time.perf_counter(), []
+
+    async def client() -> None:
+        while time.perf_counter() < began + seconds:
+            answers.append(await ask())
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return answers, time.perf_counter() - began
+
+
+async def open_loop(
+    ask: Callable[[], Awaitable[T]], rate: float, seconds: float, seed: int = 0
+) -> tuple[list[T], float]:
+    """What those get that come by chance, whoever waits meanwhile; and the seconds until all have
+    it. One that is late comes at once."""
+    began, asking = time.perf_counter(), []
+    for at in poisson(rate, seconds, seed):
         await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-        yield at
+        asking.append(asyncio.ensure_future(ask()))
+    return await asyncio.gather(*asking), time.perf_counter() - began
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

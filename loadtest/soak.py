@@ -20,7 +20,7 @@ import httpx
 
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish
-from loadtest.served import Served, paced, poisson, samples
+from loadtest.served import Served, closed_loop, open_loop, samples
 from models.tasks import TASKS
 
 CHAT = "/v1/chat/completions"
@@ -77,10 +77,11 @@ async def soak(minutes: float, share: float) -> dict[str, Any]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=served.url, timeout=120, limits=limits) as http:
             seconds = 60 * minutes
-            capacity = await _closed_loop(Mixture(http), max(5.0, seconds / 10))
+            asked, took = await closed_loop(Mixture(http).one, CLIENTS, max(5.0, seconds / 10))
+            capacity = len(asked) / took
             mixture, memory = Mixture(http), [served.memory()]
             watch = asyncio.create_task(_watch(served, memory))
-            await _open_loop(mixture, share * capacity, seconds)
+            await open_loop(mixture.one, share * capacity, seconds, seed=1)
             watch.cancel()
             held = await _held(http)
     fifth, tenth = max(1, len(memory) // 5), max(1, len(memory) // 10)
@@ -98,25 +99,6 @@ async def soak(minutes: float, share: float) -> dict[str, Any]:
         "memory_growth": round(end / start - 1, 4),
         "held": held,
     }
-
-
-async def _closed_loop(mixture: Mixture, seconds: float) -> float:
-    """Requests a second that ``CLIENTS`` get through, one after the other each."""
-    began = time.perf_counter()
-
-    async def client() -> None:
-        while time.perf_counter() < began + seconds:
-            await mixture.one()
-
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    return mixture.ends.total() / (time.perf_counter() - began)
-
-
-async def _open_loop(mixture: Mixture, rate: float, seconds: float) -> None:
-    """Poisson arrivals; returns when the last one has ended."""
-    async with asyncio.TaskGroup() as clients:
-        async for _ in paced(poisson(rate, seconds, seed=1)):
-            clients.create_task(mixture.one())
 
 
 async def _watch(served: Served, memory: list[int]) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from loadtest.served import paced, poisson, quantile, samples, values
+from loadtest.served import closed_loop, open_loop, poisson, quantile, samples, values
 
 TEXT = "\n".join(
     f'hedgerow_kv_tokens{{model="{model}",served="sprig",state="{state}"}} {value}'
@@ -49,16 +49,38 @@ def test_arrivals_are_the_same_each_time() -> None:
     assert len(times) == pytest.approx(2000, rel=0.1)
 
 
-def test_none_comes_before_its_time() -> None:
-    """And one that is late comes at once, none is left out."""
+async def test_none_comes_before_its_time() -> None:
+    """All of them, whoever waits: the first is answered after the last has come."""
+    began, came = time.perf_counter(), []
 
-    async def come() -> list[tuple[float, float]]:
-        began = time.perf_counter()
-        return [(at, time.perf_counter() - began) async for at in paced([0.0, 0.02, 0.02, -1.0])]
+    async def ask() -> int:
+        came.append(time.perf_counter() - began)
+        await asyncio.sleep(0.2)
+        return len(came)
 
-    found = asyncio.run(come())
-    assert [at for at, _ in found] == [0.0, 0.02, 0.02, -1.0]
-    assert all(when >= at for at, when in found)
+    times = poisson(200, 0.1)
+    answers, took = await open_loop(ask, 200, 0.1)
+    assert answers == [len(times)] * len(times)
+    assert all(when >= at for at, when in zip(times, came, strict=True))
+    assert took >= times[-1] + 0.2
+
+
+async def test_clients_ask_one_thing_after_the_other() -> None:
+    """As long as there is time, then nothing more."""
+    under_way = most = 0
+
+    async def ask() -> float:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return time.perf_counter()
+
+    answers, took = await closed_loop(ask, 3, 0.1)
+    assert most == 3
+    assert len(answers) >= 3
+    assert took >= 0.1
 
 
 def test_a_quantile_is_one_of_the_numbers() -> None:
