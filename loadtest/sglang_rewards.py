@@ -21,7 +21,6 @@ With ``--float64`` the reward model computes in float64.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
@@ -40,7 +39,7 @@ from loadtest.on_sglang import (
 )
 from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from loadtest.searches import SPRIG, Item, Method, grow, items_of, side_by_side
 from runtime.engine_wrapper import EngineWrapper
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
@@ -156,17 +155,17 @@ async def measure(
     if double is not None:
         prm, own = in_float64(Path(reward.options.model), double), (*args, *AS_IN_CONFIG)
         reward = reward_server(python, POOL_TOKENS, model=prm, args=own, device=device)
-    text, room = Text(SPRIG.policy), asyncio.Semaphore(AT_ONCE)
+    text = Text(SPRIG.policy)
     method = Method("one", SearchSpec(policy="rebase", width=width))
     async with started([policy, reward]), engine_on([policy], [reward]) as engine:
 
-        async def one(number: int, item: Item) -> ScoredSearch:
-            async with room:
-                search = ScoredSearch(engine, number)
-                await grow(search, text, item, method)
-                return search
+        async def one(numbered: tuple[int, Item]) -> ScoredSearch:
+            number, item = numbered
+            search = ScoredSearch(engine, number)
+            await grow(search, text, item, method)
+            return search
 
-        searches = await asyncio.gather(*(one(*pair) for pair in enumerate(items)))
+        searches = await side_by_side(one, enumerate(items), AT_ONCE)
         alone = await scored_in("alone", searches, reward)
         searched = {(s.number, path): r for s in searches for path, r in s.rewards.items()}
         rows = [compared("searched", searched, alone)]

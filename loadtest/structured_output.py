@@ -1,6 +1,6 @@
 """Do replies under published schemas fit them, are they the same whatever runs, what does it cost?
 
-`python -m loadtest.structured_output [--model smollm2] [--quick] [--json] [--replies FILE]`
+`python -m loadtest.structured_output [--model smollm2] [--quick] [--json]`
 
 The suite is what the functions of the Berkeley Function Calling Leaderboard ask for: some 3,370
 distinct schemas in the PyPI package ``bfcl-eval``, whose wheel is read and not installed
@@ -39,6 +39,7 @@ import jsonschema_rs
 
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
+from loadtest.searches import side_by_side
 from loadtest.served import Served
 from loadtest.turns import in_turns
 from runtime.json_schemas import SchemaRefused, must_compile
@@ -156,34 +157,21 @@ async def each(
     target: Target, asked: Sequence[Conversation], more: Callable[[], dict[str, Any]]
 ) -> list[httpx.Response]:
     """The answers, some at a time."""
-    gate, left = asyncio.Semaphore(AT_ONCE), len(asked)
     async with httpx.AsyncClient(base_url=target.url, timeout=SECONDS) as client:
 
         async def one(ask: Conversation) -> httpx.Response:
-            nonlocal left
-            async with gate:
-                answer = await client.post(
-                    "/v1/chat/completions", json=ask.body(target.model, **more())
-                )
-            left -= 1
-            if left % 50 == 0:
-                say(f"{left} left")
-            return answer
+            body = ask.body(target.model, **more())
+            return await client.post("/v1/chat/completions", json=body)
 
-        return list(await asyncio.gather(*map(one, asked)))
+        return await side_by_side(one, asked, AT_ONCE)
 
 
 async def held_to(
-    part: str,
-    target: Target,
-    asked: Sequence[Conversation],
-    more: dict[str, Any],
-    kept: Path | None,
+    part: str, target: Target, asked: Sequence[Conversation], more: dict[str, Any]
 ) -> dict[str, Any]:
     """The row of replies that are to fit their schemas."""
     answers = await each(target, asked, lambda: more)
     counts: Counter[str] = Counter(dict.fromkeys(("stopped", "cut", "valid", "failed"), 0))
-    lines = []
     for one, answer in zip(asked, answers, strict=True):
         if answer.status_code != 200:
             counts["failed"] += 1
@@ -192,12 +180,7 @@ async def held_to(
         [choice] = answer.json()["choices"]
         counts["stopped" if choice["finish_reason"] == "stop" else "cut"] += 1
         if choice["finish_reason"] == "stop":
-            content = choice["message"]["content"]
-            lines.append(json.dumps({"schema": one.schema, "reply": content}))
-            counts["valid"] += valid(one.schema, content)
-    if kept is not None:
-        with kept.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
+            counts["valid"] += valid(one.schema, choice["message"]["content"])
     result = f"{counts['valid']} valid of {counts['stopped']} that ended, {counts['cut']} cut"
     return {"part": part, "schemas": len(asked), **counts, "result": result}
 
@@ -258,15 +241,13 @@ async def cost(
     return row | {"ratio": ratio, "result": f"{ratio:.2f} of the tokens a second"}
 
 
-async def measure(
-    model: str, asked: Sequence[Conversation], quick: bool, kept: Path | None
-) -> list[dict[str, Any]]:
+async def measure(model: str, asked: Sequence[Conversation], quick: bool) -> list[dict[str, Any]]:
     """A row a part."""
     first, good = compiled(asked)
     plain, searched, few = (30, 5, 5) if quick else (400, 50, 40)
     parts: list[Callable[[Target], Awaitable[dict[str, Any]]]] = [
-        lambda at: held_to("plain", at, spread(good, plain), {}, kept),
-        lambda at: held_to("searched", at, spread(good, searched), {"search": SEARCH}, kept),
+        lambda at: held_to("plain", at, spread(good, plain), {}),
+        lambda at: held_to("searched", at, spread(good, searched), {"search": SEARCH}),
         lambda at: cost(at, spread(good, 16), 2 if quick else 9, 64),
     ]
     rows = [first]
@@ -283,13 +264,10 @@ def main() -> None:
         "structured_output", __doc__, quick="30 schemas, 5 searched, 5 compared"
     )
     parser.add_argument("--suite", type=Path, default=SUITE, help="the wheel of bfcl-eval")
-    parser.add_argument(
-        "--replies", type=Path, help="append what ended, a line each with its schema"
-    )
     parser.add_argument("--model", default=MODEL, help="what `hedgerow serve` serves by this name")
     options = parser.parse_args()
     asked = suite(options.suite)
-    rows = asyncio.run(measure(options.model, asked, options.quick, options.replies))
+    rows = asyncio.run(measure(options.model, asked, options.quick))
     publish({"rows": rows}, options.json, "replies under the schemas of BFCL", COLUMNS)
 
 
