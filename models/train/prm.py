@@ -92,7 +92,7 @@ PHASES = {
     "number": RewardPhase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
     "follow": RewardPhase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
     "walk": RewardPhase(55, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 32, 32),
-    "plan": RewardPhase(45, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, PLANS), 32, 32, WALKED_PLANS),
+    "plan": RewardPhase(55, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, PLANS), 32, 32, WALKED_PLANS),
 }
 WALKS = {
     "game24": number_walks.walk,
