@@ -187,7 +187,7 @@ def test_a_small_run() -> None:
     """Every key; budgets kept, and trees as at full retention wherever the search came to its
     end."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
-    plan = replace(plan, policies=("lru", "arborkv"), questions=1, expansions=8, threads=1)
+    plan = replace(plan, policies=("lru", "arborkv"), questions=1, expansions=16, threads=1)
     moments: dict[str, list[Moment]] = {}
     rows = asyncio.run(measure(plan, moments))
     assert [(r["policy"], r["rho"]) for r in rows] == [
