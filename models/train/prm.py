@@ -45,6 +45,13 @@ LAYERS_ABOVE = 2
 TAUGHT = (*TASKS, *["wordproblem"] * 6)
 """The tasks of derivations: most are of the one that is misread."""
 
+WALKS = {
+    "game24": number_walks.walk,
+    "countdown": number_walks.walk,
+    "blocksworld": block_walks.walk,
+}
+MOSTLY_PLANS = ("countdown", "game24", *["blocksworld"] * 4)
+
 
 class RewardPhase(NamedTuple):
     """One run: how long, from what and how fast beside the policy's first; what it learns.
@@ -65,7 +72,7 @@ class RewardPhase(NamedTuple):
     tasks: tuple[str, ...]
     walks: int = 0
     replies: int = 64
-    walked: tuple[str, ...] = ("blocksworld", "countdown", "game24")
+    walked: tuple[str, ...] = tuple(sorted(WALKS))
 
 
 class LabelIds(NamedTuple):
@@ -82,8 +89,6 @@ def label_ids(tokenizer: PreTrainedTokenizerBase) -> LabelIds:
     return LabelIds(torch.tensor(sign_ids(tokenizer)), torch.tensor(number_ids(tokenizer)), tag)
 
 
-PLANS = "blocksworld"
-WALKED_PLANS = ("countdown", "game24", *[PLANS] * 4)
 PHASES = {
     "compare": RewardPhase(10, "policy", 0.6, 1.0, 48, 1.0, 0, ("wordproblem",)),
     "judge": RewardPhase(19, "prm", 0.6, 10.0, 8, 1.0, 0, tuple(TASKS)),
@@ -92,12 +97,9 @@ PHASES = {
     "number": RewardPhase(9, "prm", 0.5, 10.0, 8, 5.0, 4, (*TASKS, *["game24"] * 3)),
     "follow": RewardPhase(10, "prm", 0.5, 10.0, 8, 5.0, 8, (*TASKS, "game24")),
     "walk": RewardPhase(55, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 32, 32),
-    "plan": RewardPhase(55, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, PLANS), 32, 32, WALKED_PLANS),
-}
-WALKS = {
-    "game24": number_walks.walk,
-    "countdown": number_walks.walk,
-    "blocksworld": block_walks.walk,
+    "plan": RewardPhase(
+        55, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, "blocksworld"), 32, 32, MOSTLY_PLANS
+    ),
 }
 
 
