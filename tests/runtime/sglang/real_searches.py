@@ -53,9 +53,3 @@ async def grown(engine: Engine, question: str, tree: str = "", **spec: object) -
         clock=asyncio.get_running_loop().time,
         context_tokens=engine.capabilities.context_tokens,
     )
-
-
-def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:
-    """A tree but for its rewards: SGLang's arithmetic follows the batch, which follows the clock,
-    so that a reward's last digit may turn."""
-    return [(node.parent, node.tokens) for node in outcome.tree.nodes]

@@ -9,6 +9,7 @@ from dataclasses import fields
 import pytest
 import pytest_asyncio
 
+from loadtest.searches import steps_of
 from runtime.sglang.sglang_engine import SglangEngine
 from search.engine import LOGITS_PARAMS, Engine, LogitsParams
 from server.assemble import running
@@ -20,7 +21,6 @@ from tests.runtime.sglang.real_searches import (
     grown,
     options,
     prompt_of,
-    steps_of,
 )
 from tests.runtime.sglang.support import SharedServers
 

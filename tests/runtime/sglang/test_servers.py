@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
+from loadtest.searches import steps_of
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.sglang.launched_server import LaunchedServer
@@ -42,7 +43,6 @@ from tests.runtime.sglang.real_searches import (
     grown,
     options,
     prompt_of,
-    steps_of,
 )
 from tests.runtime.sglang.support import KV_TOKENS, ROOT, SharedServers
 

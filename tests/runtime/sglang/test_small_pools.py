@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from loadtest.searches import steps_of
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.round_gate import RoundGate
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.step_request import StepRequest
 from search.engine import Branch
 from search.outcome import Outcome
-from tests.runtime.sglang.real_searches import QUESTIONS, grown, options, steps_of
+from tests.runtime.sglang.real_searches import QUESTIONS, grown, options
 from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
 
 pytestmark = [
